@@ -1,0 +1,118 @@
+"""Private conversations as token ids that only ever grow.
+
+Re-rendering a conversation through a chat template at every turn changes its past (Qwen3 drops the think
+blocks of earlier replies), so the sequence that was sampled would not be the sequence that is trained.
+`ChatFormat` reads from the tokenizer's own template the text that it puts around messages, and from then
+on each turn only appends ids. The reply ids in between are the sampled ones, never re-encoded.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from hanabi_grpo.errors import SettingsError
+
+_FIRST, _REPLY, _SECOND, _SYSTEM = "HANABIFIRST", "HANABIREPLY", "HANABISECOND", "HANABISYSTEM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFormat:
+    """The text that a chat template puts around messages.
+
+    Example (Qwen3, thinking off):
+        eos="<|im_end|>"  glue="\\n<|im_start|>user\\n"
+        tail="<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"
+    """
+
+    tokenizer: Any = field(repr=False)
+    thinking: bool
+    eos: str
+    glue: str
+    """Between the end of a reply (after its eos) and the next user message."""
+    tail: str
+    """Between the end of a user message and the reply."""
+
+    @classmethod
+    def from_tokenizer(cls, tokenizer: Any, *, thinking: bool = False) -> "ChatFormat":
+        """Read the format from the tokenizer's chat template.
+
+        Raises:
+            SettingsError: The tokenizer has no chat template, or one that does not end a reply by the eos token.
+        """
+        if not tokenizer.chat_template:
+            raise SettingsError(
+                f"MODEL={tokenizer.name_or_path}: the tokenizer has no chat template; choose an instruction-tuned model."
+            )
+        eos = tokenizer.eos_token
+        text = _render(tokenizer, [("user", _FIRST), ("assistant", _REPLY), ("user", _SECOND)], thinking)
+        between = text.split(_REPLY, 1)[-1].split(_SECOND, 1)[0] if _REPLY in text and _SECOND in text else ""
+        if not between.startswith(eos):
+            raise SettingsError(
+                f"MODEL={tokenizer.name_or_path}: its chat template ends a reply with {between[:20]!r}, not with the "
+                f"eos token {eos!r}; conversations could not grow token by token. Choose another model."
+            )
+        return cls(
+            tokenizer=tokenizer,
+            thinking=thinking,
+            eos=eos,
+            glue=between.removeprefix(eos),
+            tail=text.split(_SECOND, 1)[1],
+        )
+
+    @property
+    def eos_id(self) -> int:
+        """Id of the token that ends a reply."""
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def hash(self) -> str:
+        """Short sha256 over the format and a probe of the vocabulary."""
+        probe = self.tokenizer.encode(self.glue + _SYSTEM + self.tail, add_special_tokens=False)
+        parts = repr((self.eos, self.eos_id, self.glue, self.tail, self.thinking, len(self.tokenizer), probe))
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+
+    def open(self, system: str, user: str) -> list[int]:
+        """Return the ids before the first reply: template head, system message if any, first user message."""
+        messages = [("system", system)] if system else []
+        text = _render(self.tokenizer, [*messages, ("user", user)], self.thinking)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def follow(self, last_id: int, user: str) -> list[int]:
+        """Return the ids between a reply that ended with `last_id` and the next reply.
+
+        A reply that was cut by its token limit is closed here, outside the loss.
+        """
+        ids = self.tokenizer.encode(self.glue + user + self.tail, add_special_tokens=False)
+        return [*([] if last_id == self.eos_id else [self.eos_id]), *ids]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of a reply, its eos token left out."""
+        kept = ids[:-1] if ids and ids[-1] == self.eos_id else ids
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+
+class Conversation:
+    """One player's private conversation in one game, as ids."""
+
+    def __init__(self, chat: ChatFormat, system: str) -> None:
+        """Start empty; `system` is rendered with the first message."""
+        self.ids: list[int] = []
+        self._chat = chat
+        self._system = system
+
+    def ask(self, user: str) -> list[int]:
+        """Append a user message and return the ids it added."""
+        added = self._chat.follow(self.ids[-1], user) if self.ids else self._chat.open(self._system, user)
+        self.ids.extend(added)
+        return added
+
+    def answer(self, reply_ids: list[int]) -> None:
+        """Append the sampled ids of a reply."""
+        self.ids.extend(reply_ids)
+
+
+def _render(tokenizer: Any, messages: list[tuple[str, str]], thinking: bool) -> str:
+    rows = [{"role": role, "content": content} for role, content in messages]
+    return str(
+        tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=True, enable_thinking=thinking)
+    )

@@ -1,0 +1,106 @@
+"""The command line: `hanabi-grpo COMMAND`. Each command imports what it needs when it is called."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hanabi_grpo.errors import HanabiGrpoError
+
+_PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class _Group(TyperGroup):
+    """Turns the package's own errors into a message and exit code 2; any other error keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HanabiGrpoError as error:
+            from rich.console import Console
+
+            console = Console(stderr=True, highlight=False, emoji=False)
+            console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    # A rich traceback prints local variables, and with them keys and tokens.
+    pretty_exceptions_enable=False,
+    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings",
+)
+
+
+@app.command(context_settings=_PASS_ON)
+def serve(ctx: typer.Context) -> None:
+    """Start the rollout server (terminal 1). Further options go to vLLM."""
+    from hanabi_grpo.commands.serve import serve as run
+
+    run(ctx.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def train(ctx: typer.Context) -> None:
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift."""
+    from hanabi_grpo.commands.train import train as run
+
+    run(ctx.args)
+
+
+@app.command(context_settings=_PASS_ON)
+def evaluate(ctx: typer.Context) -> None:
+    """Play held-out deals and compare teams."""
+    from hanabi_grpo.evaluation import main
+
+    main(ctx.args)
+
+
+@app.command("tiny-model")
+def tiny_model(
+    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("outputs/tiny-model"),
+    seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
+) -> None:
+    """Make the tiny model that trains on a laptop (cached by seed)."""
+    from hanabi_grpo.settings import load_settings
+    from hanabi_grpo.tiny_model import build_tiny_model
+
+    build_tiny_model(out, seed=load_settings().settings.seed if seed is None else seed)
+
+
+@app.command()
+def settings(
+    as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
+) -> None:
+    """Show every setting, its value, and where that came from."""
+    import json
+
+    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
+
+    if as_markdown:
+        sys.stdout.write(environment_markdown())
+    elif as_json:
+        sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")
+    else:
+        make_console().print(settings_table(load_settings()))
+
+
+@app.command()
+def dataset(
+    preset: Annotated[str, typer.Option(help="Board, e.g. laptop or full.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
+    num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
+) -> None:
+    """Write a dataset of one row."""
+    from hanabi_grpo.commands.dataset import dataset_row, write_dataset
+
+    write_dataset(out, dataset_row(preset, players=players, suite=suite, num_deals=num_deals))
+    print(f"wrote {out}; train on it with DATASET={out}")

@@ -1,0 +1,193 @@
+"""The trainer's and the evaluator's side of the rollout server's HTTP routes.
+
+Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.types import Episode
+from hanabi_grpo.wire import outputs_to_episode
+
+PROTOCOL = 1
+_TRIES = 3
+
+
+class RolloutClient:
+    """One connection to one rollout server."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, rollout_timeout: float = 1800.0) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: e.g. "http://127.0.0.1:8000".
+            api_key: HANABI_API_KEY of the server.
+            rollout_timeout: Longest wait for the games of one request, in seconds.
+        """
+        self.url = url
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        # trust_env=False: a proxy variable must not catch traffic to a server of ours.
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0), trust_env=False)
+        self._rollout_timeout = httpx.Timeout(rollout_timeout, connect=5.0)
+
+    def health(self) -> dict[str, Any]:
+        """Return the server's state; ServerError when it is unreachable or its engine is dead."""
+        return self._json(lambda: self._http.get("/health/", timeout=5.0), "health check", tries=1)
+
+    def wait(self, seconds: float, *, say: Callable[[str], None], hint: str, every: float = 10.0) -> dict[str, Any]:
+        """Wait until the server answers.
+
+        Args:
+            seconds: Longest wait.
+            say: Receives a line while waiting.
+            hint: How to start the server, printed with the line.
+            every: Seconds between lines.
+
+        Raises:
+            ServerError: No answer in time, or an answer that waiting cannot mend (a wrong key).
+        """
+        start, said = time.monotonic(), -every
+        while True:
+            try:
+                return self.health()
+            except ServerError as error:
+                waited = time.monotonic() - start
+                if waited >= seconds or "answered 401" in str(error):
+                    raise ServerError(f"no rollout server at {self.url} after {waited:.0f} s ({error}) {hint}") from error
+                if waited - said >= every:
+                    said = waited
+                    say(f"waiting for the rollout server at {self.url} ({waited:.0f} of {seconds:.0f} s). {hint}")
+                time.sleep(min(1.0, max(seconds - waited, 0.05)))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the server is: instance, base model, dtype, largest rank, versions held."""
+        return self._json(lambda: self._http.get("/identity/"), "identity")
+
+    def open_session(
+        self, *, run_id: str, adapters: Sequence[str], lora_rank: int, model_fingerprint: str, chat_hash: str
+    ) -> dict[str, Any]:
+        """Introduce a run; the server compares base model, chat format, rank and players and refuses what differs."""
+        body = {
+            "protocol": PROTOCOL,
+            "run_id": run_id,
+            "adapters": list(adapters),
+            "lora_rank": lora_rank,
+            "model_fingerprint": model_fingerprint,
+            "chat_hash": chat_hash,
+        }
+        return self._json(lambda: self._http.post("/session/", json=body), "opening a session")
+
+    def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
+        """Upload every adapter, commit them together and check the receipts.
+
+        Args:
+            version: Optimizer steps behind these weights.
+            adapters: Per adapter its safetensors bytes and PEFT configuration.
+
+        Returns:
+            {"instance_id": …, "receipts": {adapter: {"version", "sha256", "lora_name"}}}
+
+        Raises:
+            ServerError: The server refused, or its receipt is not for what was sent.
+        """
+        digests = {}
+        for name, (body, config) in adapters.items():
+            digests[name] = hashlib.sha256(body).hexdigest()
+            headers = {
+                "x-sha256": digests[name],
+                "x-peft-config": json.dumps(config),
+                "content-type": "application/octet-stream",
+            }
+            self._json(
+                lambda name=name, body=body, headers=headers: self._http.put(
+                    f"/adapters/{name}", params={"version": version}, content=body, headers=headers
+                ),
+                f"pushing {name}@{version}",
+            )
+        answer = self._json(
+            lambda: self._http.post("/adapters/commit", params={"version": version}), f"committing version {version}"
+        )
+        for name, digest in digests.items():
+            receipt = answer["receipts"].get(name, {})
+            if receipt.get("version") != version or receipt.get("sha256") != digest:
+                raise ServerError(
+                    f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} with sha256 {digest[:16]}…; "
+                    "the server does not serve what was trained. Restart it."
+                )
+        return answer
+
+    def play(
+        self,
+        deals: Sequence[Mapping[str, Any]],
+        *,
+        num_games: int,
+        max_tokens: int,
+        temperature: float,
+        adapters: Mapping[str, str | None],
+    ) -> list[list[Episode]]:
+        """Play each deal `num_games` times.
+
+        Args:
+            deals: Each {"env_config": {...}, "suite": str, "seed": int}.
+            num_games: Group size.
+            max_tokens: Per reply.
+            temperature: Of sampling.
+            adapters: Per player "adapter@version" that must be served, or None for the base model.
+
+        Returns:
+            Per deal its games, in order.
+        """
+        rows, places = [], []
+        for number, deal in enumerate(deals):
+            players = EnvConfig.model_validate(deal["env_config"]).players
+            for player in range(players):
+                for game in range(num_games):
+                    rows.append({"messages": [], "data_dict": {**deal, "player": player}})
+                    places.append((number, game))
+        body = {
+            "infer_requests": rows,
+            "request_config": {"max_tokens": max_tokens, "temperature": temperature},
+            "adapters": dict(adapters),
+        }
+        outputs = self._json(
+            lambda: self._http.post("/infer/", json=body, timeout=self._rollout_timeout), "playing games", tries=1
+        )
+        if len(outputs) != len(rows):
+            raise ServerError(f"{self.url}: {len(outputs)} answers for {len(rows)} rows; the server and this client do not fit.")
+        parts: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for place, output in zip(places, outputs, strict=True):
+            parts.setdefault(place, []).append(output)
+        return [[outputs_to_episode(parts[number, game]) for game in range(num_games)] for number in range(len(deals))]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES) -> Any:
+        for attempt in range(1, tries + 1):
+            try:
+                response = call()
+                break
+            except httpx.TransportError as error:
+                if attempt == tries:
+                    raise ServerError(
+                        f"{self.url}: {what} failed ({type(error).__name__}: {error}). "
+                        "Is the rollout server running? Look at the other terminal."
+                    ) from error
+                time.sleep(0.5 * attempt)
+        if response.status_code != 200:
+            try:
+                detail = response.json()["detail"]
+            except (ValueError, KeyError, TypeError):
+                detail = response.text[:500]
+            if isinstance(detail, list | dict):
+                detail = json.dumps(detail)[:500]
+            raise ServerError(f"{self.url}: {what}: the server answered {response.status_code}: {detail}")
+        return response.json()

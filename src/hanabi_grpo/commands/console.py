@@ -1,0 +1,74 @@
+"""What both terminals print and set: the settings table, the other terminal's command, offline switches."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
+from hanabi_grpo.settings.variables import is_secret, typed
+
+ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
+TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
+
+
+def make_console() -> Console:
+    """Return a console for standard output; wide enough for a whole table when it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
+
+
+def announce(console: Console, sections: Sequence[str]) -> LoadedSettings:
+    """Resolve the settings, print their table, and give other software its share of `.env`."""
+    loaded = load_settings()
+    console.print(settings_table(loaded, sections))
+    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+        os.environ.setdefault(name, value)
+    return loaded
+
+
+def offline_environ(settings: Settings) -> dict[str, str]:
+    """Return switches that keep libraries off the network; none when the model must come from a hub.
+
+    A model folder needs nothing from a hub, and without these switches a machine that is offline waits through
+    every library's retries. `USE_HF` makes ms-swift take models from the hub that vLLM takes them from.
+    """
+    quiet = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if not Path(settings.model).is_dir():
+        return quiet
+    return {**quiet, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+def server_command(loaded: LoadedSettings) -> str:
+    """Return the command that starts a server for this trainer, as typed in the other terminal."""
+    settings = loaded.settings
+    words = _shared_words(loaded)
+    if settings.vllm_server_port != Settings().port:
+        words.append(f"PORT={settings.vllm_server_port}")
+    if settings.vllm_server_host not in ("localhost", Settings().host):
+        words.append(f"HANABI_HOST={settings.vllm_server_host}")
+    return " ".join([*words, "bash", ROLLOUT_SCRIPT])
+
+
+def trainer_command(loaded: LoadedSettings) -> str:
+    """Return the command that starts a trainer on this server, as typed in the other terminal."""
+    settings = loaded.settings
+    words = _shared_words(loaded)
+    if settings.port != Settings().vllm_server_port:
+        words.append(f"VLLM_SERVER_PORT={settings.port}")
+    if settings.host not in ("localhost", "0.0.0.0", "::", Settings().vllm_server_host):
+        words.append(f"VLLM_SERVER_HOST={settings.host}")
+    return " ".join([*words, "bash", TRAIN_SCRIPT])
+
+
+def _shared_words(loaded: LoadedSettings) -> list[str]:
+    # `.env` is read by both terminals; what only this shell knows must be typed again.
+    words = []
+    for variable in variables(Settings):
+        if variable.both and loaded.origins[variable.field] == "shell":
+            secret = is_secret(Settings.model_fields[variable.field])
+            value = typed(getattr(loaded.settings, variable.field))
+            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+    return words

@@ -1,0 +1,41 @@
+"""The errors that this package raises on purpose.
+
+Each message says what is wrong, the value, what is allowed and the next step; each class is also a
+stdlib type, so that callers who know nothing of this package can still catch it.
+"""
+
+
+class HanabiGrpoError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class SettingsError(HanabiGrpoError, ValueError):
+    """A setting, an environment variable or a dataset row is missing, misspelt or out of range."""
+
+
+class GameParameterError(HanabiGrpoError, ValueError):
+    """Game parameters that OpenSpiel would refuse, or would abort the interpreter on."""
+
+
+class IllegalActionError(HanabiGrpoError, ValueError):
+    """An action that the rules do not allow in this position."""
+
+
+class ServerError(HanabiGrpoError, ConnectionError):
+    """The rollout server cannot be reached, answers with an error, or does not fit this trainer."""
+
+
+class AdapterError(HanabiGrpoError, ValueError):
+    """An adapter upload that must not be served: wrong bytes, names, shapes, rank or version."""
+
+
+class VersionError(HanabiGrpoError, LookupError):
+    """A policy version that is not, or no longer, held by the server."""
+
+
+class ParityError(HanabiGrpoError, RuntimeError):
+    """The sampler's logprobs are not those of the trained policy."""
+
+
+class RunFolderError(HanabiGrpoError, FileExistsError):
+    """A run folder that is already in use."""

@@ -1,0 +1,60 @@
+"""A fingerprint of base-model weights, so that sampler and trainer can tell that they hold the same ones."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from hanabi_grpo.errors import SettingsError
+
+_BLOCK = 1 << 20
+_STRIDE = 64 << 20
+
+
+def model_fingerprint(folder: Path) -> str:
+    """Return a short sha256 over the architecture and the weights of a model folder.
+
+    Small files are read whole; of larger ones (over 64 MiB) one MiB in every 64 is read, so that a
+    4 B-parameter model takes a fraction of a second and any retrained or re-quantised copy still differs.
+
+    Raises:
+        SettingsError: The folder holds no config.json or no safetensors weights.
+    """
+    config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
+    if not config.is_file() or not weights:
+        raise SettingsError(
+            f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a model folder, "
+            "or make the tiny one: hanabi-grpo tiny-model"
+        )
+    architecture = json.loads(config.read_text())
+    shape = {key: value for key, value in architecture.items() if key not in ("_name_or_path", "transformers_version")}
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True).encode())
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size};".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, _BLOCK if size <= _STRIDE else _STRIDE):
+                file.seek(start)
+                digest.update(file.read(_BLOCK))
+    return digest.hexdigest()[:16]
+
+
+def resolve_model(name: str) -> Path:
+    """Return the local folder of a model, downloading a hub id when it is not a folder.
+
+    Raises:
+        SettingsError: Neither a folder nor a hub id that can be had from here.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder.resolve()
+    if name.startswith((".", "/", "outputs/")):
+        raise SettingsError(f"MODEL={name}: no such folder. Make the tiny model with: hanabi-grpo tiny-model --out {name}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]))
+    except Exception as error:
+        raise SettingsError(
+            f"MODEL={name}: neither a local folder nor a hub model that can be reached "
+            f"({type(error).__name__}: {error}). Download it first and point MODEL at the folder."
+        ) from error

@@ -1,0 +1,36 @@
+"""The game layer, pure: OpenSpiel, nothing heavier.
+
+Map:
+    presets     GameSpec, the named boards, and the check of every parameter before OpenSpiel sees it
+    deals       the deck that (suite, seed) stands for; held-out suites share no deck with training
+    view        the data: Card, Action, Event, Knowledge, PlayerView
+    actions     a move as text and back
+    game        Game: legal actions, moves, scores, what each player sees
+    knowledge   what hints have told about each card
+    openspiel   OpenSpiel's numbers for moves and cards
+"""
+
+from hanabi_grpo.games.actions import format_action, parse_action
+from hanabi_grpo.games.deals import is_held_out, shuffled_deck
+from hanabi_grpo.games.game import Game
+from hanabi_grpo.games.presets import PRESETS, GameSpec, Preset, make_spec
+from hanabi_grpo.games.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
+
+__all__ = [
+    "COLOR_LETTERS",
+    "COLOR_NAMES",
+    "PRESETS",
+    "Action",
+    "Card",
+    "Event",
+    "Game",
+    "GameSpec",
+    "Knowledge",
+    "PlayerView",
+    "Preset",
+    "format_action",
+    "is_held_out",
+    "make_spec",
+    "parse_action",
+    "shuffled_deck",
+]

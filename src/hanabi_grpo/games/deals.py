@@ -1,0 +1,90 @@
+"""Deals: the shuffled deck that a (suite, seed) stands for, the same on every machine and for ever."""
+
+import functools
+import hashlib
+import operator
+import re
+import struct
+
+from hanabi_grpo.errors import GameParameterError
+from hanabi_grpo.games.presets import GameSpec, num_copies
+from hanabi_grpo.games.view import Card
+
+HELD_OUT_PREFIXES = ("eval", "test")
+"""A suite whose name starts with one of these deals held-out decks, every other suite training decks."""
+
+_SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_MAX_TRIES = 64
+
+
+def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
+    """Return the deck of one deal, first card dealt first.
+
+    Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's generators may
+    change between versions. Each card gets 64 hashed bits and the cards are put in the order of those bits,
+    so every order is equally likely up to a bias of about 2**-50.
+
+    Small boards have few decks (1120 on a 2x2 board), so two independent streams would meet there. Half of all
+    decks, chosen by a hash of their cards, therefore belong to training and half are held out: no deck of a
+    suite named like "eval" or "test" ever occurs in another suite. (Boards with a handful of decks, such as
+    1x1, may have none on one side; they deal what there is.)
+
+    Args:
+        spec: The board; only its colours and ranks matter, so all numbers of players share a deal's deck.
+        suite: Name of a stream of deals, e.g. "train", "train-warm-start", "eval".
+        seed: 0 to 2**63 - 1; the deal's number within the suite.
+
+    Raises:
+        GameParameterError: A malformed suite name or seed.
+    """
+    if not isinstance(suite, str) or not _SUITE_PATTERN.fullmatch(suite):
+        raise GameParameterError(
+            f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as 'train' or 'eval'."
+        )
+    number = _checked_seed(seed)
+    deck = sorted_deck(spec.num_colors, spec.num_ranks)
+    identities = sorted_identities(spec.num_colors, spec.num_ranks)
+    board = f"{spec.num_colors}x{spec.num_ranks}"
+    side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
+    held_out = is_held_out(suite)
+    order: list[int] = []
+    for attempt in range(_MAX_TRIES):
+        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
+        keys = struct.unpack(f"<{len(deck)}Q", stream.digest(8 * len(deck)))
+        order = sorted(range(len(deck)), key=keys.__getitem__)
+        side = side_key.copy()
+        side.update(bytes(map(identities.__getitem__, order)))
+        if side.digest()[0] & 1 == held_out:
+            break
+    return tuple([deck[i] for i in order])
+
+
+def is_held_out(suite: str) -> bool:
+    """Return True when the suite deals decks that no training suite ever deals."""
+    return suite.startswith(HELD_OUT_PREFIXES)
+
+
+@functools.cache  # pure, and at most 25 boards
+def sorted_deck(num_colors: int, num_ranks: int) -> tuple[Card, ...]:
+    """Return every card of a board, by colour and rank; equal cards are one object."""
+    kinds = (Card(color, rank) for color in range(num_colors) for rank in range(num_ranks))
+    return tuple(card for card in kinds for _ in range(num_copies(card.rank, num_ranks)))
+
+
+@functools.cache
+def sorted_identities(num_colors: int, num_ranks: int) -> bytes:
+    """Return OpenSpiel's number, color * num_ranks + rank, of each card of `sorted_deck`; ascending."""
+    return bytes(card.color * num_ranks + card.rank for card in sorted_deck(num_colors, num_ranks))
+
+
+def _checked_seed(seed: object) -> int:
+    rule = "a deal's seed is a whole number from 0 to 2**63 - 1"
+    if isinstance(seed, bool):
+        raise GameParameterError(f"seed={seed!r}: {rule}.")
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]  # NumPy integers are welcome, floats are not
+    except TypeError:
+        raise GameParameterError(f"seed={seed!r}: {rule}.") from None
+    if not 0 <= number < 2**63:
+        raise GameParameterError(f"seed={number}: {rule}.")
+    return number

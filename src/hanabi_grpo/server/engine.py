@@ -1,0 +1,154 @@
+"""The only room that talks to vLLM: start, generate, LoRA load and unload, health.
+
+The engine is vLLM's stock `AsyncLLM` and is fed token ids, so no text is encoded twice and nothing blocks the
+event loop. Log-probabilities come back under the sampled distribution (after temperature), which is the one
+that the trainer computes.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from hanabi_grpo.errors import ServerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What the engine needs to know; the settings resolve it."""
+
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_lora_rank: int
+    num_adapters: int
+    """How many adapters one batch may mix: one per player."""
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    seed: int = 0
+    block_size: int = 32
+    """On CPU vLLM's default of 128 means that short prompts share no prefix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """How a reply is sampled. Nucleus and top-k are off: logprobs must be those of the trained policy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sampled reply."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    num_cached_tokens: int
+
+
+class Engine:
+    """An `AsyncLLM` with the few calls that games need."""
+
+    def __init__(self, config: EngineConfig, extra_args: list[str] | None = None) -> None:
+        """Start the engine (tens of seconds). Must be called inside the running event loop, on the main thread.
+
+        Args:
+            config: Resolved settings.
+            extra_args: vLLM's own command-line options, e.g. ["--swap-space", "0"]; they win over `config`.
+        """
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
+        on_cpu = current_platform.is_cpu()
+        parser.set_defaults(
+            model=config.model,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            enable_lora=True,
+            max_loras=config.num_adapters,
+            max_cpu_loras=3 * config.num_adapters,
+            max_lora_rank=config.max_lora_rank,
+            tensor_parallel_size=config.tensor_parallel_size,
+            data_parallel_size=config.data_parallel_size,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            seed=config.seed,
+            enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",
+            disable_log_stats=True,
+            skip_tokenizer_init=False,
+            **({"block_size": config.block_size, "enforce_eager": True} if on_cpu else {}),
+        )
+        self.config = config
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(parser.parse_args(extra_args or [])))
+        self._request_ids = itertools.count()
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        """Sample one reply.
+
+        Args:
+            prompt_ids: The whole conversation so far, [prompt tokens].
+            sampling: Limits and temperature.
+            lora: A `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded
+                would kill the engine, so only `AdapterStore` hands them out.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        final = None
+        async for output in self._engine.generate(
+            {"prompt_token_ids": prompt_ids}, params, f"r{next(self._request_ids)}", lora_request=lora
+        ):
+            final = output
+        if final is None or not final.finished:
+            raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
+        choice = final.outputs[0]
+        ids = tuple(choice.token_ids)
+        logprobs = tuple(entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True))
+        return Sample(
+            ids=ids,
+            logprobs=logprobs,
+            finish_reason=choice.finish_reason,
+            num_cached_tokens=final.num_cached_tokens or 0,
+        )
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        """Load a PEFT folder under a name and id that were never used before; return its `LoRARequest`."""
+        from vllm.lora.request import LoRARequest
+
+        request = LoRARequest(name, number, path)
+        if not await self._engine.add_lora(request):
+            raise ServerError(f"vLLM did not load adapter {name} and gave no reason; the old version stays served.")
+        return request
+
+    async def unload_adapter(self, number: int) -> None:
+        """Forget an adapter that no game uses any more."""
+        await self._engine.remove_lora(number)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop cached prefixes; False when blocks are in use (harmless: names carry the version)."""
+        return bool(await self._engine.reset_prefix_cache())
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the engine core has failed; it does not come back."""
+        return bool(self._engine.errored)
+
+    def stop(self) -> None:
+        """End the engine core and its workers."""
+        self._engine.shutdown()

@@ -1,0 +1,131 @@
+"""Start the rollout server: port first, then the engine, then the routes."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.server.plugin import PLUGIN_NAME, die_with_parent
+
+if TYPE_CHECKING:
+    from hanabi_grpo.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def serve(settings: "Settings", extra_args: list[str]) -> None:
+    """Run the server until SIGINT or SIGTERM.
+
+    Args:
+        settings: Resolved settings.
+        extra_args: Options for vLLM itself, e.g. ["--max-num-seqs", "64"].
+
+    Raises:
+        ServerError: The port is taken.
+        SettingsError: MODEL cannot be had.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    listener = _listen(settings.host, settings.port)
+    if settings.die_with_parent:
+        die_with_parent(signal.SIGTERM)
+    _prepare_environment(settings.device == "cpu")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    asyncio.run(_run(settings, extra_args, listener))
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise ServerError(
+            f"PORT={port}: cannot listen on {host}:{port} ({error.strerror}). Stop what runs there, or choose another "
+            f"port here and the same in the other terminal: PORT={port + 1} and VLLM_SERVER_PORT={port + 1}."
+        ) from error
+    return listener
+
+
+def _prepare_environment(on_cpu: bool) -> None:
+    # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
+    os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if on_cpu:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        cores = sorted(os.sched_getaffinity(0))
+        # "auto" leaves the worker one of two cores.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+        # Threads that spin while they wait would take the cores from the trainer, whose turn it then is.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+async def _run(settings: "Settings", extra_args: list[str], listener: socket.socket) -> None:
+    import uvicorn
+    from transformers import AutoTokenizer
+
+    from hanabi_grpo.chat import ChatFormat
+    from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+    from hanabi_grpo.server.adapter_store import AdapterStore
+    from hanabi_grpo.server.app import ServerIdentity, create_app
+    from hanabi_grpo.server.engine import Engine, EngineConfig
+    from hanabi_grpo.server.scheduler import Scheduler
+
+    folder = resolve_model(settings.model)
+    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+    fingerprint = model_fingerprint(folder)
+    logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
+    engine = Engine(
+        EngineConfig(
+            model=str(folder),
+            dtype=settings.dtype,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            max_lora_rank=settings.lora_rank,
+            num_adapters=settings.players,
+            tensor_parallel_size=settings.vllm_tensor_parallel_size,
+            data_parallel_size=settings.vllm_data_parallel_size,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            seed=settings.seed,
+        ),
+        extra_args,
+    )
+    store = AdapterStore(engine, max_rank=settings.lora_rank)
+    try:
+        identity = ServerIdentity(
+            instance_id=uuid.uuid4().hex[:12],
+            model=settings.model,
+            model_fingerprint=fingerprint,
+            chat_hash=chat.hash,
+            dtype=settings.dtype,
+            max_lora_rank=settings.lora_rank,
+            max_players=settings.players,
+            max_model_len=settings.max_model_len,
+        )
+        scheduler = Scheduler(
+            engine,
+            chat,
+            store,
+            max_model_len=settings.max_model_len,
+            games_at_once=settings.games_at_once,
+            instance_id=identity.instance_id,
+        )
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        app = create_app(engine, store, scheduler, identity, api_key=key)
+        # A slow client may not hold a connection open for ever; a rollout itself may take as long as it takes.
+        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 << 10)
+        logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, identity.instance_id)
+        await uvicorn.Server(config).serve(sockets=[listener])
+    finally:
+        store.close()
+        engine.stop()
+        logger.info("stopped; engine core and workers ended")

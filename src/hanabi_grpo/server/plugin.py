@@ -1,0 +1,31 @@
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
+
+Two things must hold inside the engine core and its workers, where no other code of ours runs: they die with
+the server, and the CPU build applies LoRA per adapter instead of per token.
+"""
+
+import ctypes
+import multiprocessing
+import signal
+import sys
+
+PLUGIN_NAME = "hanabi_grpo"
+_PR_SET_PDEATHSIG = 1
+
+
+def register() -> None:
+    """Tie this process to its parent and install the CPU LoRA override. vLLM may call it more than once."""
+    if multiprocessing.parent_process() is not None:
+        die_with_parent(signal.SIGKILL)
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from hanabi_grpo.server.lora_cpu import install
+
+        install()
+
+
+def die_with_parent(signum: signal.Signals) -> None:
+    """Ask the kernel to signal this process when the thread that started it ends (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)

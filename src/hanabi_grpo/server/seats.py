@@ -1,0 +1,78 @@
+"""Served adapters as players: one private conversation per seat and game."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.games import GameSpec, PlayerView
+from hanabi_grpo.prompts import ObservationStyle, system_prompt
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.types import Reply, player_name
+
+
+class Sampler(Protocol):
+    """What a seat needs of the engine."""
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        """Sample one reply."""
+
+
+class ServedPolicy:
+    """Lets the adapters that are served now sit in the seats of one rollout."""
+
+    name = "served"
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        chat: ChatFormat,
+        *,
+        loras: Mapping[str, tuple[Any, int]],
+        sampling: SamplingConfig,
+        style: ObservationStyle,
+        max_model_len: int,
+    ) -> None:
+        """Bind a rollout to its adapters.
+
+        Args:
+            sampler: The engine.
+            chat: How conversations become ids.
+            loras: Per player name the engine's handle and the version; a player that is absent uses the base model.
+            sampling: Limits and temperature of each reply.
+            style: Observation style, which chooses the system message.
+            max_model_len: Token budget of a conversation, the next reply included.
+        """
+        self.sampler, self.chat, self.loras, self.sampling = sampler, chat, loras, sampling
+        self.style, self.max_model_len = style, max_model_len
+
+    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "ServedSeat":
+        """Return a fresh private conversation for one game."""
+        return ServedSeat(self, player, system_prompt(spec, self.style, player))
+
+
+class ServedSeat:
+    """One player of one game."""
+
+    def __init__(self, policy: ServedPolicy, player: int, system: str) -> None:
+        """Start the conversation; `system` is its first message unless empty."""
+        self._policy = policy
+        self._lora, self._version = policy.loras.get(player_name(player), (None, None))
+        self._conversation = Conversation(policy.chat, system)
+
+    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+        """Ask the model for a move; `out_of_tokens` when the reply might not fit the budget."""
+        policy = self._policy
+        text = prompt()
+        added = self._conversation.ask(text)
+        if len(self._conversation.ids) + policy.sampling.max_tokens > policy.max_model_len:
+            return Reply(text="", prompt=text, out_of_tokens=True)
+        sample = await policy.sampler.generate(list(self._conversation.ids), policy.sampling, self._lora)
+        self._conversation.answer(list(sample.ids))
+        return Reply(
+            text=policy.chat.decode(list(sample.ids)),
+            prompt=text,
+            prompt_ids=tuple(added),
+            reply_ids=sample.ids,
+            logprobs=sample.logprobs,
+            version=self._version,
+        )

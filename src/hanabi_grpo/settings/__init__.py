@@ -1,0 +1,32 @@
+"""Settings: every environment variable, its default, and where a run's value came from.
+
+Map:
+variables   one variable: name, section, defaults per device, what is allowed
+model       `Settings`, the frozen model; the only place where a default is written
+device      which engine package is installed, so which defaults hold
+load        shell over `.env` over default; unknown and bad values are refused together
+show        the table, the JSON form and the README's table
+batch       how many deals, games and micro-batches make one step
+"""
+
+from hanabi_grpo.settings.batch import BatchPlan, batch_plan
+from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table
+from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, variables
+
+__all__ = [
+    "PASSED_THROUGH",
+    "SECTIONS",
+    "BatchPlan",
+    "LoadedSettings",
+    "Settings",
+    "Variable",
+    "batch_plan",
+    "environment_markdown",
+    "load_settings",
+    "read_settings",
+    "settings_json",
+    "settings_table",
+    "variables",
+]

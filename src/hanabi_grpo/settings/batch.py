@@ -1,0 +1,73 @@
+"""How deals, games and micro-batches make one optimizer step."""
+
+from dataclasses import dataclass
+from math import gcd
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The sizes of one step.
+
+    Example (CPU defaults):
+        BatchPlan(deals=8, games=128, sequences=256, micro_batches_per_player=2,
+                  gradient_accumulation_steps=4, per_device_train_batch_size=64)
+    """
+
+    deals: int
+    games: int
+    """deals × games of each deal."""
+    sequences: int
+    """games × players: one trajectory each."""
+    micro_batches_per_player: int
+    """Of each trainer process."""
+    gradient_accumulation_steps: int
+    """players × micro_batches_per_player: a micro-batch holds one player only."""
+    per_device_train_batch_size: int
+
+
+def batch_plan(settings: Settings) -> BatchPlan:
+    """Return the sizes of one step.
+
+    Raises:
+        SettingsError: The games do not divide among processes and micro-batches; the message has the arithmetic.
+    """
+    deals, group = settings.deals_per_step, settings.num_generations
+    processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
+    games = deals * group
+    if games % (processes * batch):
+        raise SettingsError(
+            f"{deals} deals × {group} games = {games} games do not divide by NPROC_PER_NODE={processes} × "
+            f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: {_ways_out(settings)}."
+        )
+    micro_batches = games // (processes * batch)
+    return BatchPlan(
+        deals=deals,
+        games=games,
+        sequences=games * settings.players,
+        micro_batches_per_player=micro_batches,
+        gradient_accumulation_steps=settings.players * micro_batches,
+        per_device_train_batch_size=batch,
+    )
+
+
+def _ways_out(settings: Settings) -> str:
+    deals, group = settings.deals_per_step, settings.num_generations
+    processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
+    ways = []
+    if (deals * group) % processes == 0:
+        share = deals * group // processes
+        fitting = [size for size in range(1, share + 1) if share % size == 0]
+        ways.append(f"PER_DEVICE_TRAIN_BATCH_SIZE={_either(fitting, batch)}")
+    unit = processes * batch // gcd(processes * batch, group)
+    around = [multiple for multiple in (deals // unit * unit, (deals // unit + 1) * unit) if multiple]
+    ways.append(f"HANABI_DEALS_PER_STEP={_either(around, deals)}")
+    return "the nearest that fit are " + ", or ".join(ways)
+
+
+def _either(fitting: list[int], wanted: int) -> str:
+    below = [value for value in fitting if value < wanted][-1:]
+    above = [value for value in fitting if value > wanted][:1]
+    return " or ".join(str(value) for value in [*below, *above])

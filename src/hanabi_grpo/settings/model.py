@@ -1,0 +1,233 @@
+"""The settings of a run. Every default of the project is written here and nowhere else."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
+
+from hanabi_grpo.settings.variables import setting
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM can load (`vllm.config.lora`)."""
+TRACKERS = ("none", "wandb", "tensorboard")
+DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
+
+
+def _split(value: Any) -> Any:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _known_trackers(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names or any(name not in TRACKERS for name in names) or ("none" in names and len(names) > 1):
+        raise ValueError("not a list of trackers")
+    return names
+
+
+def _loadable_rank(rank: int) -> int:
+    if rank not in LORA_RANKS:
+        raise ValueError("not a rank that vLLM can load")
+    return rank
+
+
+def _deepspeed(value: str) -> str:
+    if value not in DEEPSPEED_STAGES and not (value.endswith(".json") and Path(value).is_file()):
+        raise ValueError("neither a stage nor a file")
+    return value
+
+
+def _header_safe(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("cannot travel in an HTTP header")
+    return key
+
+
+CommaList = Annotated[tuple[str, ...], BeforeValidator(_split)]
+
+
+class Settings(BaseModel):
+    """Resolved settings, flat; a field is named like its variable, in lower case and without `HANABI_`.
+
+    Fields that the user gave are in `model_fields_set`; the others hold the default of `device`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Which defaults hold."""
+    device_reason: str = ""
+
+    # run
+    model: str = setting(
+        "MODEL", "run", "Model folder or hub name.", "outputs/tiny-model", gpu="Qwen/Qwen3-4B", both=True
+    )
+    dataset: str = setting(
+        "DATASET",
+        "run",
+        "Rows of deals (see data/README.md).",
+        "data/hanabi.laptop.jsonl",
+        gpu="data/hanabi.grpo.jsonl",
+    )
+    output_dir: Path | None = setting(
+        "OUTPUT_DIR", "run", "Run folder; unset: outputs/(preset or dataset)-(date and time)."
+    )
+    seed: int = setting("SEED", "run", "Seeds sampling, adapters and the tiny model.", 42, ge=0, le=2**31 - 1)
+
+    # server
+    host: str = setting("HANABI_HOST", "server", "Address to listen on; all but this machine need a key.", "127.0.0.1")
+    port: int = setting("PORT", "server", "Port to listen on.", 8000, ge=1, le=65535)
+    api_key: Annotated[SecretStr, AfterValidator(_header_safe)] | None = setting(
+        "HANABI_API_KEY",
+        "server",
+        "Key that every request must carry.",
+        allowed="printable ASCII without spaces",
+        both=True,
+    )
+    vllm_tensor_parallel_size: int = setting(
+        "VLLM_TENSOR_PARALLEL_SIZE", "server", "GPUs that share one copy of the model.", 1, gpu=4, ge=1
+    )
+    vllm_data_parallel_size: int = setting("VLLM_DATA_PARALLEL_SIZE", "server", "Copies of the model.", 1, ge=1)
+    max_model_len: int = setting(
+        "HANABI_MAX_MODEL_LEN",
+        "server",
+        "Tokens of one private conversation, replies included.",
+        1024,
+        gpu=16384,
+        ge=64,
+    )
+    gpu_memory_utilization: float = setting(
+        "HANABI_GPU_MEMORY_UTILIZATION", "server", "Share of each GPU's memory for the engine.", 0.9, gt=0, le=1
+    )
+    max_num_seqs: int = setting("HANABI_MAX_NUM_SEQS", "server", "Replies sampled at once.", 256, ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "HANABI_DTYPE", "server", "Number format of the base model.", "float32", gpu="bfloat16", both=True
+    )
+    die_with_parent: bool = setting(
+        "HANABI_DIE_WITH_PARENT", "server", "The server stops when the process that started it is gone.", False
+    )
+    games_at_once: int = setting("HANABI_GAMES_AT_ONCE", "server", "Games in play at once.", 256, ge=1)
+
+    # game
+    preset: str | None = setting("HANABI_PRESET", "game", "Board; unset: as the dataset says.", both=True)
+    players: int = setting(
+        "HANABI_PLAYERS", "game", "Players of a game.", 2, allowed="Hanabi needs 2 to 5 players", both=True, ge=2, le=5
+    )
+    observation: Literal["compact", "full"] = setting(
+        "HANABI_OBSERVATION", "game", "Prompt style: one line of words, or readable text.", "compact", gpu="full"
+    )
+    legal_moves: bool = setting("HANABI_LEGAL_MOVES", "game", "List the legal moves in the full style.", True)
+    thinking: bool = setting("HANABI_THINKING", "game", "Let the model think before it moves.", False, both=True)
+    bomb_rule: Literal["zero", "keep"] = setting(
+        "HANABI_BOMB_RULE", "game", "What a lost last life does to the points scored so far.", "zero"
+    )
+    reward_score: float = setting("HANABI_REWARD_SCORE", "game", "Reward of one point, for the whole team.", 1.0)
+    reward_illegal: float = setting("HANABI_REWARD_ILLEGAL", "game", "Reward of a move that the rules forbid.", -0.5)
+    reward_unparsable: float = setting("HANABI_REWARD_UNPARSABLE", "game", "Reward of a reply without a move.", -0.5)
+    max_turns: int = setting(
+        "HANABI_MAX_TURNS", "game", "Moves before a game is cut; 0: the rules' own bound.", 0, ge=0
+    )
+    max_completion_length: int = setting("MAX_COMPLETION_LENGTH", "game", "Tokens of one reply.", 4, gpu=512, ge=1)
+    temperature: float = setting("TEMPERATURE", "game", "Sampling temperature.", 1.0, gt=0)
+
+    # trainer
+    vllm_mode: Literal["server"] = setting(
+        "VLLM_MODE",
+        "trainer",
+        "Where replies are sampled.",
+        "server",
+        allowed="only server: the games are played by the rollout server's process; start it in another terminal",
+    )
+    vllm_server_host: str = setting("VLLM_SERVER_HOST", "trainer", "Where the rollout server is.", "127.0.0.1")
+    vllm_server_port: int = setting("VLLM_SERVER_PORT", "trainer", "Its port.", 8000, ge=1, le=65535)
+    server_timeout: float = setting("HANABI_SERVER_TIMEOUT", "trainer", "Seconds to wait for the server.", 600.0, gt=0)
+    rollout_timeout: float = setting(
+        "HANABI_ROLLOUT_TIMEOUT", "trainer", "Seconds to wait for one step's games.", 1800.0, gt=0
+    )
+    nproc_per_node: int = setting("NPROC_PER_NODE", "trainer", "Trainer processes, one a GPU.", 1, gpu=4, ge=1)
+    num_generations: int = setting("NUM_GENERATIONS", "trainer", "Games of each deal (the group).", 16, ge=2)
+    deals_per_step: int = setting("HANABI_DEALS_PER_STEP", "trainer", "Deals of one step.", 8, gpu=4, ge=1)
+    per_device_train_batch_size: int = setting(
+        "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch.", 64, gpu=4, ge=1
+    )
+    num_train_epochs: float | None = setting(
+        "NUM_TRAIN_EPOCHS", "trainer", "Passes over a dataset with seeds; MAX_STEPS wins when both are set.", gt=0
+    )
+    max_steps: int | None = setting(
+        "MAX_STEPS",
+        "trainer",
+        "Optimizer steps.",
+        500,
+        ge=1,
+        factory=lambda data: None if data.get("num_train_epochs") else 500,
+    )
+    learning_rate: float = setting("LEARNING_RATE", "trainer", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
+    lr_scheduler_type: str = setting("LR_SCHEDULER_TYPE", "trainer", "Schedule, by its transformers name.", "constant")
+    warmup_steps: int = setting("WARMUP_STEPS", "trainer", "Steps of linear warm-up.", 0, ge=0)
+    lora_rank: Annotated[int, AfterValidator(_loadable_rank)] = setting(
+        "LORA_RANK",
+        "trainer",
+        "Rank of each adapter.",
+        16,
+        allowed="a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS)),
+        both=True,
+    )
+    lora_alpha: int = setting("LORA_ALPHA", "trainer", "LoRA's alpha.", 32, ge=1)
+    deepspeed: Annotated[str, AfterValidator(_deepspeed)] = setting(
+        "DEEPSPEED",
+        "trainer",
+        "DeepSpeed stage or config file.",
+        "none",
+        gpu="zero2",
+        allowed="one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists",
+    )
+    beta: float = setting("BETA", "trainer", "Weight of the KL term against the base model.", 0.0, ge=0)
+    adapters: Literal["per_player", "shared"] = setting(
+        "HANABI_ADAPTERS", "trainer", "One adapter for each player, or one for all.", "per_player", both=True
+    )
+    advantage: Literal["grpo", "turn"] = setting(
+        "HANABI_ADVANTAGE", "trainer", "Credit for the whole trajectory, or for each turn.", "turn"
+    )
+    parity_tolerance: float = setting(
+        "HANABI_PARITY_TOLERANCE",
+        "trainer",
+        "Largest mean difference of trainer and sampler logprobs before training stops.",
+        0.001,
+        gpu=0.05,
+        gt=0,
+    )
+    save_steps: int = setting("SAVE_STEPS", "trainer", "Steps between checkpoints.", 50, ge=1)
+    save_total_limit: int = setting("SAVE_TOTAL_LIMIT", "trainer", "Checkpoints kept.", 3, ge=1)
+    episodes_every: int = setting(
+        "HANABI_EPISODES_EVERY", "trainer", "Steps between recorded steps of games.", 10, ge=1
+    )
+    reward_funcs: Literal[""] = setting(
+        "REWARD_FUNCS",
+        "trainer",
+        "Must stay empty: rewards come from the environment.",
+        "",
+        allowed="leave it empty: rewards come from the environment; weigh them with HANABI_REWARD_SCORE, "
+        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE and HANABI_BOMB_RULE",
+    )
+
+    # tracking
+    report_to: Annotated[CommaList, AfterValidator(_known_trackers)] = setting(
+        "REPORT_TO",
+        "tracking",
+        "Trackers beside the local records.",
+        ("none",),
+        allowed="none, or a comma list of wandb and tensorboard",
+    )
+    wandb_project: str = setting("WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo")
+    wandb_entity: str | None = setting("WANDB_ENTITY", "tracking", "W&B team or user.")
+    wandb_mode: Literal["online", "offline", "disabled"] = setting("WANDB_MODE", "tracking", "W&B mode.", "online")
+    wandb_name: str | None = setting("WANDB_NAME", "tracking", "W&B run name; unset: the run folder's name.")
+    wandb_log_model: Literal["checkpoint", "end", "false"] = setting(
+        "WANDB_LOG_MODEL", "tracking", "Upload adapters at each checkpoint, at the end, or never.", "checkpoint"
+    )
+    upload_ckpt_to_wandb: bool = setting("UPLOAD_CKPT_TO_WANDB", "tracking", "Upload adapters as an artifact.", True)
+    ckpt_artifact_name: str | None = setting(
+        "CKPT_ARTIFACT_NAME", "tracking", "Artifact name; unset: after the run folder."
+    )
+    ckpt_artifact_aliases: CommaList = setting(
+        "CKPT_ARTIFACT_ALIASES", "tracking", "Artifact aliases, a comma list.", ("latest", "end")
+    )

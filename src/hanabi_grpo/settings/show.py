@@ -1,0 +1,87 @@
+"""Show settings: a table for the terminal, JSON for the run folder, Markdown for the README."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import SecretStr
+from rich.table import Table
+
+from hanabi_grpo.settings.load import LoadedSettings
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, typed, variables
+
+_TITLES = {
+    "run": "Both terminals",
+    "server": "Rollout server",
+    "game": "Game",
+    "trainer": "Trainer",
+    "tracking": "Tracking",
+}
+
+
+def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS) -> Table:
+    """Return a table of value and origin, for the given sections in their order."""
+    settings = loaded.settings
+    table = Table(title=f"defaults for {settings.device}: {settings.device_reason}", title_justify="left")
+    for column in ("variable", "value", "from"):
+        table.add_column(column, overflow="fold")
+    for section in sections:
+        table.add_section()
+        for variable in variables(Settings):
+            if variable.section == section:
+                value = typed(getattr(settings, variable.field))
+                origin = loaded.origins[variable.field]
+                table.add_row(variable.env, value or "-", origin, style=None if "default" not in origin else "dim")
+    table.add_section()
+    for name, (value, origin) in loaded.passed_through.items():
+        table.add_row(name, value, origin)
+    return table
+
+
+def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
+    """Return what `settings.json` holds; keys are the variables' names, secrets are masked.
+
+    Example:
+        {"device": "cpu", "device_reason": "…", "settings": {"MODEL": "outputs/tiny-model", …},
+         "origins": {"MODEL": "default (cpu)", …}, "passed_through": {"HF_HOME": "/data/hf"}}
+    """
+    settings = loaded.settings
+    values: dict[str, Any] = {}
+    for variable in variables(Settings):
+        value = getattr(settings, variable.field)
+        values[variable.env] = typed(value) if isinstance(value, SecretStr) else _jsonable(value)
+    return {
+        "device": settings.device,
+        "device_reason": settings.device_reason,
+        "settings": values,
+        "origins": {variable.env: loaded.origins[variable.field] for variable in variables(Settings)},
+        "passed_through": {name: value for name, (value, _) in loaded.passed_through.items()},
+    }
+
+
+def environment_markdown() -> str:
+    """Return the README's tables of all variables, one for each section."""
+    parts = []
+    for section in SECTIONS:
+        parts += [
+            f"**{_TITLES[section]}**",
+            "",
+            "| variable | default without a GPU | with GPUs | meaning | allowed |",
+            "|---|---|---|---|---|",
+        ]
+        for variable in variables(Settings):
+            if variable.section == section:
+                cells = (f"`{variable.env}`", _code(variable.cpu), _code(variable.gpu), variable.description)
+                parts.append("| " + " | ".join((*cells, variable.allowed)) + " |")
+        parts.append("")
+    parts += ["**Handed on to other software**", "", "| variable | meaning |", "|---|---|"]
+    parts += [f"| `{name}` | {meaning} |" for name, meaning in PASSED_THROUGH.items()]
+    return "\n".join(parts) + "\n"
+
+
+def _code(value: str) -> str:
+    return f"`{value}`" if value else "unset"
+
+
+def _jsonable(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else typed(value)

@@ -1,0 +1,142 @@
+"""One environment variable: its name, section, defaults per device and what is allowed."""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Field, SecretStr
+from pydantic.fields import FieldInfo
+
+SECTIONS = ("run", "server", "game", "trainer", "tracking")
+"""In the order in which tables list them."""
+
+PASSED_THROUGH: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "GPUs of this process. Unset on a GPU machine, the scripts take 0,1,2,3 for the rollout "
+    "server and 4,5,6,7 for training.",
+    "NCCL_P2P_DISABLE": "1 keeps NCCL off direct GPU-to-GPU copies, for machines where they hang.",
+    "NCCL_IB_DISABLE": "1 keeps NCCL off InfiniBand.",
+    "HF_HOME": "Where downloaded models are kept.",
+}
+"""Variables that are documented and handed on, but read by other software: name to meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """What is known of one variable beyond its type.
+
+    Example:
+        Variable(field="players", env="HANABI_PLAYERS", section="game", description="Players of one game.",
+                 cpu="2", gpu="2", allowed="2 to 5", both=True)
+    """
+
+    field: str
+    env: str
+    section: str
+    description: str
+    cpu: str
+    """Default on a machine without a GPU, as a user would type it; empty when unset."""
+    gpu: str
+    allowed: str
+    """What a value must be, as the end of a sentence."""
+    both: bool = False
+    """True when the server and the trainer must be given the same value."""
+
+
+def setting(
+    env: str,
+    section: str,
+    description: str,
+    default: Any = None,
+    *,
+    gpu: Any = ...,
+    allowed: str = "",
+    both: bool = False,
+    factory: Callable[[dict[str, Any]], Any] | None = None,
+    **constraints: Any,
+) -> Any:
+    """Return the pydantic field of one variable.
+
+    Args:
+        env: Name in the environment.
+        section: One of SECTIONS.
+        description: One sentence for the README.
+        default: Default; on CPU only, when `gpu` is given too.
+        gpu: Default where the GPU engine is installed; left out when it is the same.
+        allowed: What a value must be; derived from the type and `constraints` when empty.
+        both: True when both terminals must agree.
+        factory: Makes the default from the fields before it; `default` is then only what tables show.
+        **constraints: ge, gt, le as in pydantic.
+    """
+    on_gpu = default if gpu is ... else gpu
+    extra = {"env": env, "section": section, "cpu": default, "gpu": on_gpu, "allowed": allowed, "both": both}
+    choose = factory or (lambda data: on_gpu if data.get("device") == "gpu" else default)
+    return Field(default_factory=choose, description=description, json_schema_extra=extra, **constraints)
+
+
+def variables(model: type[BaseModel]) -> tuple[Variable, ...]:
+    """Return every variable of a settings model, in the order of its fields."""
+    found = []
+    for name, info in model.model_fields.items():
+        extra = info.json_schema_extra
+        if isinstance(extra, dict) and "env" in extra:
+            found.append(
+                Variable(
+                    field=name,
+                    env=str(extra["env"]),
+                    section=str(extra["section"]),
+                    description=info.description or "",
+                    cpu=typed(extra["cpu"]),
+                    gpu=typed(extra["gpu"]),
+                    allowed=str(extra["allowed"]) or _allowed(info),
+                    both=bool(extra["both"]),
+                )
+            )
+    return tuple(found)
+
+
+def typed(value: Any) -> str:
+    """Return a value as a user would type it: lists with commas, booleans in lower case, secrets masked."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, SecretStr):
+        return "********"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else str(value)
+    if isinstance(value, tuple | list):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def is_secret(info: FieldInfo) -> bool:
+    """Tell whether a field's value must never be printed."""
+    return SecretStr in _types(info)
+
+
+def _types(info: FieldInfo) -> tuple[Any, ...]:
+    kinds = info.annotation
+    if get_origin(kinds) in (Union, types.UnionType):
+        return tuple(kind for kind in get_args(kinds) if kind is not type(None))
+    return (kinds,)
+
+
+def _allowed(info: FieldInfo) -> str:
+    kind = _types(info)[0]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(kind))
+    if kind is bool:
+        return "true or false"
+    bounds = {name: getattr(item, name) for item in info.metadata for name in ("ge", "gt", "le") if hasattr(item, name)}
+    noun = {int: "a whole number", float: "a number"}.get(kind, "text")
+    if "ge" in bounds and "le" in bounds:
+        return f"{noun} from {bounds['ge']} to {bounds['le']}"
+    if "gt" in bounds and "le" in bounds:
+        return f"{noun} above {bounds['gt']}, at most {bounds['le']}"
+    if "ge" in bounds:
+        return f"{noun}, at least {bounds['ge']}"
+    if "gt" in bounds:
+        return f"{noun} above {bounds['gt']}"
+    return noun

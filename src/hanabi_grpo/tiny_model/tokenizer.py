@@ -1,0 +1,47 @@
+"""A word-level tokenizer whose vocabulary is everything that a compact conversation can hold."""
+
+from collections.abc import Sequence
+from typing import Any
+
+PAD = "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+UNKNOWN = "<unk>"
+THINK = ("<think>", "</think>")
+ROLES = ("system", "user", "assistant")
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+"""ChatML without a think block: the tiny model answers at once."""
+
+
+def build_tokenizer(vocabulary: Sequence[str]) -> Any:
+    """Return a transformers tokenizer over these words.
+
+    Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives the words
+    back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
+
+    Args:
+        vocabulary: Words of prompts and replies, in the order in which they are numbered.
+    """
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = dict.fromkeys((PAD, START, END, UNKNOWN, *THINK, *ROLES, *vocabulary))
+    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens([AddedToken(word, special=True) for word in (PAD, START, END)])
+    core.add_tokens([AddedToken(word, special=False) for word in THINK])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer

@@ -1,0 +1,86 @@
+"""Where metrics go: a JSONL file always, a line in the terminal, and W&B beside them when asked for."""
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hanabi_grpo.runs import append_jsonl
+from hanabi_grpo.settings import Settings, settings_json
+
+logger = logging.getLogger(__name__)
+
+
+class TrackingCallback(TrainerCallback):
+    """Writes `metrics.jsonl` in the run folder, prints a line per step, mirrors both to W&B."""
+
+    def __init__(self, settings: Settings, run_folder: Path) -> None:
+        """Prepare; W&B starts with training."""
+        self.settings, self.run_folder = settings, run_folder
+        self._wandb: Any = None
+        self._started = time.time()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start W&B before the first step, so that a wrong key or project stops the run at once."""
+        if "wandb" not in self.settings.report_to:
+            return
+        import wandb
+
+        self._wandb = wandb.init(
+            project=self.settings.wandb_project,
+            entity=self.settings.wandb_entity,
+            name=self.settings.wandb_name or self.run_folder.name,
+            mode=self.settings.wandb_mode,
+            dir=str(self.run_folder),
+            config=json.loads(settings_json(self.settings)),
+        )
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Write one step's figures."""
+        if not logs or "score/mean" not in logs:
+            return
+        row = {"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs}
+        append_jsonl(self.run_folder / "metrics.jsonl", row)
+        if self._wandb is not None:
+            self._wandb.log(logs, step=state.global_step)
+        logger.info(
+            "step %d/%d  score %.2f ± %.2f (kept %.2f)  illegal %.2f  hints %.1f  bombs %.0f%%  loss %.4f  grad %.3f  "
+            "push %.2f s  rollout %.1f s",
+            state.global_step,
+            state.max_steps,
+            logs["score/mean"],
+            logs["score/se"],
+            logs["score_kept/mean"],
+            logs["illegal_per_game"],
+            logs["hints_per_game"],
+            100 * logs["bombs_per_game"],
+            logs.get("loss", float("nan")),
+            logs.get("grad_norm", float("nan")),
+            logs["time/push"],
+            logs["time/rollout"],
+        )
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Keep the newest checkpoint as an artifact when the settings say so."""
+        if self._wandb is not None and self.settings.wandb_log_model == "checkpoint":
+            self._log_artifact(Path(state.last_model_checkpoint), [f"checkpoint_global_step_{state.global_step}"])
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Upload the final adapters and close W&B."""
+        if self._wandb is None:
+            return
+        wanted = self.settings.upload_ckpt_to_wandb or self.settings.wandb_log_model == "end"
+        if wanted and state.last_model_checkpoint:
+            self._log_artifact(Path(state.last_model_checkpoint), list(self.settings.ckpt_artifact_aliases))
+        self._wandb.finish()
+
+    def _log_artifact(self, checkpoint: Path, aliases: list[str]) -> None:
+        import wandb
+
+        name = self.settings.ckpt_artifact_name or f"{self.run_folder.name}-adapters"
+        artifact = wandb.Artifact(name, type="model", metadata={"model": self.settings.model, "rank": self.settings.lora_rank})
+        artifact.add_dir(str(checkpoint))
+        self._wandb.log_artifact(artifact, aliases=aliases)

@@ -1,0 +1,101 @@
+"""All that touches PEFT: make, select, switch off, export and save the players' adapters.
+
+Selecting an adapter through PEFT's own calls also toggles `requires_grad`, which would take the other players'
+parameters out of the optimizer's groups. Here only the layers' selection changes; every adapter stays trainable.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save as to_safetensors
+from safetensors.torch import save_file
+
+from hanabi_grpo.adapter_config import adapter_config_for_wire
+from hanabi_grpo.types import player_names
+
+SHARED = "shared"
+
+
+def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
+    """Return the adapters of a run: one per player, or the shared one."""
+    return (SHARED,) if mode == SHARED else player_names(num_players)
+
+
+def adapter_of(player: str, names: Sequence[str]) -> str:
+    """Return the adapter that a player uses."""
+    return player if player in names else SHARED
+
+
+def add_adapters(model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int) -> PeftModel:
+    """Wrap a base model with one trainable adapter per name.
+
+    The weights are float32 whatever the base model's type, and depend on `seed` and the name's position only.
+    """
+
+    def config() -> LoraConfig:
+        return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft_model = get_peft_model(model, config(), adapter_name=names[0])
+        for position, name in enumerate(names[1:], start=1):
+            torch.manual_seed(seed + position)
+            peft_model.add_adapter(name, config())
+    for name, parameter in peft_model.named_parameters():
+        is_lora = "lora_" in name
+        parameter.requires_grad_(is_lora)
+        if is_lora:
+            parameter.data = parameter.data.float()
+    use_adapter(peft_model, names[0])
+    return peft_model
+
+
+def lora_layers(model: torch.nn.Module) -> list[LoraLayer]:
+    """Return every layer that carries adapters."""
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]
+
+
+def use_adapter(model: torch.nn.Module, name: str) -> None:
+    """Let the next forward pass use one player's adapter."""
+    for layer in lora_layers(model):
+        layer._active_adapter = [name]
+
+
+@contextlib.contextmanager
+def base_only(model: torch.nn.Module) -> Iterator[None]:
+    """Switch every adapter off: the reference policy is the base model."""
+    layers = lora_layers(model)
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return one adapter's tensors in PEFT's file naming, on the CPU."""
+    state = get_peft_model_state_dict(model, adapter_name=name)
+    return {key: value.detach().to(dtype=dtype, device="cpu").contiguous() for key, value in state.items()}
+
+
+def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[bytes, dict[str, Any]]:
+    """Return one adapter as (safetensors bytes, PEFT configuration) for the rollout server."""
+    config = adapter_config_for_wire(model.peft_config[name].to_dict())
+    return to_safetensors(adapter_tensors(model, name, dtype)), config
+
+
+def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors` (float32) that plain PEFT and vLLM load."""
+    folder.mkdir(parents=True)
+    config = model.peft_config[name]
+    was_inference, config.inference_mode = config.inference_mode, True
+    config.save_pretrained(str(folder))
+    config.inference_mode = was_inference
+    save_file(adapter_tensors(model, name, torch.float32), folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,79 @@
+"""Settings as ms-swift's options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift.arguments import RLHFArguments
+
+from hanabi_grpo.fingerprint import resolve_model
+from hanabi_grpo.settings import Settings, batch_plan, read_settings
+from hanabi_grpo.training.link import ServerLink
+
+
+@dataclass
+class HanabiArguments(RLHFArguments):
+    """ms-swift's options and the path of ours."""
+
+    hanabi_settings: str = ""
+
+    def _init_external_vllm(self) -> None:
+        # Every rank needs the settings that the link carries; only the main process talks to the server.
+        self.vllm_client = ServerLink(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
+
+
+def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:
+    """Return the command line that ms-swift is started with."""
+    plan = batch_plan(settings)
+    on_cpu = settings.device == "cpu"
+    options: dict[str, object] = {
+        "hanabi_settings": settings_path,
+        "rlhf_type": "grpo",
+        "model": resolve_model(settings.model),
+        "torch_dtype": settings.dtype,
+        "dataset": settings.dataset,
+        "split_dataset_ratio": 0,
+        "output_dir": run_folder,
+        "add_version": "false",
+        "create_checkpoint_symlink": "false",
+        "use_hf": "true",
+        "tuner_type": "lora",
+        "lora_rank": settings.lora_rank,
+        "lora_alpha": settings.lora_alpha,
+        "use_vllm": "true",
+        "vllm_mode": "server",
+        "vllm_server_host": settings.vllm_server_host,
+        "vllm_server_port": settings.vllm_server_port,
+        "vllm_server_pass_dataset": "true",
+        "num_generations": settings.num_generations,
+        "per_device_train_batch_size": plan.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "max_steps": num_steps,
+        "max_completion_length": settings.max_completion_length,
+        "max_length": settings.max_model_len,
+        "temperature": settings.temperature,
+        "top_p": 1.0,
+        "top_k": -1,
+        "learning_rate": settings.learning_rate,
+        "lr_scheduler_type": settings.lr_scheduler_type,
+        "warmup_steps": settings.warmup_steps,
+        "beta": settings.beta,
+        # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
+        "loss_type": "dapo",
+        "seed": settings.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": settings.save_steps,
+        "eval_strategy": "no",
+        "report_to": "tensorboard" if "tensorboard" in settings.report_to else "none",
+        "dataset_shuffle": "false",
+        "train_dataloader_shuffle": "false",
+        "dataloader_num_workers": 0,
+        "gradient_checkpointing": "false" if on_cpu else "true",
+        "disable_tqdm": "true",
+    }
+    if on_cpu:
+        options["use_cpu"] = "true"
+        options["attn_impl"] = "sdpa"
+    if settings.deepspeed != "none":
+        options["deepspeed"] = settings.deepspeed
+    return [text for name, value in options.items() for text in (f"--{name}", str(value))]

@@ -1,0 +1,111 @@
+"""Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only its adapter.
+
+One sequence per game and player: the tokens that the server sampled, in the order in which it saw them, with the
+loss on the replies. Every rank computes the same plan from the same episodes, so that all ranks work on the same
+player at the same micro-step, which DeepSpeed's collectives need.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from swift.rl_core.data import GRPOBatch
+
+from hanabi_grpo.advantages import Estimator
+from hanabi_grpo.types import Episode, player_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """One player's trajectory as aligned columns, all of the same length."""
+
+    ids: list[int]
+    mask: list[bool]
+    """True on reply tokens."""
+    logprobs: list[float]
+    """The sampler's, on reply tokens; 0 elsewhere."""
+    advantages: list[float]
+
+
+@dataclass
+class PlayerBatch(GRPOBatch):
+    """ms-swift's batch, and whose it is."""
+
+    player: str = ""
+
+
+def sequences_of(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[TokenRow]:
+    """Return a player's sequences over all groups; games in which it had no turn are left out."""
+    found = []
+    for episodes in groups:
+        for episode, values in zip(episodes, estimator(episodes, player), strict=True):
+            ids: list[int] = []
+            mask: list[bool] = []
+            logprobs: list[float] = []
+            advantages: list[float] = []
+            for turn, value in zip(episode.trajectory(player), values, strict=True):
+                skipped, said = len(turn.prompt_ids), len(turn.reply_ids)
+                ids += [*turn.prompt_ids, *turn.reply_ids]
+                mask += [False] * skipped + [True] * said
+                logprobs += [0.0] * skipped + [*turn.logprobs]
+                advantages += [0.0] * skipped + [value] * said
+            if any(mask):
+                found.append(TokenRow(ids=ids, mask=mask, logprobs=logprobs, advantages=advantages))
+    return found
+
+
+def plan_batches(
+    groups: Sequence[Sequence[Episode]],
+    *,
+    num_players: int,
+    micro_batches_per_player: int,
+    rank: int,
+    world_size: int,
+    estimator: Estimator,
+    pad_id: int,
+    device: torch.device,
+) -> list[dict[str, object]]:
+    """Return this rank's micro-batches of one step, `num_players * micro_batches_per_player` of them.
+
+    Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
+    the ranks in turn. A share that holds nothing becomes one row without loss, so that no rank waits for another.
+    """
+    batches: list[dict[str, object]] = []
+    for player in range(num_players):
+        sequences = sorted(sequences_of(groups, player, estimator), key=lambda one: -len(one.ids))
+        num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
+        for number in range(micro_batches_per_player):
+            start = len(sequences) * number // micro_batches_per_player
+            end = len(sequences) * (number + 1) // micro_batches_per_player
+            batches.append(_collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device))
+    return batches
+
+
+def _collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, object]:
+    nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
+    rows = rows or [nothing]
+    width = max(len(row.ids) for row in rows)
+
+    def column(values: list[list[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+        padded = [[*row, *[fill] * (width - len(row))] for row in values]
+        return torch.tensor(padded, dtype=dtype, device=device)
+
+    ids = column([row.ids for row in rows], pad_id, torch.long)
+    attention = column([[1] * len(row.ids) for row in rows], 0, torch.long)
+    # Position t of these holds the token at t + 1: the first token of a sequence is never predicted.
+    mask = column([row.mask for row in rows], False, torch.bool)[:, 1:]
+    return {
+        "model_inputs": {"input_ids": ids, "attention_mask": attention},
+        "grpo_batch": PlayerBatch(
+            completion_mask=mask,
+            truncated_mask=torch.zeros(len(rows), dtype=torch.bool, device=device),
+            seq_lengths=attention.sum(1),
+            rollout_per_token_logps=column([row.logprobs for row in rows], 0.0, torch.float32)[:, 1:],
+            advantages=column([row.advantages for row in rows], 0.0, torch.float32)[:, 1:],
+            # The loss divides by this player's tokens of the whole step, so that neither the cut into
+            # micro-batches nor another player's data changes its gradient.
+            num_items_in_batch=torch.tensor(num_tokens, device=device),
+            logits_to_keep=width - 1,
+            player=player,
+        ),
+    }

@@ -1,0 +1,98 @@
+"""The trainer's link to the rollout server, in the place where ms-swift keeps its `VLLMClient`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoTokenizer
+
+from hanabi_grpo.chat import ChatFormat
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.adapters import adapter_names, adapter_of, export_adapter
+from hanabi_grpo.types import Episode, player_names
+
+
+class ServerLink:
+    """Handshake, pushes and games. Every rank holds one; only the main process connects."""
+
+    # What ms-swift's trainer reads from its client after `get_engine_type()`.
+    use_async_engine = True
+    enable_multi_turn = True
+    enable_lora = True
+    use_gym_env = True
+
+    def __init__(self, settings: Settings, run_folder: Path) -> None:
+        """Prepare a link; `connect` does the talking."""
+        self.settings = settings
+        self.run_folder = run_folder
+        self.instance_id = ""
+        self.spec_hashes: list[str] = []
+        self._dtype = torch.float32
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        url = f"http://{settings.vllm_server_host}:{settings.vllm_server_port}"
+        self.client = RolloutClient(url, api_key=key, rollout_timeout=settings.rollout_timeout)
+
+    def connect(self) -> None:
+        """Wait for the server and compare both sides.
+
+        Raises:
+            ServerError: No server in time, or one with another base model, chat format, players or smaller rank.
+        """
+        settings = self.settings
+        self.client.wait(
+            settings.server_timeout,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+            hint="Start it in another terminal: bash tools/rollout/rollout_hanabi_gym.sh",
+        )
+        folder = resolve_model(settings.model)
+        chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+        answer = self.client.open_session(
+            run_id=str(self.run_folder.resolve()),
+            adapters=adapter_names(settings.players, settings.adapters),
+            lora_rank=settings.lora_rank,
+            model_fingerprint=model_fingerprint(folder),
+            chat_hash=chat.hash,
+        )
+        self.instance_id = answer["instance_id"]
+        self._dtype = getattr(torch, answer["dtype"])
+
+    def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
+        """Upload and commit every adapter in the server's number format; the receipts are checked."""
+        answer = self.client.push(version, {name: export_adapter(model, name, self._dtype) for name in names})
+        if answer["instance_id"] != self.instance_id:
+            raise ServerError(
+                f"{self.client.url}: instance {self.instance_id} was replaced by {answer['instance_id']} during the run; "
+                "restart the trainer with a new OUTPUT_DIR."
+            )
+
+    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> list[list[Episode]]:
+        """Play one step's deals with exactly the pushed version."""
+        settings = self.settings
+        wanted = {player: f"{adapter_of(player, names)}@{version}" for player in player_names(settings.players)}
+        groups = self.client.play(
+            deals,
+            num_games=settings.num_generations,
+            max_tokens=settings.max_completion_length,
+            temperature=settings.temperature,
+            adapters=wanted,
+        )
+        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups)})
+        return groups
+
+    def stamp_error(self, player: str, sampled: int | None, wanted: int, instance: str) -> ServerError:
+        """Return the error for a turn that another policy or another server process sampled."""
+        return ServerError(
+            f"{player}: a turn is stamped version {sampled} of instance {instance}, required was version {wanted} of "
+            f"instance {self.instance_id}; its data cannot be trained on. Restart the server, then the trainer."
+        )
+
+    def get_engine_type(self) -> None:
+        """ms-swift asks before it reads the attributes above; they do not depend on the server."""
+
+    def reset_mm_cache(self) -> None:
+        """ms-swift calls this at start; text models have no such cache."""

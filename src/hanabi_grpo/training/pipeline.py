@@ -1,0 +1,79 @@
+"""Where ms-swift is told of our model, data and trainer."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from swift.pipelines.train.rlhf import SwiftRLHF
+from swift.trainers import TrainerFactory
+
+from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.tracking import TrackingCallback
+from hanabi_grpo.training.adapters import add_adapters, adapter_names
+from hanabi_grpo.training.arguments import HanabiArguments
+from hanabi_grpo.training.deals import DealDataset
+from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+
+
+def count_steps(settings: Settings, rows: list[dict[str, Any]]) -> int:
+    """Return the optimizer steps of a run: MAX_STEPS, else epochs over a dataset whose rows list their seeds.
+
+    Raises:
+        SettingsError: Neither is given in a way that ends.
+    """
+    if settings.max_steps is not None:
+        return settings.max_steps
+    seeds = [len(row["seeds"]) for row in rows if row.get("seeds")]
+    if len(seeds) != len(rows) or settings.num_train_epochs is None:
+        raise SettingsError(
+            f"NUM_TRAIN_EPOCHS={settings.num_train_epochs}: {settings.dataset} has rows without seeds, which draw fresh "
+            "deals for ever, so that it has no epoch. Set MAX_STEPS."
+        )
+    return math.ceil(settings.num_train_epochs * sum(seeds) / settings.deals_per_step)
+
+
+class HanabiPipeline(SwiftRLHF):
+    """ms-swift's GRPO pipeline with one adapter per player."""
+
+    args_class = HanabiArguments
+    args: HanabiArguments
+
+    @property
+    def settings(self) -> Settings:
+        """The settings that this run was started with."""
+        return self.args.vllm_client.settings
+
+    def _get_dataset(self) -> tuple[DealDataset, None]:
+        rows = load_rows(Path(self.settings.dataset), self.settings)
+        return DealDataset(rows, self.args.max_steps * batch_plan(self.settings).deals), None
+
+    def _prepare_dataset(self) -> list[Any]:
+        return list(self._get_dataset())
+
+    @classmethod
+    def prepare_model(cls, args: HanabiArguments, model: torch.nn.Module, **_: Any) -> torch.nn.Module:
+        """Wrap the base model with the players' adapters."""
+        settings: Settings = args.vllm_client.settings
+        names = adapter_names(settings.players, settings.adapters)
+        return add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
+
+    def train(self, trainer: HanabiGRPOTrainer) -> Any:
+        """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
+        if trainer.accelerator.is_main_process:
+            trainer.link.connect()
+            trainer.add_callback(TrackingCallback(self.settings, trainer.link.run_folder))
+        try:
+            result = super().train(trainer)
+            trainer.push()
+            return result
+        except BaseException:
+            trainer.save_now()
+            raise
+
+
+def register_trainer() -> None:
+    """Make ms-swift build our trainer for `--rlhf_type grpo`."""
+    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"

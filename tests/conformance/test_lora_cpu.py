@@ -1,0 +1,75 @@
+"""Our grouped LoRA op against vLLM's stock op, called through the same method."""
+
+import inspect
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from hanabi_grpo.server import lora_cpu
+
+
+class _Wrapper(PunicaWrapperCPU):
+    """The stock wrapper with the row-to-adapter map given directly."""
+
+    def __init__(self, indices: torch.Tensor) -> None:
+        self._indices = indices
+        self.no_lora = False
+        self.is_prefill = False
+
+    @property
+    def token_lora_indices(self) -> torch.Tensor:
+        return self._indices
+
+
+def _case(dtype: torch.dtype, slots: int = 3, tokens: int = 37, rank: int = 8) -> dict[str, object]:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    slices = (24, 16, 16)
+    return {
+        "y": normal(tokens, sum(slices)),
+        "x": normal(tokens, 32),
+        "lora_a_stacked": tuple(normal(slots, 1, rank, 32) for _ in slices),
+        "lora_b_stacked": tuple(normal(slots, 1, width, rank) for width in slices),
+        "scale": 1.0,
+        "output_slices": slices,
+    }
+
+
+@pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17])
+def test_grouped_lora_equals_the_stock_op_in_float32(indices: list[int]) -> None:
+    case = _case(torch.float32)
+    wrapper = _Wrapper(torch.tensor(indices))
+    stock, grouped = case["y"].clone(), case["y"].clone()
+    lora_cpu.stock_add_lora_linear(wrapper, **{**case, "y": stock})
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": grouped})
+    assert (grouped - case["y"]).abs().max() > 1.0
+    torch.testing.assert_close(grouped, stock, atol=1e-4, rtol=1e-5)
+
+
+def test_rows_without_an_adapter_stay_as_they_are() -> None:
+    case = _case(torch.float32)
+    wrapper = _Wrapper(torch.tensor([-1, 0] * 18 + [-1]))
+    result = case["y"].clone()
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": result})
+    assert torch.equal(result[0::2], case["y"][0::2])
+    assert not torch.equal(result[1::2], case["y"][1::2])
+
+
+def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
+    case = _case(torch.bfloat16, tokens=200)
+    wrapper = _Wrapper(torch.arange(200) % 3)
+    stock, grouped = case["y"].clone(), case["y"].clone()
+    lora_cpu.stock_add_lora_linear(wrapper, **{**case, "y": stock})
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": grouped})
+    assert (stock.argmax(1) == grouped.argmax(1)).float().mean() > 0.97
+
+
+def test_the_stock_method_still_has_the_signature_that_is_replaced() -> None:
+    expected = ["self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices", "buffer", "kwargs"]
+    assert list(inspect.signature(lora_cpu.stock_add_lora_linear).parameters) == expected

@@ -1,0 +1,128 @@
+"""Deals stay what they are, and held-out decks are held out."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from boards import ALL_BOARDS
+from hanabi_grpo.errors import GameParameterError
+from hanabi_grpo.games import Card, is_held_out, make_spec, shuffled_deck
+from hanabi_grpo.games.deals import sorted_deck
+
+LAPTOP = make_spec("laptop")
+FULL = make_spec("full")
+
+
+def _text(deck: tuple[Card, ...]) -> str:
+    return " ".join(map(str, deck))
+
+
+GOLDEN = {
+    ("laptop", "train", 0): "R1 Y1 R1 R1 R2 Y1 Y1 Y2",
+    ("laptop", "train", 17): "R1 Y1 Y1 R1 Y1 Y2 R1 R2",
+    ("laptop", "eval", 0): "Y2 R1 Y1 R1 Y1 R2 Y1 R1",
+    ("hle-very-small", "eval", 3): "R2 R3 R1 R1 R5 R1 R2 R4 R3 R4",
+    ("marshal-simple", "train-warm-start", 9223372036854775807): "R1 G1 Y1 Y1 Y2 R1 Y1 R1 R2 G2 G1 G1",
+    ("full", "train", 0): (
+        "G1 W2 B5 W2 Y2 G3 G2 G5 R4 W1 B1 R3 Y5 R2 B2 B1 G4 B3 Y1 G3 W4 G2 Y3 B4 G1 "
+        "W5 B1 R1 Y4 W3 G4 R1 B2 B4 Y1 R4 Y2 R2 W1 Y4 Y3 R5 G1 R1 Y1 W3 R3 W1 W4 B3"
+    ),
+    ("full", "eval", 999): (
+        "R1 G4 B1 W5 G3 Y1 Y5 B4 Y3 G1 R4 W2 Y4 B5 G1 G5 R1 B4 G3 W1 Y2 Y4 G4 Y1 Y3 "
+        "R2 W1 R3 B3 B1 B2 R2 R5 R1 B1 W3 W3 Y1 W1 B3 G2 B2 R4 Y2 W4 W4 R3 G1 G2 W2"
+    ),
+}
+
+
+@pytest.mark.parametrize(("preset", "suite", "seed"), GOLDEN)
+def test_this_deal_never_changes(preset: str, suite: str, seed: int) -> None:
+    assert _text(shuffled_deck(make_spec(preset), suite, seed)) == GOLDEN[preset, suite, seed]
+
+
+@pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
+def test_a_deck_holds_every_card_of_the_board(preset: str, num_players: int) -> None:
+    spec = make_spec(preset, num_players)
+    copies = {0: 3, spec.num_ranks - 1: 1}
+    expected = Counter(
+        {Card(c, r): copies.get(r, 2) for c in range(spec.num_colors) for r in range(spec.num_ranks)}
+    )  # three 1s, one highest card, two of the others
+    for seed in range(5):
+        deck = shuffled_deck(spec, "train", seed)
+        assert Counter(deck) == expected
+        assert len(deck) == spec.deck_size
+
+
+def test_all_numbers_of_players_get_the_same_deck() -> None:
+    assert shuffled_deck(make_spec("full", 2), "eval", 3) == shuffled_deck(make_spec("full", 5), "eval", 3)
+
+
+def test_streams_of_a_side_differ() -> None:
+    for first, second in itertools.combinations(["train", "train-warm-start", "eval", "eval-2"], 2):
+        decks = {shuffled_deck(FULL, first, seed) for seed in range(50)}
+        assert decks.isdisjoint(shuffled_deck(FULL, second, seed) for seed in range(50))
+
+
+def test_held_out_suites_share_no_deck_with_training_even_on_the_smallest_board() -> None:
+    training = {shuffled_deck(LAPTOP, suite, seed) for suite in ("train", "warm-start") for seed in range(4000)}
+    held_out = {shuffled_deck(LAPTOP, suite, seed) for suite in ("eval", "test-2") for seed in range(4000)}
+    assert training.isdisjoint(held_out)
+    assert len(training) + len(held_out) == 1120  # 8! / (3! 3!): every deck of the board is on one side
+    assert 500 < len(held_out) < 620
+
+
+@pytest.mark.parametrize(
+    ("suite", "held_out"),
+    [("train", False), ("warm-start", False), ("eval", True), ("eval-final", True), ("test", True)],
+)
+def test_the_name_of_a_suite_says_whether_it_is_held_out(suite: str, held_out: bool) -> None:
+    assert is_held_out(suite) is held_out
+
+
+@pytest.mark.parametrize("suite", ["train", "eval"])
+def test_every_card_is_equally_likely_in_every_position(suite: str) -> None:
+    num_deals = 3000
+    counts = np.zeros((FULL.deck_size, 25))
+    for seed in range(num_deals):
+        for position, card in enumerate(shuffled_deck(FULL, suite, seed)):
+            counts[position, card.color * 5 + card.rank] += 1
+    share = np.array([[count / 50 for count in (3, 2, 2, 2, 1)] * 5])
+    z = (counts - num_deals * share) / np.sqrt(num_deals * share * (1 - share))
+    # 1250 cells of unit variance: a shuffle that favours one cell by 2 % of the deals would stand out.
+    assert np.abs(z).max() < 5
+    assert 0.9 < (z**2).mean() < 1.1
+
+
+def test_neighbouring_cards_are_independent() -> None:
+    num_deals = 4000
+    same = sum(deck[0] == deck[1] for deck in (shuffled_deck(FULL, "train", seed) for seed in range(num_deals)))
+    # Pairs of equal cards: 5 colours x (3 + 3 x 1) of 50 x 49 / 2 pairs.
+    expected = 30 / 1225
+    assert abs(same / num_deals - expected) < 5 * (expected / num_deals) ** 0.5
+
+
+def test_boards_with_a_single_deck_still_deal() -> None:
+    spec = make_spec("mini", num_colors=1, num_ranks=1, hand_size=1)
+    assert shuffled_deck(spec, "train", 0) == shuffled_deck(spec, "eval", 0) == (Card(0, 0),) * 3
+
+
+def test_numpy_integers_are_seeds() -> None:
+    assert shuffled_deck(LAPTOP, "train", np.int64(7)) == shuffled_deck(LAPTOP, "train", 7)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", None, True])
+def test_this_is_no_seed(seed: object) -> None:
+    with pytest.raises(GameParameterError, match=r"^seed=.*: a deal's seed is a whole number from 0 to 2\*\*63 - 1\.$"):
+        shuffled_deck(LAPTOP, "train", seed)
+
+
+@pytest.mark.parametrize("suite", ["", "a|b", "train ", "-x", "x" * 65, "é", None, 3])
+def test_this_is_no_suite(suite: object) -> None:
+    with pytest.raises(GameParameterError, match=r"a suite is 1 to 64 letters"):
+        shuffled_deck(LAPTOP, suite, 0)
+
+
+def test_the_sorted_deck_counts_a_single_rank_three_times() -> None:
+    assert _text(sorted_deck(1, 5)) == "R1 R1 R1 R2 R2 R3 R3 R4 R4 R5"
+    assert _text(sorted_deck(2, 1)) == "R1 R1 R1 Y1 Y1 Y1"

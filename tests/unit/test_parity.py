@@ -1,0 +1,41 @@
+"""The gate that compares sampler and trainer."""
+
+import pytest
+import torch
+
+from hanabi_grpo.errors import ParityError
+from hanabi_grpo.training.parity import ParityGate
+
+
+def _check(gate: ParityGate, shift: float) -> float:
+    sampler = torch.tensor([[-0.5, -1.0, -9.0]])
+    mask = torch.tensor([[True, True, False]])
+    return gate.check("player_1", 3, sampler + shift, sampler, mask)
+
+
+def test_equal_logprobs_pass_and_padding_is_ignored() -> None:
+    gate = ParityGate(1e-3)
+    sampler, trainer = torch.tensor([[-0.5, -9.0]]), torch.tensor([[-0.5, 4.0]])
+    assert gate.check("player_0", 0, trainer, sampler, torch.tensor([[True, False]])) == 0.0
+    assert gate.take() == {"player_0": 0.0}
+
+
+def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
+    with pytest.raises(ParityError, match=r"player_1@3: .*differ by 0\.02 .*HANABI_PARITY_TOLERANCE=0\.01.*-0\.7300.*-0\.7500"):
+        _check(ParityGate(0.01), 0.02)
+
+
+def test_a_difference_below_the_tolerance_is_reported() -> None:
+    assert _check(ParityGate(0.01), 0.005) == pytest.approx(0.005, abs=1e-6)
+
+
+def test_a_nan_stops_training() -> None:
+    with pytest.raises(ParityError, match="nan"):
+        _check(ParityGate(0.01), float("nan"))
+
+
+def test_a_batch_without_sampled_tokens_says_nothing() -> None:
+    gate = ParityGate(0.01)
+    nothing = torch.zeros((1, 1), dtype=torch.bool)
+    assert gate.check("player_0", 0, torch.ones(1, 1), torch.zeros(1, 1), nothing) == 0.0
+    assert gate.take() == {}

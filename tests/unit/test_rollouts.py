@@ -1,0 +1,152 @@
+"""The game loop."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import GameSpec, PlayerView
+from hanabi_grpo.policies import HintBot, RandomPolicy
+from hanabi_grpo.rollouts import play_episode, play_episodes_sync, play_group
+from hanabi_grpo.types import EpisodeStatus, Reply, ReplyKind
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+FULL = EnvConfig(preset="full", players=3)
+
+
+@dataclass
+class Recorder:
+    """A policy that keeps what its seats were asked and answers from a function of the turn number."""
+
+    answer: Callable[[int], Reply]
+    name: str = "recorder"
+    asked: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "RecorderSeat":
+        return RecorderSeat(self, game)
+
+
+@dataclass
+class RecorderSeat:
+    policy: Recorder
+    game: int
+    turn: int = 0
+
+    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+        self.policy.asked.append((self.game, view.player, prompt()))
+        self.turn += 1
+        await asyncio.sleep(0)
+        return self.policy.answer(self.turn - 1)
+
+
+def play(config: EnvConfig, *policies: object, **options: object):  # type: ignore[no-untyped-def]
+    return asyncio.run(play_episode(config, policies, suite="train", seed=4, **options))  # type: ignore[arg-type]
+
+
+def test_an_episode_records_the_whole_game() -> None:
+    episode = play(LAPTOP, HintBot(), HintBot(), game=2, instance_id="here")
+    assert (episode.preset, episode.num_players) == ("laptop", 2)
+    assert (episode.suite, episode.seed, episode.game, episode.instance_id) == ("train", 4, 2, "here")
+    assert episode.spec_hash == LAPTOP.spec().hash
+    assert [turn.player for turn in episode.turns] == [index % 2 for index in range(len(episode.turns))]
+    assert episode.score == sum(turn.rewards.get("score", 0) for turn in episode.turns) == episode.reward(0)
+    assert episode == play(LAPTOP, HintBot(), HintBot(), game=2, instance_id="here")
+
+
+def test_what_a_seat_says_is_kept_with_its_tokens_and_the_text_it_was_shown() -> None:
+    policy = Recorder(lambda turn: Reply(text="?", prompt_ids=(1, 2), reply_ids=(3,), logprobs=(-0.5,), version=7))
+    episode = play(LAPTOP, policy, policy)
+    assert [turn.prompt for turn in episode.turns] == [prompt for _, _, prompt in policy.asked]
+    first = episode.turns[0]
+    assert first.prompt.startswith("life1 info3 deck2 ")
+    assert (first.prompt_ids, first.reply_ids, first.logprobs, first.version) == ((1, 2), (3,), (-0.5,), 7)
+    assert (first.reply, first.kind, first.rewards["unparsable"]) == ("?", ReplyKind.UNPARSABLE, -0.5)
+
+
+def test_the_prompt_that_a_seat_reports_wins_over_the_plain_observation() -> None:
+    policy = Recorder(lambda turn: Reply(text="Play 0", prompt="what I was shown"))
+    assert play(LAPTOP, policy, policy).turns[0].prompt == "what I was shown"
+
+
+def test_scripts_are_not_shown_any_text() -> None:
+    assert {turn.prompt for turn in play(FULL, *[RandomPolicy()] * 3).turns} == {""}
+
+
+def test_a_reply_that_utf8_cannot_hold_is_recorded_as_one_that_it_can() -> None:
+    policy = Recorder(lambda turn: Reply(text="a\ud800b"))
+    assert {turn.reply for turn in play(LAPTOP, policy, policy).turns} == {"a?b"}
+
+
+def test_a_seat_out_of_tokens_ends_the_game_without_a_turn() -> None:
+    policy = Recorder(lambda turn: Reply(text="Hint player_1 1", out_of_tokens=turn == 1))
+    episode = play(FULL, policy, policy, policy)
+    assert episode.status is EpisodeStatus.TRUNCATED_TOKENS
+    assert [turn.player for turn in episode.turns] == [0, 1, 2]
+
+
+def test_max_turns_ends_the_game() -> None:
+    policy = Recorder(lambda turn: Reply(text="Hint player_1 1"))
+    episode = play(EnvConfig(preset="full", max_turns=4), policy, policy)
+    assert episode.status is EpisodeStatus.TRUNCATED_TURNS
+    assert len(episode.turns) == 4
+
+
+def test_a_lost_last_life_is_a_bomb_with_score_zero() -> None:
+    episodes = play_episodes_sync(LAPTOP, [RandomPolicy()] * 2, "train", range(50))
+    bombed = [episode for episode in episodes if episode.status is EpisodeStatus.BOMBED]
+    assert bombed
+    assert {episode.score for episode in bombed} == {0}
+    assert any(episode.score_kept for episode in bombed)
+    assert all(episode.reward(1) == pytest.approx(0) for episode in bombed)
+
+
+def test_each_seat_is_asked_only_on_its_own_turns() -> None:
+    policies = [Recorder(lambda turn: Reply(text="?")) for _ in range(3)]
+    episode = play(FULL, *policies)
+    for player, policy in enumerate(policies):
+        assert {asked for _, asked, _ in policy.asked} == {player}
+        assert len(policy.asked) == len(episode.trajectory(player))
+
+
+def test_the_number_of_policies_must_be_the_number_of_players() -> None:
+    with pytest.raises(SettingsError, match="2 policies for players=3: give one policy per player"):
+        play(FULL, RandomPolicy(), RandomPolicy())
+
+
+def test_a_group_is_n_games_of_one_deal_played_side_by_side() -> None:
+    policy = Recorder(lambda turn: Reply(text="?"))
+    episodes = asyncio.run(play_group(LAPTOP, [policy] * 2, suite="train", seed=4, num_games=4, first_game=8))
+    assert [episode.game for episode in episodes] == [8, 9, 10, 11]
+    assert {episode.turns[0].prompt for episode in episodes} == {policy.asked[0][2]}
+    assert [game for game, _, _ in policy.asked[:4]] == [8, 9, 10, 11]
+
+
+def test_a_game_that_raises_cancels_the_others_and_its_error_comes_out() -> None:
+    cancelled: list[int] = []
+
+    class Waiting:
+        name = "waiting"
+
+        def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "Waiting":
+            seat = Waiting()
+            seat.game = game
+            return seat
+
+        async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+            if self.game == 1:
+                raise RuntimeError("the engine died")
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled.append(self.game)
+                raise
+            return Reply(text="")
+
+        game = -1
+
+    with pytest.raises(RuntimeError, match="the engine died"):
+        asyncio.run(play_group(LAPTOP, [Waiting(), Waiting()], suite="train", seed=4, num_games=3))
+    assert sorted(cancelled) == [0, 2]

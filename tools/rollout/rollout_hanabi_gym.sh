@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Terminal 1: the rollout server. Settings are environment variables (hanabi-grpo settings); options go to vLLM.
+#
+#   bash tools/rollout/rollout_hanabi_gym.sh
+#   MODEL=Qwen/Qwen3-4B PORT=8000 CUDA_VISIBLE_DEVICES=0,1,2,3 bash tools/rollout/rollout_hanabi_gym.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/launch.sh
+
+if on_gpu; then
+    # Half of an 8-GPU machine; the train script takes the other half.
+    default_env CUDA_VISIBLE_DEVICES 0,1,2,3
+fi
+exec hanabi-grpo serve "$@"

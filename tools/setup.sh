@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# Make .venv fit this machine. Safe to run at any time: with nothing to do it prints one line.
+#
+#   SETUP_EXTRA=serve|cpu   engine to install; unset: serve (CUDA vLLM) where nvidia-smi lists a GPU, else cpu
+#   UV_FIND_LINKS / PIP_FIND_LINKS   folders with wheels, tried before the public index
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+choose_engine() {
+    if [ -n "${SETUP_EXTRA:-}" ]; then
+        extra=$SETUP_EXTRA reason="SETUP_EXTRA is set"
+        case $extra in
+            serve | cpu) ;;
+            *) echo "set-up: SETUP_EXTRA='$extra': must be serve or cpu." >&2 && exit 2 ;;
+        esac
+    elif ! command -v nvidia-smi >/dev/null; then
+        extra=cpu reason="no GPU: nvidia-smi is not installed"
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+        extra=serve reason="nvidia-smi lists a GPU"
+    else
+        extra=cpu reason="no usable GPU: nvidia-smi lists none"
+    fi
+}
+
+digest() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi; }
+
+find_uv() {
+    # `uv --version` also tells a real uv from a version manager's stub.
+    local candidate
+    for candidate in uv "$HOME/.local/bin/uv" "$uv_home/bin/uv"; do
+        if "$candidate" --version >/dev/null 2>&1; then
+            uv=$candidate
+            return 0
+        fi
+    done
+    return 1
+}
+
+bootstrap_uv() {
+    # A folder of its own: pip allows that also where the system's Python refuses packages (PEP 668).
+    local python
+    echo "set-up: uv is missing; installing it with pip into $uv_home"
+    for python in python3 python3.11 python3.12; do
+        if "$python" -m pip --version >/dev/null 2>&1; then
+            "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$uv_home" uv && return 0
+        fi
+    done
+    # Some distributions leave pip out of python3 but not out of its virtual environments.
+    python3 -m venv "$uv_home" 2>/dev/null && "$uv_home/bin/pip" install --quiet uv && return 0
+    echo "set-up: could not install uv. Install it (https://docs.astral.sh/uv/) and run this again." >&2
+    exit 1
+}
+
+find_wheels() {
+    # uv reads neither pip's variable nor its configuration; pip separates by spaces, uv by commas.
+    links=${UV_FIND_LINKS:-}
+    if [ -z "$links" ]; then
+        links=${PIP_FIND_LINKS:-$(python3 -m pip config get global.find-links 2>/dev/null || true)}
+        links=$(echo "$links" | tr -s ' \n\t' ',' | sed 's/^,//; s/,$//')
+    fi
+}
+
+list_cpu_torch() { # folder -> names of the pinned torch's CPU wheels for this machine
+    local version
+    version=$(sed -n 's/^ *"torch==\([^"]*\)".*/\1/p' pyproject.toml)
+    find "${1#file://}" -maxdepth 1 -name "torch-$version+cpu-*_$(uname -m).whl" 2>/dev/null || true
+}
+
+choose_wheels() {
+    local folder kept="" found=""
+    IFS=',' read -ra folders <<<"$links"
+    for folder in ${folders[@]+"${folders[@]}"}; do
+        if [ -n "$(list_cpu_torch "$folder")" ] && [ "$extra" = serve ]; then
+            # Its torch would win over the CUDA build, because "+cpu" counts as the newer version.
+            echo "set-up: leaving out $folder: its torch is a CPU build"
+            continue
+        fi
+        found+=$(list_cpu_torch "$folder")
+        kept+=${kept:+,}$folder
+    done
+    links=$kept
+    # A Python that is asked for (UV_PYTHON, .python-version) wins; else the one that the wheel is built for.
+    python_args=()
+    if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ]; then
+        if [ -z "$found" ]; then
+            # The public index has CUDA builds only. PyTorch's page of CPU wheels is handed over as a list of links,
+            # not as an index: an index without upload dates would be empty under `exclude-newer`.
+            links+=${links:+,}https://download.pytorch.org/whl/cpu/torch/
+        elif [ -z "${UV_PYTHON:-}" ] && [ ! -f .python-version ]; then
+            case $found in
+                *-cp311-*) python_args=(--python 3.11) ;;
+                *-cp312-*) python_args=(--python 3.12) ;;
+            esac
+        fi
+    fi
+}
+
+choose_engine
+uv_home=${XDG_CACHE_HOME:-$HOME/.cache}/hanabi-grpo/uv
+stamp=.venv/.setup-stamp
+# The folder is part of it: a copied checkout must not go on running the original's code.
+wanted=$( (cat pyproject.toml && echo "$extra $PWD") | digest | cut -d' ' -f1)
+if [ "$(cat $stamp 2>/dev/null || true)" = "$wanted" ] && [ -x .venv/bin/python ]; then
+    echo "set-up: up to date, engine extra '$extra' ($reason)"
+    exit 0
+fi
+
+# Two terminals may start at once; the second waits here and finds the work done.
+if command -v flock >/dev/null; then
+    exec 9<.
+    flock 9
+    if [ "$(cat $stamp 2>/dev/null || true)" = "$wanted" ]; then
+        echo "set-up: up to date, engine extra '$extra' ($reason)"
+        exit 0
+    fi
+fi
+echo "set-up: engine extra '$extra' ($reason)"
+find_uv || { bootstrap_uv && find_uv; } || { echo "set-up: uv was installed but does not run: $uv_home" >&2 && exit 1; }
+find_wheels
+choose_wheels
+[ -n "$links" ] && echo "set-up: wheels also from $links"
+rm -f "$stamp"
+# The lock records where this machine got its wheels; another engine or folder needs another one, and pyproject.toml's
+# pins with `exclude-newer` make it come out the same.
+rm -f uv.lock
+env -u VIRTUAL_ENV UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" ${python_args[@]+"${python_args[@]}"} 9<&-
+echo "$wanted" >"$stamp"
+echo "set-up: done"

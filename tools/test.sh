@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Lint, types and tests. Options go to pytest: bash tools/test.sh -k settings
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source tools/launch.sh
+
+ruff check
+ruff format --check
+mypy
+# Last, and not through a pipe: its summary is the last line, its exit status this script's.
+exec pytest "$@"

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Terminal 2, tracked by Weights & Biases: the W&B defaults, then train_grpo_msswift.sh.
+#
+#   wandb login                # once; or WANDB_MODE=offline
+#   bash tools/train/train_grpo_hanabi_server_wandb.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source tools/launch.sh
+
+# The only value that differs from the settings' own defaults; the other WANDB_* variables have theirs there.
+default_env REPORT_TO wandb
+exec bash tools/train/train_grpo_msswift.sh "$@"
