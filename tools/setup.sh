@@ -123,6 +123,10 @@ rm -f "$stamp"
 # The lock records where this machine got its wheels; another engine or folder needs another one, and pyproject.toml's
 # pins with `exclude-newer` make it come out the same.
 rm -f uv.lock
-env -u VIRTUAL_ENV UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" ${python_args[@]+"${python_args[@]}"} 9<&-
+if ! env -u VIRTUAL_ENV UV_FIND_LINKS="$links" "$uv" sync --extra "$extra" ${python_args[@]+"${python_args[@]}"} 9<&-; then
+    echo "set-up: uv could not install the packages (see above). Without a network, put the wheels that are missing" \
+        "into a folder and run again with UV_FIND_LINKS=that/folder" >&2
+    exit 1
+fi
 echo "$wanted" >"$stamp"
 echo "set-up: done"

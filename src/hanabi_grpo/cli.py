@@ -52,24 +52,66 @@ def train(ctx: typer.Context) -> None:
     run(ctx.args)
 
 
-@app.command(context_settings=_PASS_ON)
-def evaluate(ctx: typer.Context) -> None:
-    """Play held-out deals and compare teams."""
-    from hanabi_grpo.evaluation import main
+@app.command()
+def evaluate(
+    policy: Annotated[str, typer.Option(help="served, base, random, blind or hint-bot.")] = "served",
+    deals: Annotated[int, typer.Option(help="Number of held-out deals.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Adapters that the server is to serve first.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
+    label: Annotated[str | None, typer.Option(help="Name in tables; the policy's when left out.")] = None,
+) -> None:
+    """Play held-out deals, beside random and blind play of the same deals."""
+    from hanabi_grpo.commands.evaluate import evaluate as run
 
-    main(ctx.args)
+    run(
+        policy,
+        deals=deals,
+        out=out,
+        checkpoint=checkpoint,
+        preset=preset,
+        temperature=temperature,
+        label=label,
+    )
 
 
 @app.command("tiny-model")
 def tiny_model(
     out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("outputs/tiny-model"),
+    preset: Annotated[str | None, typer.Option(help="Board; HANABI_PRESET or laptop when left out.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
+    force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
-    """Make the tiny model that trains on a laptop (cached by seed)."""
-    from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.tiny_model import build_tiny_model
+    """Make the tiny model that trains on a laptop; at once when it is there already."""
+    from hanabi_grpo.commands.tiny_model import tiny_model as run
 
-    build_tiny_model(out, seed=load_settings().settings.seed if seed is None else seed)
+    run(out, preset=preset, seed=seed, steps=steps, force=force)
+
+
+@app.command()
+def report(
+    before: Annotated[Path, typer.Option(help="Evaluation of the base model.")],
+    after: Annotated[Path, typer.Option(help="Evaluation of the trained model, on the same deals.")],
+    run: Annotated[Path | None, typer.Option(help="Run folder, for the learning curve.")] = None,
+    out_png: Annotated[Path | None, typer.Option(help="Picture; beside --after when left out.")] = None,
+    out_markdown: Annotated[Path | None, typer.Option(help="Table; beside --after when left out.")] = None,
+    min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
+    min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
+) -> None:
+    """Show what a training changed: a table and the learning curve."""
+    from hanabi_grpo.commands.report import report as run_report
+
+    run_report(
+        before,
+        after,
+        run=run,
+        out_png=out_png,
+        out_markdown=out_markdown,
+        min_rise=min_rise,
+        min_sigma=min_sigma,
+    )
 
 
 @app.command()
@@ -104,3 +146,7 @@ def dataset(
 
     write_dataset(out, dataset_row(preset, players=players, suite=suite, num_deals=num_deals))
     print(f"wrote {out}; train on it with DATASET={out}")
+
+
+if __name__ == "__main__":
+    app()

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.types import Episode
 from hanabi_grpo.wire import outputs_to_episode
@@ -146,7 +146,7 @@ class RolloutClient:
         """
         rows, places = [], []
         for number, deal in enumerate(deals):
-            players = EnvConfig.model_validate(deal["env_config"]).players
+            players = EnvConfig.parse(deal["env_config"]).players
             for player in range(players):
                 for game in range(num_games):
                     rows.append({"messages": [], "data_dict": {**deal, "player": player}})

@@ -1,6 +1,5 @@
 """Where metrics go: a JSONL file always, a line in the terminal, and W&B beside them when asked for."""
 
-import json
 import logging
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hanabi_grpo.runs import append_jsonl
-from hanabi_grpo.settings import Settings, settings_json
+from hanabi_grpo.settings import Settings, settings_values
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ class TrackingCallback(TrainerCallback):
             name=self.settings.wandb_name or self.run_folder.name,
             mode=self.settings.wandb_mode,
             dir=str(self.run_folder),
-            config=json.loads(settings_json(self.settings)),
+            config=settings_values(self.settings),
         )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

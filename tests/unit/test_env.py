@@ -3,11 +3,11 @@
 import warnings
 
 import pytest
-from boards import ALL_BOARDS
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boards import ALL_BOARDS
 from hanabi_grpo.env import EnvConfig, HanabiEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.games import Game, make_spec, shuffled_deck
@@ -20,7 +20,7 @@ DEAL = {"suite": "train", "seed": 5}
 @pytest.mark.parametrize("observation", ["full", "compact"])
 @pytest.mark.parametrize(("preset", "players"), ALL_BOARDS)
 def test_gymnasium_finds_nothing_to_complain_about(preset: str, players: int, observation: str) -> None:
-    env = HanabiEnv(EnvConfig(preset=preset, players=players, observation=observation))
+    env = HanabiEnv(EnvConfig.parse({"preset": preset, "players": players, "observation": observation}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         # Its one remark on an env that was not made through gymnasium.make: render modes cannot be checked.
@@ -152,7 +152,8 @@ def test_without_observing_the_same_game_is_played_and_the_text_comes_on_request
 def test_any_replies_end_in_a_finished_game_whose_team_parts_add_up_to_its_score(
     board: tuple[str, int], seed: int, replies: list[str], bomb_rule: str
 ) -> None:
-    env = HanabiEnv(EnvConfig(preset=board[0], players=board[1], bomb_rule=bomb_rule), observe=False)
+    config = EnvConfig.parse({"preset": board[0], "players": board[1], "bomb_rule": bomb_rule})
+    env = HanabiEnv(config, observe=False)
     env.reset(options={"suite": "test", "seed": seed})
     team, steps = 0.0, 0
     while env.status is None:

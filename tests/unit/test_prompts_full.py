@@ -4,10 +4,10 @@ import random
 import string
 
 import pytest
-from boards import ALL_BOARDS, random_game
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boards import ALL_BOARDS, random_game
 from hanabi_grpo.games import Game, make_spec, parse_action
 from hanabi_grpo.games.view import Action, Card
 from hanabi_grpo.prompts import system_prompt, turn_prompt

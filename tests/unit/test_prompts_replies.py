@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from boards import ALL_BOARDS, random_game
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boards import ALL_BOARDS, random_game
 from hanabi_grpo.games import format_action, make_spec
 from hanabi_grpo.games.view import Action
 from hanabi_grpo.prompts import parse_reply
@@ -65,6 +65,7 @@ def test_these_replies_all_play_slot_0(text: str) -> None:
         "Play 0\n<think>But wait",
         "<think>Play 0</think>",
         "<think>a</think>Play 0<think>",
+        "Play 0<think>a</think>b</think>c",
         "Play \u0660",
         "Hint R Y",
     ],

@@ -3,10 +3,10 @@
 import random
 
 import pytest
-from boards import ALL_BOARDS, random_move
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from boards import ALL_BOARDS, random_move
 from hanabi_grpo.games import Game, make_spec, shuffled_deck
 from hanabi_grpo.rewards import RewardWeights, move_rewards
 from hanabi_grpo.types import TEAM_PARTS, ReplyKind

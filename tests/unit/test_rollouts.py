@@ -148,5 +148,8 @@ def test_a_game_that_raises_cancels_the_others_and_its_error_comes_out() -> None
         game = -1
 
     with pytest.raises(RuntimeError, match="the engine died"):
-        asyncio.run(play_group(LAPTOP, [Waiting(), Waiting()], suite="train", seed=4, num_games=3))
+        # The time limit turns a game that nobody cancels into a failure instead of an hour's wait.
+        asyncio.run(
+            asyncio.wait_for(play_group(LAPTOP, [Waiting(), Waiting()], suite="train", seed=4, num_games=3), 20)
+        )
     assert sorted(cancelled) == [0, 2]

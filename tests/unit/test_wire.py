@@ -17,7 +17,7 @@ from hanabi_grpo.wire import episode_from_json, episode_to_json, episode_to_outp
 
 TEXTS = st.text(max_size=12)
 IDS = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
-NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+NUMBERS = st.floats(-1e6, 1e6)
 
 
 @st.composite

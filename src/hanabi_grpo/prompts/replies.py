@@ -8,8 +8,8 @@ from hanabi_grpo.games.view import Action
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
 _DECORATION = " \t\r\f\v*_`~#>|\"'.,;!-+=()[]{}$\u2018\u2019\u201c\u201d\u2022\u2013\u2014\x00"
 _LABEL_WORDS = frozenset(
-    ("my", "the", "a", "next", "final", "chosen", "best", "selected", "is")
-    + ("action", "move", "answer", "reply", "choice", "decision")
+    {"my", "the", "a", "next", "final", "chosen", "best", "selected", "is"}
+    | {"action", "move", "answer", "reply", "choice", "decision"}
 )
 _MAX_MOVE_CHARS = 120
 """No decorated move is longer; longer lines are prose and are skipped unread."""

@@ -12,12 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
 from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, VersionError
-from hanabi_grpo.prompts import ObservationStyle
 from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
@@ -55,9 +52,9 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
     for position, row in enumerate(rows):
         data = row.get("data_dict") or {}
         try:
-            config = EnvConfig.model_validate(data["env_config"])
+            config = EnvConfig.parse(data["env_config"])
             suite, seed, player = str(data["suite"]), int(data["seed"]), int(data["player"])
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise SettingsError(
                 f"request row {position}: data_dict needs env_config, suite, seed and player; {type(error).__name__}: {error}"
             ) from error
@@ -120,6 +117,7 @@ class Scheduler:
         wanted = _wanted(adapters)
         async with self._store.lease(wanted) as leased:
             tasks: dict[tuple[int, int], asyncio.Task[Episode]] = {}
+            policies = []
             async with asyncio.TaskGroup() as group:
                 for index, deal in enumerate(deals):
                     policy = ServedPolicy(
@@ -127,15 +125,17 @@ class Scheduler:
                         self._chat,
                         loras=_loras(deal.config.players, adapters, leased),
                         sampling=sampling,
-                        style=ObservationStyle(deal.config.observation),
+                        config=deal.config,
                         max_model_len=self._max_model_len,
                     )
+                    policies.append(policy)
                     games = [group.create_task(self._play(deal, policy, game)) for game in range(deal.num_games)]
                     tasks.update({(index, game): task for game, task in enumerate(games)})
                     group.create_task(_report(deal, games, leased))
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         for (index, game), task in tasks.items():
-            for player, output in enumerate(episode_to_outputs(task.result(), model=SHARED)):
+            systems = [policies[index].system(player) for player in range(deals[index].config.players)]
+            for player, output in enumerate(episode_to_outputs(task.result(), model="hanabi_grpo", system_prompts=systems)):
                 outputs[deals[index].rows[player][game]] = output
         return outputs
 

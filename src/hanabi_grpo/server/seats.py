@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.games import GameSpec, PlayerView
-from hanabi_grpo.prompts import ObservationStyle, system_prompt
+from hanabi_grpo.prompts import system_prompt
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.types import Reply, player_name
 
@@ -29,7 +30,7 @@ class ServedPolicy:
         *,
         loras: Mapping[str, tuple[Any, int]],
         sampling: SamplingConfig,
-        style: ObservationStyle,
+        config: EnvConfig,
         max_model_len: int,
     ) -> None:
         """Bind a rollout to its adapters.
@@ -39,15 +40,20 @@ class ServedPolicy:
             chat: How conversations become ids.
             loras: Per player name the engine's handle and the version; a player that is absent uses the base model.
             sampling: Limits and temperature of each reply.
-            style: Observation style, which chooses the system message.
+            config: The game; its style and bomb rule choose the system message.
             max_model_len: Token budget of a conversation, the next reply included.
         """
         self.sampler, self.chat, self.loras, self.sampling = sampler, chat, loras, sampling
-        self.style, self.max_model_len = style, max_model_len
+        self.config, self.max_model_len = config, max_model_len
 
     def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, player, system_prompt(spec, self.style, player))
+        return ServedSeat(self, player, self.system(player))
+
+    def system(self, player: int) -> str:
+        """Return the system message of a player's conversations; "" for none."""
+        config = self.config
+        return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
 
 
 class ServedSeat:

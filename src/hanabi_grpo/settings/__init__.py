@@ -12,7 +12,7 @@ batch       how many deals, games and micro-batches make one step
 from hanabi_grpo.settings.batch import BatchPlan, batch_plan
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
 from hanabi_grpo.settings.model import Settings
-from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table
+from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, variables
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "read_settings",
     "settings_json",
     "settings_table",
+    "settings_values",
     "variables",
 ]

@@ -126,8 +126,10 @@ def _unknown_names(names: Mapping[str, str]) -> list[str]:
     problems = []
     for name, origin in names.items():
         if name.upper().startswith("HANABI_") and name not in known:
-            close = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]}?" if close else "hanabi-grpo settings lists what there is."
+            # Without the prefix that all share, and that would make any two names look alike.
+            ours = {env.removeprefix("HANABI_"): env for env in known}
+            close = difflib.get_close_matches(name.upper().removeprefix("HANABI_"), ours, n=1)
+            hint = f"did you mean {ours[close[0]]}?" if close else "hanabi-grpo settings lists what there is."
             problems.append(f"{name} (from {origin}): no such setting; {hint}")
     return problems
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import SecretStr
 from rich.table import Table
 
 from hanabi_grpo.settings.load import LoadedSettings
@@ -46,17 +45,22 @@ def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
          "origins": {"MODEL": "default (cpu)", …}, "passed_through": {"HF_HOME": "/data/hf"}}
     """
     settings = loaded.settings
-    values: dict[str, Any] = {}
-    for variable in variables(Settings):
-        value = getattr(settings, variable.field)
-        values[variable.env] = typed(value) if isinstance(value, SecretStr) else _jsonable(value)
     return {
         "device": settings.device,
         "device_reason": settings.device_reason,
-        "settings": values,
+        "settings": settings_values(settings),
         "origins": {variable.env: loaded.origins[variable.field] for variable in variables(Settings)},
         "passed_through": {name: value for name, (value, _) in loaded.passed_through.items()},
     }
+
+
+def settings_values(settings: Settings) -> dict[str, Any]:
+    """Return every value by its variable's name, ready for JSON; secrets are masked.
+
+    Example:
+        {"MODEL": "outputs/tiny-model", "MAX_STEPS": 500, "REPORT_TO": "wandb,tensorboard", …}
+    """
+    return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(Settings)}
 
 
 def environment_markdown() -> str:

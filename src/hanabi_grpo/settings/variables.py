@@ -3,7 +3,7 @@
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, SecretStr
 from pydantic.fields import FieldInfo
@@ -118,9 +118,10 @@ def is_secret(info: FieldInfo) -> bool:
 
 def _types(info: FieldInfo) -> tuple[Any, ...]:
     kinds = info.annotation
-    if get_origin(kinds) in (Union, types.UnionType):
-        return tuple(kind for kind in get_args(kinds) if kind is not type(None))
-    return (kinds,)
+    members = get_args(kinds) if get_origin(kinds) in (Union, types.UnionType) else (kinds,)
+    # A validated member of a union is still wrapped: Annotated[SecretStr, ...] | None.
+    bare = (get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members)
+    return tuple(kind for kind in bare if kind is not type(None))
 
 
 def _allowed(info: FieldInfo) -> str:

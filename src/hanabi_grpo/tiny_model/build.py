@@ -1,7 +1,6 @@
 """Make the tiny model's folder: cached by recipe, and never seen half written."""
 
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path

@@ -28,7 +28,7 @@ class Recipe:
     num_games: int = 6000
     noise: float = 0.4
     """Share of the teacher's moves that are random; they are learnt as well, so the start is legal but mediocre."""
-    batch_size: int = 32
+    batch_size: int = 24
     """Conversations of one step."""
     learning_rate: float = 2e-3
 

@@ -1,9 +1,11 @@
 """Settings as ms-swift's options."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from swift.arguments import RLHFArguments
+from swift.model import MODEL_MAPPING
 
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.settings import Settings, batch_plan, read_settings
@@ -24,11 +26,12 @@ class HanabiArguments(RLHFArguments):
 def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:
     """Return the command line that ms-swift is started with."""
     plan = batch_plan(settings)
+    model = resolve_model(settings.model)
     on_cpu = settings.device == "cpu"
     options: dict[str, object] = {
         "hanabi_settings": settings_path,
         "rlhf_type": "grpo",
-        "model": resolve_model(settings.model),
+        "model": model,
         "torch_dtype": settings.dtype,
         "dataset": settings.dataset,
         "split_dataset_ratio": 0,
@@ -70,7 +73,15 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "dataloader_num_workers": 0,
         "gradient_checkpointing": "false" if on_cpu else "true",
         "disable_tqdm": "true",
+        # Asks a hub whether the local model is the newest, and waits through its retries.
+        "check_model": "false",
     }
+    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
+    architecture = json.loads((model / "config.json").read_text()).get("model_type")
+    if architecture in MODEL_MAPPING:
+        options["model_type"] = architecture
+    # Never encodes anything here: token ids come from the rollout server.
+    options["template"] = "dummy"
     if on_cpu:
         options["use_cpu"] = "true"
         options["attn_impl"] = "sdpa"

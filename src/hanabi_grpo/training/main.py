@@ -18,10 +18,10 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
-    from hanabi_grpo.datasets import load_rows
+    from hanabi_grpo.datasets import load_rows, num_steps
     from hanabi_grpo.settings import read_settings
     from hanabi_grpo.training.arguments import swift_options
-    from hanabi_grpo.training.pipeline import HanabiPipeline, count_steps, register_trainer
+    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer
 
     try:
         settings = read_settings(known.settings)
@@ -31,9 +31,9 @@ def main(argv: list[str]) -> int:
                 file=sys.stderr,
             )
             return 2
-        num_steps = count_steps(settings, load_rows(Path(settings.dataset), settings))
+        steps = num_steps(settings, load_rows(Path(settings.dataset), settings))
         register_trainer()
-        HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, num_steps), *extra]).main()
+        HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, steps), *extra]).main()
     except HanabiGrpoError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 2

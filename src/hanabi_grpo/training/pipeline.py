@@ -1,6 +1,5 @@
 """Where ms-swift is told of our model, data and trainer."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +8,12 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 
 from hanabi_grpo.datasets import load_rows
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.tracking import TrackingCallback
 from hanabi_grpo.training.adapters import add_adapters, adapter_names
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
-
-
-def count_steps(settings: Settings, rows: list[dict[str, Any]]) -> int:
-    """Return the optimizer steps of a run: MAX_STEPS, else epochs over a dataset whose rows list their seeds.
-
-    Raises:
-        SettingsError: Neither is given in a way that ends.
-    """
-    if settings.max_steps is not None:
-        return settings.max_steps
-    seeds = [len(row["seeds"]) for row in rows if row.get("seeds")]
-    if len(seeds) != len(rows) or settings.num_train_epochs is None:
-        raise SettingsError(
-            f"NUM_TRAIN_EPOCHS={settings.num_train_epochs}: {settings.dataset} has rows without seeds, which draw fresh "
-            "deals for ever, so that it has no epoch. Set MAX_STEPS."
-        )
-    return math.ceil(settings.num_train_epochs * sum(seeds) / settings.deals_per_step)
 
 
 class HanabiPipeline(SwiftRLHF):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hanabi_grpo.advantages import ESTIMATORS
 from hanabi_grpo.metrics import episode_metrics
-from hanabi_grpo.runs import write_episodes
+from hanabi_grpo.records import write_episodes
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.batching import PlayerBatch, plan_batches

@@ -1,0 +1,41 @@
+"""The part of a PEFT configuration that travels with an adapter."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+WIRE_KEYS = frozenset(
+    {
+        "peft_type",
+        "task_type",
+        "r",
+        "lora_alpha",
+        "target_modules",
+        "lora_dropout",
+        "bias",
+        "use_rslora",
+        "inference_mode",
+    }
+)
+"""What the rollout server accepts: no path, no base-model name, nothing that names code."""
+
+
+def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a PEFT configuration reduced to what may travel, as JSON-able values.
+
+    Args:
+        config: `LoraConfig.to_dict()`, or the content of an `adapter_config.json`.
+
+    Example:
+        adapter_config_for_wire({"peft_type": PeftType.LORA, "r": 16, "target_modules": {"v_proj", "q_proj"},
+                                 "base_model_name_or_path": "/models/x"})
+        == {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
+    """
+    return {key: _plain(value) for key, value in config.items() if key in WIRE_KEYS}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    # A set has no order of its own: sorted, the same adapter gives the same bytes.
+    return sorted(value) if isinstance(value, set | frozenset) else value

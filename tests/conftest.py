@@ -1,0 +1,88 @@
+"""Fixtures for every test: the environment comes back as it was, and no process stays behind."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+_GRACE_SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def _restored_environment() -> Iterator[None]:
+    """Put variables and working directory back after each test; hide the developer's own settings from it."""
+    variables, folder = dict(os.environ), Path.cwd()
+    for name in [name for name in variables if name.startswith("HANABI_")]:
+        del os.environ[name]
+    yield
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+@pytest.fixture
+def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Give a `subprocess.Popen` for text whose processes, children included, are ended after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*args: object, **options: object) -> "subprocess.Popen[str]":
+        process = subprocess.Popen(*args, **{"text": True, **options})  # type: ignore[call-overload]
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        end_processes(_family(process.pid))
+        process.wait(timeout=_GRACE_SECONDS)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    """Fail the session, and end them, when tests leave processes running."""
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if not _is_pythons_own(child)]
+    described = [f"{child.pid} {' '.join(_cmdline(child))[:100]}" for child in left]
+    end_processes(left)
+    if described:
+        pytest.fail("tests left processes running: " + "; ".join(described))
+
+
+def end_processes(processes: list[psutil.Process]) -> None:
+    """End processes by their pid: SIGTERM, then SIGKILL for those that stay."""
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=_GRACE_SECONDS)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _is_pythons_own(process: psutil.Process) -> bool:
+    # multiprocessing's trackers live as long as the interpreter that they watch.
+    command = " ".join(_cmdline(process))
+    return not command or "multiprocessing.resource_tracker" in command or "multiprocessing.forkserver" in command

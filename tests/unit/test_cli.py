@@ -1,0 +1,232 @@
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hanabi_grpo.cli import app
+from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
+from hanabi_grpo.commands.train import server_url, trainer_argv, trainer_environ, wait_for_server
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.settings import LoadedSettings, Settings, environment_markdown, load_settings, read_settings
+
+NOWHERE = Path("/nonexistent/.env")
+RUNNER = CliRunner()
+ROOT = Path(__file__).parents[2]
+
+
+def loaded(**environ: str) -> LoadedSettings:
+    return load_settings(environ, NOWHERE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class _Health(BaseHTTPRequestHandler):
+    """Answers like the rollout server: 503 twice, then 200; 401 without the key where one is set."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.seen.append((self.path, self.headers.get("Authorization")))
+        if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+            status = 401
+        else:
+            status = 200 if len(server.seen) > 2 else 503
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b"starting" if status == 503 else b"ok")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def health_server() -> Iterator[Any]:
+    server: Any = HTTPServer(("127.0.0.1", 0), _Health)
+    server.seen, server.key = [], None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def recording() -> Console:
+    return Console(record=True, width=200, file=io.StringIO())
+
+
+@pytest.mark.parametrize("command", ["serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset"])
+def test_every_command_has_help(command: str) -> None:
+    result = RUNNER.invoke(app, [command, "--help"])
+    assert result.exit_code == 0 and "Usage" in result.output
+
+
+def test_an_error_of_ours_is_one_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANABI_PLAYERS", "7")
+    result = RUNNER.invoke(app, ["settings"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: HANABI_PLAYERS='7': Hanabi needs 2 to 5 players.\n"
+
+
+def test_settings_prints_json_and_markdown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEED", "5")
+    assert json.loads(RUNNER.invoke(app, ["settings", "--json"]).stdout)["settings"]["SEED"] == 5
+    assert RUNNER.invoke(app, ["settings", "--markdown"]).stdout == environment_markdown()
+    assert "HANABI_GPU_MEMORY_UTILIZATION" in RUNNER.invoke(app, ["settings"]).stdout
+
+
+def test_dataset_writes_the_file_and_refuses_an_unknown_board(tmp_path: Path) -> None:
+    out = tmp_path / "my.jsonl"
+    result = RUNNER.invoke(app, ["dataset", "--preset", "full", "--out", str(out), "--num-deals", "3"])
+    assert result.exit_code == 0
+    assert json.loads(out.read_text())["env_config"]["seeds"] == [0, 1, 2]
+    refused = RUNNER.invoke(app, ["dataset", "--preset", "fulll", "--out", str(out)])
+    assert refused.exit_code == 2 and "did you mean 'full'" in refused.stderr
+
+
+def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> None:
+    here = loaded(MODEL="my model", HANABI_PLAYERS="3", VLLM_SERVER_PORT="8123", HANABI_API_KEY="k", LEARNING_RATE="1")
+    assert server_command(here) == (
+        "MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" HANABI_PLAYERS=3 PORT=8123 "
+        "bash tools/rollout/rollout_hanabi_gym.sh"
+    )
+    there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k")
+    assert trainer_command(there) == (
+        'HANABI_API_KEY="$HANABI_API_KEY" VLLM_SERVER_PORT=8123 bash tools/train/train_grpo_msswift.sh'
+    )
+    assert server_command(loaded()) == "bash tools/rollout/rollout_hanabi_gym.sh"
+
+
+def test_a_local_model_switches_the_hubs_off(tmp_path: Path) -> None:
+    assert offline_environ(Settings(model=str(tmp_path)))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in offline_environ(Settings(model="Qwen/Qwen3-4B"))
+
+
+def test_one_process_runs_the_module_and_several_run_torchrun() -> None:
+    path = Path("outputs/x/settings.json")
+    assert trainer_argv(Settings(nproc_per_node=1), path, ["--a", "1"]) == [
+        *(sys.executable, "-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json", "--a", "1")
+    ]
+    assert trainer_argv(Settings(nproc_per_node=4), path, []) == [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"),
+        *("-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json"),
+    ]
+
+
+def test_a_key_from_dotenv_reaches_the_trainer_by_its_environment(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("HANABI_API_KEY=topsecret\n")
+    assert trainer_environ(load_settings({}, tmp_path / ".env"))["HANABI_API_KEY"] == "topsecret"
+
+
+def test_an_ipv6_host_is_put_in_brackets() -> None:
+    assert server_url(Settings(vllm_server_host="::1", vllm_server_port=8001)) == "http://[::1]:8001"
+
+
+def test_waiting_ends_when_the_server_is_healthy(health_server: Any) -> None:
+    console = recording()
+    here = loaded(VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="k")
+    health_server.key = "k"
+    wait_for_server(here, console, poll=0.01)
+    assert health_server.seen == [("/health/", "Bearer k")] * 3
+    text = console.export_text()
+    assert "it answers 503: starting" in text
+    assert f"PORT={health_server.server_port} bash tools/rollout/rollout_hanabi_gym.sh" in text
+
+
+def test_a_refused_key_is_an_error_at_once(health_server: Any) -> None:
+    health_server.key = "other"
+    here = loaded(VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="k")
+    with pytest.raises(ServerError, match=r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"):
+        wait_for_server(here, recording(), poll=0.01)
+
+
+def test_waiting_for_nobody_reminds_and_then_gives_up_with_the_command() -> None:
+    console = recording()
+    here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="0.3")
+    with pytest.raises(ServerError) as caught:
+        wait_for_server(here, console, remind=0.05, poll=0.01)
+    assert "after 0.3 s (ConnectError" in str(caught.value)
+    assert "bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
+    assert console.export_text().count("Type in another terminal") > 1
+
+
+def test_a_host_that_is_no_name_is_an_error_of_ours() -> None:
+    bad = loaded()
+    bad = replace(bad, settings=bad.settings.model_copy(update={"vllm_server_host": "a b\x00"}))
+    with pytest.raises(ServerError):
+        wait_for_server(bad, recording(), poll=0.01)
+
+
+def train_environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HANABI_")}
+    (tmp_path / "model").mkdir(exist_ok=True)
+    return {**kept, "MODEL": str(tmp_path / "model"), "OUTPUT_DIR": str(tmp_path / "run"), **more}
+
+
+def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    cases = {
+        "NPROC_PER_NODE=3": {"NPROC_PER_NODE": "3"},
+        "none.jsonl": {"DATASET": str(tmp_path / "none.jsonl")},
+        "hanabi-grpo tiny-model": {"MODEL": str(tmp_path / "no-model")},
+        "no rollout server at": {"HANABI_SERVER_TIMEOUT": "0.1", "VLLM_SERVER_PORT": str(free_port())},
+    }
+    for expected, more in cases.items():
+        process = start_process(
+            [sys.executable, "-m", "hanabi_grpo.cli", "train"],
+            env=train_environ(tmp_path, **more),
+            cwd=ROOT,
+            stdout=-1,
+            stderr=-1,
+        )
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 2 and expected in errors and "Traceback" not in errors
+        assert not (tmp_path / "run").exists()
+
+
+def test_train_refuses_a_used_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    for name, value in train_environ(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    result = RUNNER.invoke(app, ["train"])
+    assert result.exit_code == 2 and "holds another run already (metrics.jsonl)" in result.stderr
+
+
+def test_train_leaves_its_settings_and_becomes_the_trainer(
+    tmp_path: Path, health_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = train_environ(tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="topsecret")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    became: list[Any] = []
+    monkeypatch.setattr(os, "execvpe", lambda *call: became.append(call))
+    result = RUNNER.invoke(app, ["train", "--weight_decay", "0"])
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "run" / "settings.json"
+    program, argv, passed = became[0]
+    assert program == sys.executable
+    assert argv[1:] == ["-m", "hanabi_grpo.training.main", "--settings", str(path), "--weight_decay", "0"]
+    assert passed["HANABI_API_KEY"] == "topsecret" and passed["HF_HUB_OFFLINE"] == "1"
+    assert "topsecret" not in path.read_text() + result.output
+    again = read_settings(path)
+    assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
+    assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output

