@@ -118,6 +118,22 @@ run - hanabi-grpo tiny-model --out "$MODEL"
 say "rollout server on port $PORT, log $folder/server.log"
 HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh >"$folder/server.log" 2>&1 &
 server=$!
+run - python -c '
+import sys, time, urllib.error, urllib.request
+# No proxy of the environment: the server is on this machine.
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+for _ in range(600):
+    try:
+        opener.open(sys.argv[1], timeout=5)
+        sys.exit(0)
+    except urllib.error.HTTPError as error:
+        if error.code == 401:  # it is up, and the commands below know the key
+            sys.exit(0)
+    except OSError:
+        pass
+    time.sleep(1)
+sys.exit("demo: the rollout server did not become healthy within 10 minutes; see its log")
+' "http://127.0.0.1:$PORT/health/"
 
 say "before: $deals held-out deals with the base model"
 run - hanabi-grpo evaluate --policy base --label before --deals "$deals" --out "$folder/before.json"

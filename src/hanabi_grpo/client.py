@@ -41,31 +41,6 @@ class RolloutClient:
         """Return the server's state; ServerError when it is unreachable or its engine is dead."""
         return self._json(lambda: self._http.get("/health/", timeout=5.0), "health check", tries=1)
 
-    def wait(self, seconds: float, *, say: Callable[[str], None], hint: str, every: float = 10.0) -> dict[str, Any]:
-        """Wait until the server answers.
-
-        Args:
-            seconds: Longest wait.
-            say: Receives a line while waiting.
-            hint: How to start the server, printed with the line.
-            every: Seconds between lines.
-
-        Raises:
-            ServerError: No answer in time, or an answer that waiting cannot mend (a wrong key).
-        """
-        start, said = time.monotonic(), -every
-        while True:
-            try:
-                return self.health()
-            except ServerError as error:
-                waited = time.monotonic() - start
-                if waited >= seconds or "answered 401" in str(error):
-                    raise ServerError(f"no rollout server at {self.url} after {waited:.0f} s ({error}) {hint}") from error
-                if waited - said >= every:
-                    said = waited
-                    say(f"waiting for the rollout server at {self.url} ({waited:.0f} of {seconds:.0f} s). {hint}")
-                time.sleep(min(1.0, max(seconds - waited, 0.05)))
-
     def identity(self) -> dict[str, Any]:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
         return self._json(lambda: self._http.get("/identity/"), "identity")

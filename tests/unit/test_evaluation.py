@@ -168,7 +168,8 @@ def test_an_evaluation_on_training_deals_is_refused() -> None:
 
 
 def test_served_deals_go_out_in_chunks_and_each_once() -> None:
-    server, done = ScriptBehindAServer(), []
+    server = ScriptBehindAServer()
+    done: list[int] = []
     adapters = {"player_0": "player_0@7", "player_1": "player_1@7"}
     result = evaluate_served(server, LAPTOP, adapters, 250, 4, 1.0, done.append)
     assert [len(seeds) for seeds, _ in server.requests] == [100, 100, 50]

@@ -13,7 +13,7 @@ from hanabi_grpo.prompts import compact_vocabulary
 from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.server.adapter_files import CONFIG_KEYS
 from hanabi_grpo.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.tiny_model.corpus import SUITE, ShownPolicy, play_corpus
+from hanabi_grpo.tiny_model.corpus import SUITE, ShownPolicy, play_corpus, single_turns
 from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -70,6 +70,20 @@ def test_a_sample_is_exactly_the_conversation_of_the_rollout() -> None:
         assert list(sample.ids) == conversation.ids
         assert [token for token, own in zip(sample.ids, sample.is_reply, strict=True) if own] == spoken
     assert len(samples) == 2
+
+
+def test_a_single_turn_is_a_conversation_that_begins_there() -> None:
+    chat = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
+    teacher = HintBot(noise=0.4)
+    [episode] = play_episodes_sync(LAPTOP, [ShownPolicy(inner=teacher)] * 2, SUITE, [5])
+    [sample, _] = play_corpus(LAPTOP, teacher, chat, first_seed=5, num_games=1)
+    turns = single_turns(sample)
+    assert len(turns) == len(episode.trajectory(0)) > 1
+    assert [token for turn in turns for token in turn.ids] == list(sample.ids)
+    for turn, played in zip(turns, episode.trajectory(0), strict=True):
+        reply = [*chat.tokenizer.encode(played.reply, add_special_tokens=False), chat.eos_id]
+        assert list(turn.ids) == chat.open("", played.prompt) + reply
+        assert sum(turn.is_reply) == len(reply)
 
 
 def test_the_teacher_never_sees_a_held_out_deck() -> None:

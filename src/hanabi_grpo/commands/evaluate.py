@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.commands.console import make_console, server_command
-from hanabi_grpo.commands.train import server_url
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.train import server_url, wait_for_server
 from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
@@ -17,6 +17,7 @@ from hanabi_grpo.evaluation import evaluate_scripted, evaluate_served, served_ad
 from hanabi_grpo.evaluation_result import EvaluationResult, write_result
 from hanabi_grpo.policies import SCRIPTED
 from hanabi_grpo.report import board_title, reference_results, result_cells, rich_table
+from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.types import player_names
 
@@ -101,18 +102,15 @@ def _through_server(
     console: Console,
 ) -> EvaluationResult:
     settings = loaded.settings
+    saved = None if checkpoint is None else read_adapters(checkpoint)
+    wait_for_server(loaded, console)
     key = settings.api_key.get_secret_value() if settings.api_key else None
     client = RolloutClient(server_url(settings), api_key=key, rollout_timeout=settings.rollout_timeout)
     try:
-        client.wait(
-            settings.server_timeout,
-            say=lambda line: console.print(line, markup=False, soft_wrap=True),
-            hint=f"Start it in another terminal: {server_command(loaded)}",
-        )
         if policy == "base":
             adapters: dict[str, str | None] = dict.fromkeys(player_names(config.players))
         else:
-            versions = client.identity()["versions"] if checkpoint is None else _serve(client, settings, checkpoint)
+            versions = client.identity()["versions"] if saved is None else _serve(client, settings, saved)
             adapters = served_adapters(versions, config.players)
         playing = ", ".join(name or "base model" for name in dict.fromkeys(adapters.values()))
         with _progress(console) as progress:
@@ -131,16 +129,14 @@ def _through_server(
         client.close()
 
 
-def _serve(client: RolloutClient, settings: Settings, checkpoint: Path) -> dict[str, int]:
+def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters) -> dict[str, int]:
     """Let the server serve a checkpoint's adapters; returns their versions."""
     # Imported here: it takes seconds, which scripts and mistyped options need not wait for.
     from transformers import AutoTokenizer
 
     from hanabi_grpo.chat import ChatFormat
     from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
-    from hanabi_grpo.saved_adapters import read_adapters
 
-    saved = read_adapters(checkpoint)
     folder = resolve_model(settings.model)
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
     client.open_session(

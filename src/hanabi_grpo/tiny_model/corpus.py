@@ -85,3 +85,19 @@ def render(episode: Episode, player: int, chat: ChatFormat, system: str) -> Samp
         conversation.answer(reply)
         is_reply += [True] * len(reply)
     return Sample(ids=tuple(conversation.ids), is_reply=tuple(is_reply))
+
+
+def single_turns(sample: Sample) -> list[Sample]:
+    """Return each turn as a conversation of its own.
+
+    The two start alike only where line breaks cost no token, as in the tiny model's tokenizer.
+    """
+    turns = []
+    start = 0
+    for index, own in enumerate(sample.is_reply):
+        is_last = index + 1 == len(sample.ids) or (own and not sample.is_reply[index + 1])
+        if is_last:
+            cut = slice(start, index + 1)
+            turns.append(Sample(ids=sample.ids[cut], is_reply=sample.is_reply[cut]))
+            start = index + 1
+    return turns

@@ -28,9 +28,15 @@ class Recipe:
     num_games: int = 6000
     noise: float = 0.4
     """Share of the teacher's moves that are random; they are learnt as well, so the start is legal but mediocre."""
-    batch_size: int = 24
+    batch_size: int = 18
     """Conversations of one step."""
-    learning_rate: float = 2e-3
+    single_turn_share: float = 0.4
+    """Share of the steps, the first ones, that learn from conversations of one turn.
+
+    An observation is the whole state, so a move can be learnt without the turns before it, and faster; the steps
+    that follow teach to read the newest of several observations.
+    """
+    learning_rate: float = 3e-3
 
     def hash(self, probe: Any) -> str:
         """Return a short sha256 over the recipe and a probe of the data (JSON-able) that it makes."""

@@ -1,6 +1,5 @@
 """The trainer's link to the rollout server, in the place where ms-swift keeps its `VLLMClient`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,12 @@ class ServerLink:
         self.client = RolloutClient(url, api_key=key, rollout_timeout=settings.rollout_timeout)
 
     def connect(self) -> None:
-        """Wait for the server and compare both sides.
+        """Introduce this run to the server; `hanabi-grpo train` has waited for it.
 
         Raises:
-            ServerError: No server in time, or one with another base model, chat format, players or smaller rank.
+            ServerError: No server, or one with another base model, chat format, fewer players or a smaller rank.
         """
         settings = self.settings
-        self.client.wait(
-            settings.server_timeout,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
-            hint="Start it in another terminal: bash tools/rollout/rollout_hanabi_gym.sh",
-        )
         folder = resolve_model(settings.model)
         chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
         answer = self.client.open_session(

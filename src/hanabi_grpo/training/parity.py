@@ -1,14 +1,14 @@
 """Proof, in every step, that the policy that sampled is the policy that is trained."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from hanabi_grpo.errors import ParityError
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ParityGate:
     """Compares trainer and sampler logprobs per player and stops training when they differ.
 
@@ -18,7 +18,6 @@ class ParityGate:
 
     tolerance: float
     """Largest mean |trainer − sampler| over a micro-batch's tokens, in nats."""
-    seen: dict[str, list[float]] = field(default_factory=dict)
 
     def check(self, player: str, version: int, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> float:
         """Compare one micro-batch.
@@ -48,11 +47,4 @@ class ParityGate:
                 "from another policy than the one trained here (a stale or swapped adapter, another base model or number "
                 "format). Nothing was updated in this step; restart the server, then the trainer."
             )
-        self.seen.setdefault(player, []).append(mean)
         return mean
-
-    def take(self) -> dict[str, float]:
-        """Return and forget the mean per player since the last call."""
-        means = {player: sum(values) / len(values) for player, values in self.seen.items()}
-        self.seen = {}
-        return means

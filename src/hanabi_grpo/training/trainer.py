@@ -20,6 +20,7 @@ from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data
 from torch.utils.data import DataLoader
 
 from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.errors import ParityError
 from hanabi_grpo.metrics import episode_metrics
 from hanabi_grpo.records import write_episodes
 from hanabi_grpo.settings import Settings, batch_plan
@@ -48,6 +49,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.pushed_version: int | None = None
         self._played_at = time.perf_counter()
         super().__init__(*args, **kwargs)
+        self._base_checksum = adapters.base_checksum(self.model)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
@@ -109,9 +111,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
         adapters.use_adapter(unwrapped, adapters.adapter_of(grpo_batch.player, self.adapter_names))
         logps, entropies = super()._get_per_token_logps_and_entropies(model, model_inputs, grpo_batch, **kwargs)
         if not any(layer._disable_adapters for layer in adapters.lora_layers(unwrapped)[:1]):
-            self.gate.check(
+            gap = self.gate.check(
                 grpo_batch.player, self.pushed_version or 0, logps, grpo_batch.rollout_per_token_logps, grpo_batch.completion_mask
             )
+            self._metrics["train"][f"{grpo_batch.player}/parity"].append(gap)
         return logps, entropies
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
@@ -124,7 +127,6 @@ class HanabiGRPOTrainer(GRPOTrainer):
 
     def _record(self, groups: list[list[Episode]], version: int, seconds: dict[str, float]) -> None:
         metrics = episode_metrics(groups)
-        metrics |= {f"{player}/parity_previous": gap for player, gap in self.gate.take().items()}
         metrics |= {f"time/{phase}": value for phase, value in seconds.items()}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
@@ -136,8 +138,14 @@ class HanabiGRPOTrainer(GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         with get_gather_if_zero3_context(self)(parameters):
             if self.accelerator.is_main_process:
-                state = {"preset_hash": self.link.spec_hashes, "model": self.settings.model, "seed": self.settings.seed}
                 unwrapped = self.accelerator.unwrap_model(self.model)
+                checksum = adapters.base_checksum(unwrapped)
+                if checksum != self._base_checksum:
+                    raise ParityError(
+                        f"the base model's weights changed during training (checksum {self._base_checksum}, now {checksum}); "
+                        "only adapters may. Nothing was saved; look for a merge or an optimizer over base weights."
+                    )
+                state = {"board_hashes": self.link.spec_hashes, "model": self.settings.model, "base_checksum": checksum}
                 folder = save_checkpoint(unwrapped, self.adapter_names, self.link.run_folder, step, state)
                 self.state.last_model_checkpoint = str(folder)
                 rotate_checkpoints(self.link.run_folder, self.settings.save_total_limit)

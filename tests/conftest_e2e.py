@@ -1,0 +1,121 @@
+"""One tiny model and one real rollout server for all end-to-end tests; trainers are started per test."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVER_SECONDS = 300.0
+TRAINER_SECONDS = 420.0
+VARIABLES = {
+    "HANABI_DEALS_PER_STEP": "2",
+    "NUM_GENERATIONS": "8",
+    "PER_DEVICE_TRAIN_BATCH_SIZE": "8",
+    "LORA_RANK": "8",
+    "LORA_ALPHA": "16",
+    "LEARNING_RATE": "0.01",
+    "HANABI_EPISODES_EVERY": "1",
+    "SAVE_STEPS": "1",
+    "SAVE_TOTAL_LIMIT": "10",
+    "REPORT_TO": "none",
+}
+"""A run that takes seconds a step and moves the adapters far enough to tell versions apart."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running rollout server, as the launch script started it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    model: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self, **variables: object) -> dict[str, str]:
+        """Return the variables of the other terminal."""
+        given = {name: str(value) for name, value in variables.items()}
+        return {**clean_environment(), "MODEL": str(self.model), "VLLM_SERVER_PORT": str(self.port), **VARIABLES, **given}
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("HANABI_", "WANDB_"))}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start_server(model: Path, log: Path, **variables: object) -> Server:
+    port = free_port()
+    environment = {**clean_environment(), "MODEL": str(model), "PORT": str(port), **VARIABLES, "HANABI_DIE_WITH_PARENT": "true"}
+    environment |= {name: str(value) for name, value in variables.items()}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh")], env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    server = Server(process, port, log, model)
+    deadline = time.monotonic() + SERVER_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+        try:
+            if httpx.get(f"{server.url}/health/", timeout=2.0, trust_env=False).status_code == 200:
+                return server
+        except httpx.TransportError:
+            time.sleep(0.5)
+    stop(process, signal.SIGKILL)
+    pytest.fail(f"no server after {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
+
+
+def stop(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:
+    """Signal one process; return those of its children that are still alive 20 s later."""
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    if process.poll() is None:
+        process.send_signal(signum)
+    process.wait(timeout=60)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    return alive
+
+
+def train(server: Server, folder: Path, *arguments: str, script: str = "train_grpo_msswift.sh", **variables: object) -> subprocess.CompletedProcess[str]:
+    """Run a train script to its end and return it with its output."""
+    return subprocess.run(
+        ["bash", str(ROOT / "tools/train" / script), *arguments],
+        env=server.environment(OUTPUT_DIR=folder, **variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model with a shorter warm start: it moves mostly legally, which is all that these tests need."""
+    from hanabi_grpo.tiny_model import build_tiny_model
+
+    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", steps=60, num_games=200)
+
+
+@pytest.fixture(scope="session")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that all tests share; each trainer opens a session of its own on it."""
+    server = start_server(tiny_model, tmp_path_factory.mktemp("server") / "server.log")
+    yield server
+    assert stop(server.process) == [], "engine processes outlived the server"

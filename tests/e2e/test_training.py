@@ -1,0 +1,165 @@
+"""The two real scripts: train, save, agree, stop."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest_e2e import ROOT, Server, start_server, stop, train
+
+torch = pytest.importorskip("torch")
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.types import player_names
+from hanabi_grpo.wire import episode_from_json
+
+pytestmark = pytest.mark.e2e
+PLAYERS = ("player_0", "player_1")
+
+
+@pytest.fixture(scope="module")
+def run(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Three steps through the W&B wrapper, offline."""
+    folder = tmp_path_factory.mktemp("run") / "train"
+    before = model_fingerprint(server.model)
+    script = "train_grpo_hanabi_server_wandb.sh"
+    done = train(server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert model_fingerprint(server.model) == before, "training changed the base model's files"
+    return folder, done.stdout
+
+
+def _tensors(folder: Path, step: int, player: str) -> dict[str, torch.Tensor]:
+    return load_file(folder / f"checkpoint-{step}" / player / "adapter_model.safetensors")
+
+
+def test_every_player_learns_its_own_adapter(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    first, last = ({player: _tensors(folder, step, player) for player in PLAYERS} for step in (1, 3))
+    for player in PLAYERS:
+        moved = [name for name in last[player] if not torch.equal(first[player][name], last[player][name])]
+        assert len(moved) == len(last[player]), f"{player}: only {moved} moved between steps 1 and 3"
+    differing = [name for name in last["player_0"] if not torch.equal(last["player_0"][name], last["player_1"][name])]
+    assert len(differing) == len(last["player_0"])
+
+
+def test_the_base_model_in_the_trainer_never_changes(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    sums = {json.loads((folder / f"checkpoint-{step}/manifest.json").read_text())["base_checksum"] for step in (1, 2, 3)}
+    assert len(sums) == 1
+
+
+def test_the_run_folder_holds_its_records(run: tuple[Path, str]) -> None:
+    folder, _ = run
+    settings = json.loads((folder / "settings.json").read_text())
+    assert "LORA_RANK" in json.dumps(settings)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(row["player_0/parity"] < 1e-4 and row["player_1/parity"] < 1e-4 for row in rows)
+    assert rows[-1]["time/push"] > 0
+    episodes = [episode_from_json(json.loads(line)) for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()]
+    assert len(episodes) == 16
+    assert {turn.version for episode in episodes for turn in episode.turns} == {2}
+    assert len({(episode.suite, episode.seed) for episode in episodes}) == 2
+    assert list(folder.glob("wandb/offline-run-*/*.wandb")), "no offline W&B run in the run folder"
+
+
+def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(run: tuple[Path, str], server: Server) -> None:
+    folder, _ = run
+    base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, folder / "checkpoint-3" / "player_1").eval()
+    client = RolloutClient(server.url)
+    config = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+    deals = [{"env_config": config.model_dump(), "suite": "eval", "seed": seed} for seed in range(6)]
+    adapters = {player: f"{player}@3" for player in player_names(2)}
+    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, adapters=adapters)
+    gaps = []
+    for [episode] in groups:
+        ids, marks, sampled = [], [], []
+        for turn in episode.trajectory(1):
+            ids += [*turn.prompt_ids, *turn.reply_ids]
+            marks += [False] * len(turn.prompt_ids) + [True] * len(turn.reply_ids)
+            sampled += turn.logprobs
+        if not ids:
+            continue
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0]
+        ours = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+        gaps += (ours[torch.tensor(marks[1:])] - torch.tensor(sampled)).abs().tolist()
+    assert len(gaps) > 20
+    assert max(gaps) < 1e-3
+
+
+def test_a_stale_adapter_planted_on_the_server_stops_training(run: tuple[Path, str], server: Server, tmp_path: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from plant_stale_adapter import main; sys.exit(main(sys.argv[1:]))"
+    settings = tmp_path / "planted" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text((run[0] / "settings.json").read_text())
+    planted = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent), "--settings", str(settings)],
+        env=server.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert planted.returncode == 2, planted.stdout[-4000:]
+    assert re.search(r"ParityError: player_1@1: trainer and sampler logprobs differ by", planted.stdout), planted.stdout[-4000:]
+
+
+def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server, tmp_path: Path) -> None:
+    done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_ADAPTERS="shared")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert sorted(path.name for path in (tmp_path / "train/checkpoint-1").iterdir()) == ["manifest.json", "shared"]
+
+
+def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tmp_path: Path) -> None:
+    done = train(server, tmp_path / "train", MAX_STEPS=2, NPROC_PER_NODE=2, PER_DEVICE_TRAIN_BATCH_SIZE=4, DEEPSPEED="zero2", BETA=0.01)
+    assert done.returncode == 0, done.stdout[-4000:]
+    for player in PLAYERS:
+        tensors = _tensors(tmp_path / "train", 2, player)
+        assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name)
+
+
+def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: Server, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")],
+            env=server.environment(OUTPUT_DIR=tmp_path / "train", MAX_STEPS=500, SAVE_STEPS=400),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + 300
+    metrics = tmp_path / "train/metrics.jsonl"
+    while time.monotonic() < deadline and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+        assert process.poll() is None, log.read_text()[-3000:]
+        time.sleep(0.5)
+    assert stop(process, signal.SIGINT) == []
+    assert process.returncode == 130, log.read_text()[-3000:]
+    saved = [int(path.name.split("-")[1]) for path in (tmp_path / "train").glob("checkpoint-*")]
+    assert saved and saved[0] >= 2
+    assert RolloutClient(server.url).health()["status"] == "ok"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_or_killed_server_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path, signum: signal.Signals) -> None:
+    server = start_server(tiny_model, tmp_path / "server.log")
+    assert stop(server.process, signum) == []
+
+
+def test_the_tokenizer_of_the_tiny_model_survives_a_round_trip(tiny_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    ids = tokenizer.encode("life1 info3 Play 0", add_special_tokens=False)
+    assert tokenizer.decode(ids) == "life1 info3 Play 0"
