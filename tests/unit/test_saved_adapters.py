@@ -51,7 +51,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(
 
 
 def test_a_folder_without_adapters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no \\*/adapter_model.safetensors"):
+    with pytest.raises(SettingsError, match=r"no \*/adapter_model\.safetensors"):
         read_adapters(tmp_path)
 
 
