@@ -47,7 +47,13 @@ class Server:
     def environment(self, **variables: object) -> dict[str, str]:
         """Return the variables of the other terminal."""
         given = {name: str(value) for name, value in variables.items()}
-        return {**clean_environment(), "MODEL": str(self.model), "VLLM_SERVER_PORT": str(self.port), **VARIABLES, **given}
+        return {
+            **clean_environment(),
+            "MODEL": str(self.model),
+            "VLLM_SERVER_PORT": str(self.port),
+            **VARIABLES,
+            **given,
+        }
 
 
 def clean_environment() -> dict[str, str]:
@@ -62,11 +68,20 @@ def free_port() -> int:
 
 def start_server(model: Path, log: Path, **variables: object) -> Server:
     port = free_port()
-    environment = {**clean_environment(), "MODEL": str(model), "PORT": str(port), **VARIABLES, "HANABI_DIE_WITH_PARENT": "true"}
+    environment = {
+        **clean_environment(),
+        "MODEL": str(model),
+        "PORT": str(port),
+        **VARIABLES,
+        "HANABI_DIE_WITH_PARENT": "true",
+    }
     environment |= {name: str(value) for name, value in variables.items()}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh")], env=environment, stdout=output, stderr=subprocess.STDOUT
+            ["bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh")],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     server = Server(process, port, log, model)
     deadline = time.monotonic() + SERVER_SECONDS
@@ -92,7 +107,9 @@ def stop(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTE
     return alive
 
 
-def train(server: Server, folder: Path, *arguments: str, script: str = "train_grpo_msswift.sh", **variables: object) -> subprocess.CompletedProcess[str]:
+def train(
+    server: Server, folder: Path, *arguments: str, script: str = "train_grpo_msswift.sh", **variables: object
+) -> subprocess.CompletedProcess[str]:
     """Run a train script to its end and return it with its output."""
     return subprocess.run(
         ["bash", str(ROOT / "tools/train" / script), *arguments],

@@ -17,11 +17,11 @@ _FIRST, _REPLY, _SECOND, _SYSTEM = "HANABIFIRST", "HANABIREPLY", "HANABISECOND",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """The text that a chat template puts around messages.
+    r"""The text that a chat template puts around messages.
 
     Example (Qwen3, thinking off):
-        eos="<|im_end|>"  glue="\\n<|im_start|>user\\n"
-        tail="<|im_end|>\\n<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"
+        eos="<|im_end|>"  glue="\n<|im_start|>user\n"
+        tail="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     """
 
     tokenizer: Any = field(repr=False)
@@ -41,7 +41,7 @@ class ChatFormat:
         """
         if not tokenizer.chat_template:
             raise SettingsError(
-                f"MODEL={tokenizer.name_or_path}: the tokenizer has no chat template; choose an instruction-tuned model."
+                f"MODEL={tokenizer.name_or_path}: the tokenizer has no chat template; choose an instruction-tuned one."
             )
         eos = tokenizer.eos_token
         text = _render(tokenizer, [("user", _FIRST), ("assistant", _REPLY), ("user", _SECOND)], thinking)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import httpx
@@ -34,7 +35,9 @@ class RolloutClient:
         self.url = url
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         # trust_env=False: a proxy variable must not catch traffic to a server of ours.
-        self._http = httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0), trust_env=False)
+        self._http = httpx.Client(
+            base_url=url, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0), trust_env=False
+        )
         self._rollout_timeout = httpx.Timeout(rollout_timeout, connect=5.0)
 
     def health(self) -> dict[str, Any]:
@@ -80,12 +83,10 @@ class RolloutClient:
                 "x-peft-config": json.dumps(config),
                 "content-type": "application/octet-stream",
             }
-            self._json(
-                lambda name=name, body=body, headers=headers: self._http.put(
-                    f"/adapters/{name}", params={"version": version}, content=body, headers=headers
-                ),
-                f"pushing {name}@{version}",
+            put = partial(
+                self._http.put, f"/adapters/{name}", params={"version": version}, content=body, headers=headers
             )
+            self._json(put, f"pushing {name}@{version}")
         answer = self._json(
             lambda: self._http.post("/adapters/commit", params={"version": version}), f"committing version {version}"
         )
@@ -93,8 +94,8 @@ class RolloutClient:
             receipt = answer["receipts"].get(name, {})
             if receipt.get("version") != version or receipt.get("sha256") != digest:
                 raise ServerError(
-                    f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} with sha256 {digest[:16]}…; "
-                    "the server does not serve what was trained. Restart it."
+                    f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} with sha256 "
+                    f"{digest[:16]}…; the server does not serve what was trained. Restart it."
                 )
         return answer
 
@@ -135,7 +136,9 @@ class RolloutClient:
             lambda: self._http.post("/infer/", json=body, timeout=self._rollout_timeout), "playing games", tries=1
         )
         if len(outputs) != len(rows):
-            raise ServerError(f"{self.url}: {len(outputs)} answers for {len(rows)} rows; the server and this client do not fit.")
+            raise ServerError(
+                f"{self.url}: {len(outputs)} answers for {len(rows)} rows; the server and this client do not fit."
+            )
         parts: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for place, output in zip(places, outputs, strict=True):
             parts.setdefault(place, []).append(output)

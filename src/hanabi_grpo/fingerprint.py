@@ -48,7 +48,9 @@ def resolve_model(name: str) -> Path:
     if folder.is_dir():
         return folder.resolve()
     if name.startswith((".", "/", "outputs/")):
-        raise SettingsError(f"MODEL={name}: no such folder. Make the tiny model with: hanabi-grpo tiny-model --out {name}")
+        raise SettingsError(
+            f"MODEL={name}: no such folder. Make the tiny model with: hanabi-grpo tiny-model --out {name}"
+        )
     from huggingface_hub import snapshot_download
 
     try:

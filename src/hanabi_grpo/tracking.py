@@ -80,6 +80,8 @@ class TrackingCallback(TrainerCallback):
         import wandb
 
         name = self.settings.ckpt_artifact_name or f"{self.run_folder.name}-adapters"
-        artifact = wandb.Artifact(name, type="model", metadata={"model": self.settings.model, "rank": self.settings.lora_rank})
+        artifact = wandb.Artifact(
+            name, type="model", metadata={"model": self.settings.model, "rank": self.settings.lora_rank}
+        )
         artifact.add_dir(str(checkpoint))
         self._wandb.log_artifact(artifact, aliases=aliases)

@@ -4,8 +4,6 @@ import inspect
 
 import pytest
 import torch
-
-pytest.importorskip("vllm")
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from hanabi_grpo.server import lora_cpu

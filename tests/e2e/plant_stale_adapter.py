@@ -3,6 +3,8 @@
 Everything else is real, and every receipt is right for the bytes that were sent. Only the logprobs can tell.
 """
 
+import sys
+
 import torch
 from peft import PeftModel
 
@@ -23,3 +25,7 @@ def _stale_export(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[byte
 def main(argv: list[str]) -> int:
     link.export_adapter = _stale_export
     return train_main(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

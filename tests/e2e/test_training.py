@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest_e2e import ROOT, Server, start_server, stop, train
-
-torch = pytest.importorskip("torch")
+import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from conftest_e2e import ROOT, Server, start_server, stop, train
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import model_fingerprint
@@ -54,7 +53,9 @@ def test_every_player_learns_its_own_adapter(run: tuple[Path, str]) -> None:
 
 def test_the_base_model_in_the_trainer_never_changes(run: tuple[Path, str]) -> None:
     folder, _ = run
-    sums = {json.loads((folder / f"checkpoint-{step}/manifest.json").read_text())["base_checksum"] for step in (1, 2, 3)}
+    sums = {
+        json.loads((folder / f"checkpoint-{step}/manifest.json").read_text())["base_checksum"] for step in (1, 2, 3)
+    }
     assert len(sums) == 1
 
 
@@ -66,14 +67,18 @@ def test_the_run_folder_holds_its_records(run: tuple[Path, str]) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["player_0/parity"] < 1e-4 and row["player_1/parity"] < 1e-4 for row in rows)
     assert rows[-1]["time/push"] > 0
-    episodes = [episode_from_json(json.loads(line)) for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()]
+    episodes = [
+        episode_from_json(json.loads(line)) for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()
+    ]
     assert len(episodes) == 16
     assert {turn.version for episode in episodes for turn in episode.turns} == {2}
     assert len({(episode.suite, episode.seed) for episode in episodes}) == 2
     assert list(folder.glob("wandb/offline-run-*/*.wandb")), "no offline W&B run in the run folder"
 
 
-def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(run: tuple[Path, str], server: Server) -> None:
+def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
+    run: tuple[Path, str], server: Server
+) -> None:
     folder, _ = run
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, folder / "checkpoint-3" / "player_1").eval()
@@ -99,13 +104,15 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(run:
     assert max(gaps) < 1e-3
 
 
-def test_a_stale_adapter_planted_on_the_server_stops_training(run: tuple[Path, str], server: Server, tmp_path: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from plant_stale_adapter import main; sys.exit(main(sys.argv[1:]))"
+def test_a_stale_adapter_planted_on_the_server_stops_training(
+    run: tuple[Path, str], server: Server, tmp_path: Path
+) -> None:
+    planted_trainer = str(Path(__file__).parent / "plant_stale_adapter.py")
     settings = tmp_path / "planted" / "settings.json"
     settings.parent.mkdir()
     settings.write_text((run[0] / "settings.json").read_text())
     planted = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent), "--settings", str(settings)],
+        [sys.executable, planted_trainer, "--settings", str(settings)],
         env=server.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -114,7 +121,9 @@ def test_a_stale_adapter_planted_on_the_server_stops_training(run: tuple[Path, s
         check=False,
     )
     assert planted.returncode == 2, planted.stdout[-4000:]
-    assert re.search(r"ParityError: player_1@1: trainer and sampler logprobs differ by", planted.stdout), planted.stdout[-4000:]
+    assert re.search(r"ParityError: player_1@1: trainer and sampler logprobs differ by", planted.stdout), (
+        planted.stdout[-4000:]
+    )
 
 
 def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server, tmp_path: Path) -> None:
@@ -124,7 +133,15 @@ def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server
 
 
 def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tmp_path: Path) -> None:
-    done = train(server, tmp_path / "train", MAX_STEPS=2, NPROC_PER_NODE=2, PER_DEVICE_TRAIN_BATCH_SIZE=4, DEEPSPEED="zero2", BETA=0.01)
+    done = train(
+        server,
+        tmp_path / "train",
+        MAX_STEPS=2,
+        NPROC_PER_NODE=2,
+        PER_DEVICE_TRAIN_BATCH_SIZE=4,
+        DEEPSPEED="zero2",
+        BETA=0.01,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     for player in PLAYERS:
         tensors = _tensors(tmp_path / "train", 2, player)
@@ -154,7 +171,9 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_or_killed_server_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path, signum: signal.Signals) -> None:
+def test_a_stopped_or_killed_server_leaves_no_engine_behind(
+    tiny_model: Path, tmp_path: Path, signum: signal.Signals
+) -> None:
     server = start_server(tiny_model, tmp_path / "server.log")
     assert stop(server.process, signum) == []
 

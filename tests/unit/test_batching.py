@@ -1,9 +1,7 @@
 """From episodes to micro-batches."""
 
-import pytest
 import torch
 
-pytest.importorskip("swift")
 from hanabi_grpo.advantages import grpo
 from hanabi_grpo.training.batching import plan_batches, sequences_of
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn

@@ -20,7 +20,9 @@ def test_equal_logprobs_pass_and_padding_is_ignored() -> None:
 
 
 def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
-    with pytest.raises(ParityError, match=r"player_1@3: .*differ by 0\.02 .*HANABI_PARITY_TOLERANCE=0\.01.*-0\.7300.*-0\.7500"):
+    with pytest.raises(
+        ParityError, match=r"player_1@3: .*differ by 0\.02 .*HANABI_PARITY_TOLERANCE=0\.01.*-0\.7300.*-0\.7500"
+    ):
         _check(ParityGate(0.01), 0.02)
 
 

@@ -4,12 +4,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from hanabi_grpo.adapter_config import WIRE_KEYS
 from hanabi_grpo.errors import AdapterError
-
-CONFIG_KEYS = frozenset(
-    {"peft_type", "task_type", "r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora", "inference_mode"}
-)
-"""The only PEFT configuration keys that travel: no paths, no base-model names, no code."""
 
 
 def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
@@ -24,12 +20,13 @@ def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_
     Raises:
         AdapterError: Says what is wrong; the upload must not be loaded.
     """
-    unknown = sorted(set(config) - CONFIG_KEYS)
+    unknown = sorted(set(config) - WIRE_KEYS)
     if unknown:
-        raise AdapterError(f"{adapter}: PEFT config keys {unknown} are not accepted; allowed: {sorted(CONFIG_KEYS)}.")
+        raise AdapterError(f"{adapter}: PEFT config keys {unknown} are not accepted; allowed: {sorted(WIRE_KEYS)}.")
     if config.get("peft_type") != "LORA" or config.get("r") != lora_rank:
         raise AdapterError(
-            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; this session takes LORA of rank {lora_rank}."
+            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; "
+            f"this session takes LORA of rank {lora_rank}."
         )
     if len(body) < 8 or struct.unpack("<Q", body[:8])[0] > min(len(body), 16 << 20):
         raise AdapterError(f"{adapter}: {len(body)} bytes are not a safetensors file (its header does not fit).")

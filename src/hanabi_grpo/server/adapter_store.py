@@ -98,13 +98,17 @@ class AdapterStore:
             raise AdapterError(f"adapter {adapter!r}: this session trains {', '.join(session.adapters)}.")
         digest = hashlib.sha256(body).hexdigest()
         if digest != sha256:
-            raise AdapterError(f"{adapter}@{version}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it.")
+            raise AdapterError(
+                f"{adapter}@{version}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it."
+            )
         served = session.served.get(adapter)
         for held in (session.staged.get(adapter), served):
             if held and held.version == version:
                 if held.sha256 == digest:
                     return held
-                raise VersionError(f"{adapter}@{version} is held with other bytes ({held.sha256[:16]}…); push a newer version.")
+                raise VersionError(
+                    f"{adapter}@{version} is held with other bytes ({held.sha256[:16]}…); push a newer version."
+                )
         if served and version < served.version:
             raise VersionError(f"{adapter}@{version} is older than the served version {served.version}.")
         check_adapter(body, config, adapter=adapter, lora_rank=session.lora_rank)
@@ -134,9 +138,13 @@ class AdapterStore:
             session = self._session()
             if {held.version for held in session.served.values()} == {version} and not session.staged:
                 return {name: held.receipt for name, held in session.served.items()}
-            missing = [name for name in session.adapters if getattr(session.staged.get(name), "version", None) != version]
+            missing = [
+                name for name in session.adapters if getattr(session.staged.get(name), "version", None) != version
+            ]
             if missing:
-                raise VersionError(f"commit of version {version}: nothing staged for {', '.join(missing)}; put them first.")
+                raise VersionError(
+                    f"commit of version {version}: nothing staged for {', '.join(missing)}; put them first."
+                )
             loaded: list[HeldAdapter] = []
             try:
                 for held in session.staged.values():
@@ -146,12 +154,16 @@ class AdapterStore:
                     loaded.append(held)
                     on_disk = hashlib.sha256((held.folder / "adapter_model.safetensors").read_bytes()).hexdigest()
                     if on_disk != held.sha256:
-                        raise AdapterError(f"{held.adapter}@{version}: the file that was loaded has other bytes than the upload.")
+                        raise AdapterError(
+                            f"{held.adapter}@{version}: the file that was loaded has other bytes than the upload."
+                        )
             except Exception as error:
                 for held in loaded:
                     await self._engine.unload_adapter(held.number)
                     held.lora = None
-                raise AdapterError(f"commit of version {version} failed, the old version stays served: {error}") from error
+                raise AdapterError(
+                    f"commit of version {version} failed, the old version stays served: {error}"
+                ) from error
             old, session.served, session.staged = session.served, dict(session.staged), {}
             for held in old.values():
                 await self._retire(held)

@@ -71,7 +71,9 @@ def create_app(
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        status = 409 if isinstance(error, VersionError) else 422 if isinstance(error, AdapterError | SettingsError) else 500
+        status = (
+            409 if isinstance(error, VersionError) else 422 if isinstance(error, AdapterError | SettingsError) else 500
+        )
         return _problem(status, str(error))
 
     @app.get("/health")
@@ -97,8 +99,9 @@ def create_app(
         _compare(identity, wanted)
         same = store.session is not None and store.session.run_id == wanted.run_id
         if not same and scheduler.games_in_flight:
+            running = store.session.run_id if store.session else "an evaluation"
             raise VersionError(
-                f"this server is playing {scheduler.games_in_flight} games for run {store.session and store.session.run_id}; "
+                f"this server is playing {scheduler.games_in_flight} games for {running}; "
                 "one trainer at a time. Wait for it, stop it, or start a second server on another PORT."
             )
         if not same:
@@ -111,7 +114,9 @@ def create_app(
             config = json.loads(request.headers["x-peft-config"])
             sha256 = request.headers["x-sha256"]
         except (KeyError, ValueError) as error:
-            raise AdapterError(f"{adapter}@{version}: headers x-sha256 and x-peft-config (JSON) are needed; {error!r}") from error
+            raise AdapterError(
+                f"{adapter}@{version}: headers x-sha256 and x-peft-config (JSON) are needed; {error!r}"
+            ) from error
         body = await _read_body(request)
         return store.stage(adapter, version, body, sha256, config).receipt
 
@@ -125,7 +130,9 @@ def create_app(
             wanted = InferRequest.model_validate_json(await _read_body(request))
         except ValidationError as error:
             raise SettingsError(f"rollout request: {error}") from error
-        play = asyncio.ensure_future(scheduler.run(wanted.infer_requests, _sampling(wanted.request_config), wanted.adapters))
+        play = asyncio.ensure_future(
+            scheduler.run(wanted.infer_requests, _sampling(wanted.request_config), wanted.adapters)
+        )
         watch = asyncio.ensure_future(_wait_for_hangup(request))
         try:
             await asyncio.wait({play, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +144,9 @@ def create_app(
             inner = unwrap(group)
             if isinstance(inner, HanabiGrpoError):
                 raise inner from group
-            return _problem(503 if engine.is_dead else 500, f"rollout failed in the engine: {type(inner).__name__}: {inner}")
+            return _problem(
+                503 if engine.is_dead else 500, f"rollout failed in the engine: {type(inner).__name__}: {inner}"
+            )
         finally:
             watch.cancel()
 
@@ -156,7 +165,13 @@ def create_app(
     async def nothing_to_do() -> dict[str, str]:
         return {"message": "nothing to do: adapters travel over HTTP and text models have no other cache"}
 
-    for route in ("reset_encoder_cache", "reset_mm_cache", "init_communicator", "close_communicator", "process_weights_after_loading"):
+    for route in (
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "init_communicator",
+        "close_communicator",
+        "process_weights_after_loading",
+    ):
         app.post(f"/{route}/")(nothing_to_do)
     return app
 
@@ -178,9 +193,16 @@ def _compare(identity: ServerIdentity, wanted: SessionRequest) -> None:
 
 def _sampling(request_config: dict[str, Any] | None) -> SamplingConfig:
     given = request_config or {}
-    for name, neutral in (("top_p", (None, 1, 1.0)), ("top_k", (None, 0, -1)), ("min_p", (None, 0, 0.0)), ("n", (None, 1))):
+    for name, neutral in (
+        ("top_p", (None, 1, 1.0)),
+        ("top_k", (None, 0, -1)),
+        ("min_p", (None, 0, 0.0)),
+        ("n", (None, 1)),
+    ):
         if given.get(name) not in neutral:
-            raise SettingsError(f"request_config.{name}={given[name]!r}: only {neutral[1]} keeps logprobs those of the policy.")
+            raise SettingsError(
+                f"request_config.{name}={given[name]!r}: only {neutral[1]} keeps logprobs those of the policy."
+            )
     try:
         return SamplingConfig(
             max_tokens=int(given.get("max_tokens") or 512),

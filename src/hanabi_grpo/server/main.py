@@ -122,7 +122,13 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
         key = settings.api_key.get_secret_value() if settings.api_key else None
         app = create_app(engine, store, scheduler, identity, api_key=key)
         # A slow client may not hold a connection open for ever; a rollout itself may take as long as it takes.
-        config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=30, timeout_graceful_shutdown=5, h11_max_incomplete_event_size=64 << 10)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+            h11_max_incomplete_event_size=64 << 10,
+        )
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, identity.instance_id)
         await uvicorn.Server(config).serve(sockets=[listener])
     finally:

@@ -56,7 +56,8 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
             suite, seed, player = str(data["suite"]), int(data["seed"]), int(data["player"])
         except (KeyError, TypeError, ValueError) as error:
             raise SettingsError(
-                f"request row {position}: data_dict needs env_config, suite, seed and player; {type(error).__name__}: {error}"
+                f"request row {position}: data_dict needs env_config, suite, seed and player; "
+                f"{type(error).__name__}: {error}"
             ) from error
         if not 0 <= player < config.players:
             raise SettingsError(f"request row {position}: player={player}: allowed are 0 to {config.players - 1}.")
@@ -77,7 +78,14 @@ class Scheduler:
     """Plays requests on one engine. Each game is its own coroutine."""
 
     def __init__(
-        self, sampler: Sampler, chat: ChatFormat, store: AdapterStore, *, max_model_len: int, games_at_once: int, instance_id: str
+        self,
+        sampler: Sampler,
+        chat: ChatFormat,
+        store: AdapterStore,
+        *,
+        max_model_len: int,
+        games_at_once: int,
+        instance_id: str,
     ) -> None:
         """Bind the engine, the conversation format and the adapters.
 
@@ -135,7 +143,9 @@ class Scheduler:
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         for (index, game), task in tasks.items():
             systems = [policies[index].system(player) for player in range(deals[index].config.players)]
-            for player, output in enumerate(episode_to_outputs(task.result(), model="hanabi_grpo", system_prompts=systems)):
+            for player, output in enumerate(
+                episode_to_outputs(task.result(), model="hanabi_grpo", system_prompts=systems)
+            ):
                 outputs[deals[index].rows[player][game]] = output
         return outputs
 
@@ -170,7 +180,9 @@ def _wanted(adapters: Mapping[str, str | None] | None) -> dict[str, int] | None:
     return wanted
 
 
-def _loras(num_players: int, adapters: Mapping[str, str | None] | None, leased: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
+def _loras(
+    num_players: int, adapters: Mapping[str, str | None] | None, leased: Mapping[str, Any]
+) -> dict[str, tuple[Any, int]]:
     loras = {}
     for index in range(num_players):
         player = player_name(index)
@@ -178,7 +190,9 @@ def _loras(num_players: int, adapters: Mapping[str, str | None] | None, leased: 
             held = leased.get(player) or leased.get(SHARED)
         else:
             if player not in adapters:
-                raise VersionError(f"adapters: nothing said of {player}; name adapter@version or null for the base model.")
+                raise VersionError(
+                    f"adapters: nothing said of {player}; name adapter@version or null for the base model."
+                )
             held = leased.get((adapters[player] or "").partition("@")[0])
         if held is not None:
             loras[player] = (held.lora, held.version)
@@ -196,7 +210,8 @@ async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode]], leased: Ma
     kinds = Counter(turn.kind for turn in turns)
     statuses = Counter(str(episode.status) for episode in episodes)
     logger.info(
-        "deal %s/%d: %d games, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, %.0f tok/s, %s",
+        "deal %s/%d: %d games, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, "
+        "%.0f tok/s, %s",
         deal.suite,
         deal.seed,
         len(episodes),

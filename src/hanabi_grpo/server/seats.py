@@ -62,7 +62,8 @@ class ServedSeat:
     def __init__(self, policy: ServedPolicy, player: int, system: str) -> None:
         """Start the conversation; `system` is its first message unless empty."""
         self._policy = policy
-        self._lora, self._version = policy.loras.get(player_name(player), (None, None))
+        held: tuple[Any, int | None] = policy.loras.get(player_name(player), (None, None))
+        self._lora, self._version = held
         self._conversation = Conversation(policy.chat, system)
 
     async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:

@@ -36,6 +36,11 @@ def batch_plan(settings: Settings) -> BatchPlan:
     """
     deals, group = settings.deals_per_step, settings.num_generations
     processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
+    if processes > 1 and settings.deepspeed == "none":
+        raise SettingsError(
+            f"NPROC_PER_NODE={processes} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3, "
+            "because a micro-batch leaves the other players' adapters without gradients."
+        )
     games = deals * group
     if games % (processes * batch):
         raise SettingsError(

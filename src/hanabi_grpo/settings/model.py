@@ -115,7 +115,7 @@ class Settings(BaseModel):
     observation: Literal["compact", "full"] = setting(
         "HANABI_OBSERVATION", "game", "Prompt style: one line of words, or readable text.", "compact", gpu="full"
     )
-    legal_moves: bool = setting("HANABI_LEGAL_MOVES", "game", "List the legal moves in the full style.", True)
+    legal_moves: bool = setting("HANABI_LEGAL_MOVES", "game", "List the legal moves in each prompt.", False, gpu=True)
     thinking: bool = setting("HANABI_THINKING", "game", "Let the model think before it moves.", False, both=True)
     bomb_rule: Literal["zero", "keep"] = setting(
         "HANABI_BOMB_RULE", "game", "What a lost last life does to the points scored so far.", "zero"
@@ -147,7 +147,7 @@ class Settings(BaseModel):
     num_generations: int = setting("NUM_GENERATIONS", "trainer", "Games of each deal (the group).", 16, ge=2)
     deals_per_step: int = setting("HANABI_DEALS_PER_STEP", "trainer", "Deals of one step.", 8, gpu=4, ge=1)
     per_device_train_batch_size: int = setting(
-        "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch.", 64, gpu=4, ge=1
+        "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch.", 64, gpu=1, ge=1
     )
     num_train_epochs: float | None = setting(
         "NUM_TRAIN_EPOCHS", "trainer", "Passes over a dataset with seeds; MAX_STEPS wins when both are set.", gt=0

@@ -113,4 +113,6 @@ def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
     was_inference, config.inference_mode = config.inference_mode, True
     config.save_pretrained(str(folder))
     config.inference_mode = was_inference
-    save_file(adapter_tensors(model, name, torch.float32), folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(
+        adapter_tensors(model, name, torch.float32), folder / "adapter_model.safetensors", metadata={"format": "pt"}
+    )

@@ -5,7 +5,7 @@ loss on the replies. Every rank computes the same plan from the same episodes, s
 player at the same micro-step, which DeepSpeed's collectives need.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,31 +77,35 @@ def plan_batches(
         for number in range(micro_batches_per_player):
             start = len(sequences) * number // micro_batches_per_player
             end = len(sequences) * (number + 1) // micro_batches_per_player
-            batches.append(_collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device))
+            batches.append(
+                _collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device)
+            )
     return batches
 
 
-def _collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, object]:
+def _collate(
+    rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device
+) -> dict[str, object]:
     nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
     rows = rows or [nothing]
     width = max(len(row.ids) for row in rows)
 
-    def column(values: list[list[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
+    def column(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
         padded = [[*row, *[fill] * (width - len(row))] for row in values]
         return torch.tensor(padded, dtype=dtype, device=device)
 
-    ids = column([row.ids for row in rows], pad_id, torch.long)
-    attention = column([[1] * len(row.ids) for row in rows], 0, torch.long)
+    ids = column((row.ids for row in rows), pad_id, torch.long)
+    attention = column(([1] * len(row.ids) for row in rows), 0, torch.long)
     # Position t of these holds the token at t + 1: the first token of a sequence is never predicted.
-    mask = column([row.mask for row in rows], False, torch.bool)[:, 1:]
+    mask = column((row.mask for row in rows), False, torch.bool)[:, 1:]
     return {
         "model_inputs": {"input_ids": ids, "attention_mask": attention},
         "grpo_batch": PlayerBatch(
             completion_mask=mask,
             truncated_mask=torch.zeros(len(rows), dtype=torch.bool, device=device),
             seq_lengths=attention.sum(1),
-            rollout_per_token_logps=column([row.logprobs for row in rows], 0.0, torch.float32)[:, 1:],
-            advantages=column([row.advantages for row in rows], 0.0, torch.float32)[:, 1:],
+            rollout_per_token_logps=column((row.logprobs for row in rows), 0.0, torch.float32)[:, 1:],
+            advantages=column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:],
             # The loss divides by this player's tokens of the whole step, so that neither the cut into
             # micro-batches nor another player's data changes its gradient.
             num_items_in_batch=torch.tensor(num_tokens, device=device),

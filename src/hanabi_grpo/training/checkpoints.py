@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from peft import PeftModel
@@ -14,7 +15,9 @@ from hanabi_grpo.training.adapters import save_adapter
 logger = logging.getLogger(__name__)
 
 
-def save_checkpoint(model: PeftModel, names: tuple[str, ...], run_folder: Path, step: int, state: dict[str, object]) -> Path:
+def save_checkpoint(
+    model: PeftModel, names: tuple[str, ...], run_folder: Path, step: int, state: Mapping[str, object]
+) -> Path:
     """Write `checkpoint-<step>/<adapter>/{adapter_config.json,adapter_model.safetensors}` and a manifest.
 
     The folder appears by a rename once every file in it is on disk.
@@ -39,6 +42,10 @@ def save_checkpoint(model: PeftModel, names: tuple[str, ...], run_folder: Path, 
 
 def rotate_checkpoints(run_folder: Path, keep: int) -> None:
     """Remove the oldest checkpoints so that `keep` remain."""
-    found = [(int(match[1]), path) for path in run_folder.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in run_folder.iterdir()
+        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
+    ]
     for _, path in sorted(found)[:-keep]:
         shutil.rmtree(path)

@@ -60,8 +60,8 @@ class ServerLink:
         answer = self.client.push(version, {name: export_adapter(model, name, self._dtype) for name in names})
         if answer["instance_id"] != self.instance_id:
             raise ServerError(
-                f"{self.client.url}: instance {self.instance_id} was replaced by {answer['instance_id']} during the run; "
-                "restart the trainer with a new OUTPUT_DIR."
+                f"{self.client.url}: instance {self.instance_id} was replaced by {answer['instance_id']} "
+                "during the run; restart the trainer with a new OUTPUT_DIR."
             )
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> list[list[Episode]]:

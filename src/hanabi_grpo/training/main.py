@@ -25,12 +25,6 @@ def main(argv: list[str]) -> int:
 
     try:
         settings = read_settings(known.settings)
-        if settings.nproc_per_node > 1 and settings.deepspeed == "none":
-            print(
-                f"NPROC_PER_NODE={settings.nproc_per_node} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3.",
-                file=sys.stderr,
-            )
-            return 2
         steps = num_steps(settings, load_rows(Path(settings.dataset), settings))
         register_trainer()
         HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, steps), *extra]).main()

@@ -19,7 +19,9 @@ class ParityGate:
     tolerance: float
     """Largest mean |trainer − sampler| over a micro-batch's tokens, in nats."""
 
-    def check(self, player: str, version: int, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> float:
+    def check(
+        self, player: str, version: int, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor
+    ) -> float:
         """Compare one micro-batch.
 
         Args:
@@ -41,10 +43,11 @@ class ParityGate:
         mean = gap.mean().item()
         if not math.isfinite(mean) or mean > self.tolerance:
             raise ParityError(
-                f"{player}@{version}: trainer and sampler logprobs differ by {mean:.3g} on average (max {gap.max().item():.3g}) "
-                f"over {gap.numel()} tokens; allowed is HANABI_PARITY_TOLERANCE={self.tolerance:g}. Trainer mean "
-                f"{trainer.detach()[mask].mean().item():.4f}, sampler mean {sampler[mask].mean().item():.4f}. The server samples "
-                "from another policy than the one trained here (a stale or swapped adapter, another base model or number "
-                "format). Nothing was updated in this step; restart the server, then the trainer."
+                f"{player}@{version}: trainer and sampler logprobs differ by {mean:.3g} on average "
+                f"(max {gap.max().item():.3g}) over {gap.numel()} tokens; allowed is HANABI_PARITY_TOLERANCE="
+                f"{self.tolerance:g}. Trainer mean {trainer.detach()[mask].mean().item():.4f}, sampler mean "
+                f"{sampler[mask].mean().item():.4f}. The server samples from another policy than the one trained "
+                "here (a stale or swapped adapter, another base model or number format). Nothing was updated in this "
+                "step; restart the server, then the trainer."
             )
         return mean

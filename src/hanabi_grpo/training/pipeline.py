@@ -10,7 +10,7 @@ from swift.trainers import TrainerFactory
 from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.tracking import TrackingCallback
-from hanabi_grpo.training.adapters import add_adapters, adapter_names
+from hanabi_grpo.training.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer

@@ -56,7 +56,9 @@ class HanabiGRPOTrainer(GRPOTrainer):
         if skip_batches:
             raise NotImplementedError("resuming in the middle of a run is not available yet; start a new OUTPUT_DIR")
         sampler = DealSampler(
-            num_steps=self.args.max_steps, deals_per_step=self.plan.deals, micro_steps=self.plan.gradient_accumulation_steps
+            num_steps=self.args.max_steps,
+            deals_per_step=self.plan.deals,
+            micro_steps=self.plan.gradient_accumulation_steps,
         )
         return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=identity_data_collator)
 
@@ -79,7 +81,9 @@ class HanabiGRPOTrainer(GRPOTrainer):
         )
         if self.beta:
             self._add_reference(batches)
-        self._record(groups, version, {"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at})
+        self._record(
+            groups, version, {"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at}
+        )
         self._played_at = time.perf_counter()
         return batches
 
@@ -112,7 +116,11 @@ class HanabiGRPOTrainer(GRPOTrainer):
         logps, entropies = super()._get_per_token_logps_and_entropies(model, model_inputs, grpo_batch, **kwargs)
         if not any(layer._disable_adapters for layer in adapters.lora_layers(unwrapped)[:1]):
             gap = self.gate.check(
-                grpo_batch.player, self.pushed_version or 0, logps, grpo_batch.rollout_per_token_logps, grpo_batch.completion_mask
+                grpo_batch.player,
+                self.pushed_version or 0,
+                logps,
+                grpo_batch.rollout_per_token_logps,
+                grpo_batch.completion_mask,
             )
             self._metrics["train"][f"{grpo_batch.player}/parity"].append(gap)
         return logps, entropies
@@ -142,8 +150,9 @@ class HanabiGRPOTrainer(GRPOTrainer):
                 checksum = adapters.base_checksum(unwrapped)
                 if checksum != self._base_checksum:
                     raise ParityError(
-                        f"the base model's weights changed during training (checksum {self._base_checksum}, now {checksum}); "
-                        "only adapters may. Nothing was saved; look for a merge or an optimizer over base weights."
+                        "the base model's weights changed during training "
+                        f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
+                        "Nothing was saved; look for a merge or an optimizer over base weights."
                     )
                 state = {"board_hashes": self.link.spec_hashes, "model": self.settings.model, "base_checksum": checksum}
                 folder = save_checkpoint(unwrapped, self.adapter_names, self.link.run_folder, step, state)
