@@ -48,6 +48,11 @@ class RolloutClient:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
         return self._json(lambda: self._http.get("/identity/"), "identity")
 
+    def log(self, after: int) -> tuple[int, list[str]]:
+        """Return (the number to ask for next time, the server's log lines from number `after` on)."""
+        answer = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
+        return int(answer["next"]), [str(line) for line in answer["lines"]]
+
     def open_session(
         self, *, run_id: str, adapters: Sequence[str], lora_rank: int, model_fingerprint: str, chat_hash: str
     ) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import AdapterError, HanabiGrpoError, SettingsError, VersionError
+from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
@@ -56,7 +57,13 @@ class ServerIdentity(BaseModel):
 
 
 def create_app(
-    engine: Engine, store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity, *, api_key: str | None
+    engine: Engine,
+    store: AdapterStore,
+    scheduler: Scheduler,
+    identity: ServerIdentity,
+    ring: LineRing,
+    *,
+    api_key: str | None,
 ) -> FastAPI:
     """Build the app around a running engine."""
     app = FastAPI(title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None)
@@ -93,6 +100,11 @@ def create_app(
     async def describe() -> dict[str, Any]:
         session = store.session.run_id if store.session else None
         return {**identity.model_dump(), "run_id": session, "versions": store.versions()}
+
+    @app.get("/log/")
+    async def log(after: int = 0) -> dict[str, Any]:
+        number, lines = ring.since(after)
+        return {"next": number, "lines": lines}
 
     @app.post("/session/")
     async def open_session(wanted: SessionRequest) -> dict[str, Any]:

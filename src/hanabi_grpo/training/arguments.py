@@ -33,6 +33,9 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "rlhf_type": "grpo",
         "model": model,
         "torch_dtype": settings.dtype,
+        # Left alone, ms-swift trains a float32 model in mixed float16.
+        "bf16": settings.dtype == "bfloat16",
+        "fp16": settings.dtype == "float16",
         "dataset": settings.dataset,
         "split_dataset_ratio": 0,
         "output_dir": run_folder,

@@ -13,7 +13,7 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, adapter_of, export_adapter
-from hanabi_grpo.types import Episode, player_names
+from hanabi_grpo.types import Episode, player_name, player_names
 
 
 class ServerLink:
@@ -32,6 +32,7 @@ class ServerLink:
         self.instance_id = ""
         self.spec_hashes: list[str] = []
         self._dtype = torch.float32
+        self._log_seen = 0
         key = settings.api_key.get_secret_value() if settings.api_key else None
         url = f"http://{settings.vllm_server_host}:{settings.vllm_server_port}"
         self.client = RolloutClient(url, api_key=key, rollout_timeout=settings.rollout_timeout)
@@ -53,6 +54,7 @@ class ServerLink:
             chat_hash=chat.hash,
         )
         self.instance_id = answer["instance_id"]
+        self._log_seen, _ = self.client.log(0)
         self._dtype = getattr(torch, answer["dtype"])
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
@@ -65,7 +67,7 @@ class ServerLink:
             )
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> list[list[Episode]]:
-        """Play one step's deals with exactly the pushed version."""
+        """Play one step's deals with exactly the pushed version; every turn's stamp is checked."""
         settings = self.settings
         wanted = {player: f"{adapter_of(player, names)}@{version}" for player in player_names(settings.players)}
         groups = self.client.play(
@@ -75,18 +77,28 @@ class ServerLink:
             temperature=settings.temperature,
             adapters=wanted,
         )
+        self._check_stamps(groups, version)
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups)})
         return groups
 
-    def stamp_error(self, player: str, sampled: int | None, wanted: int, instance: str) -> ServerError:
-        """Return the error for a turn that another policy or another server process sampled."""
-        return ServerError(
-            f"{player}: a turn is stamped version {sampled} of instance {instance}, required was version {wanted} of "
-            f"instance {self.instance_id}; its data cannot be trained on. Restart the server, then the trainer."
-        )
+    def copy_log(self) -> None:
+        """Append the server's new log lines to `server.log` in the run folder."""
+        self._log_seen, lines = self.client.log(self._log_seen)
+        with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def get_engine_type(self) -> None:
         """ms-swift asks before it reads the attributes above; they do not depend on the server."""
 
     def reset_mm_cache(self) -> None:
         """ms-swift calls this at start; text models have no such cache."""
+
+    def _check_stamps(self, groups: list[list[Episode]], version: int) -> None:
+        for episode in (episode for group in groups for episode in group):
+            for turn in episode.turns:
+                if turn.version != version or episode.instance_id != self.instance_id:
+                    raise ServerError(
+                        f"{player_name(turn.player)}: a turn is stamped version {turn.version} of instance "
+                        f"{episode.instance_id}, required was version {version} of instance {self.instance_id}; "
+                        "its data cannot be trained on. Restart the server, then the trainer."
+                    )

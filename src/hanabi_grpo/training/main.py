@@ -4,9 +4,13 @@ import argparse
 import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.logs import set_up_logging
+
+logger = logging.getLogger("hanabi_grpo.training.main")
 
 
 def main(argv: list[str]) -> int:
@@ -15,8 +19,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--settings", type=Path, required=True, help="settings.json of a run folder")
     known, extra = parser.parse_known_args(argv)
     _prepare_environment()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    set_up_logging(file=known.settings.parent / "train.log")
 
     from hanabi_grpo.datasets import load_rows, num_steps
     from hanabi_grpo.settings import read_settings
@@ -29,11 +32,15 @@ def main(argv: list[str]) -> int:
         register_trainer()
         HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, steps), *extra]).main()
     except HanabiGrpoError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        logger.error("%s: %s", type(error).__name__, error)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the last finished step is saved", file=sys.stderr, flush=True)
+        logger.info("interrupted; the last finished step is saved")
         return 130
+    except Exception:
+        # Also into train.log: the terminal may be gone when somebody looks.
+        logger.exception("training failed")
+        return 1
     return 0
 
 
@@ -42,6 +49,10 @@ def _prepare_environment() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("USE_HF", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # ms-swift prints its 500 options and the model; they are in args.json of the run folder.
+    os.environ.setdefault("LOG_LEVEL", "WARNING")
+    # trl's ranges of tested versions are older than what ms-swift 4.6 runs with.
+    warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
     os.environ["VLLM_PLUGINS"] = ""
 
 

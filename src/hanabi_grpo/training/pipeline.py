@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
+from transformers import PrinterCallback
 
 from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.settings import Settings, batch_plan
@@ -45,6 +46,8 @@ class HanabiPipeline(SwiftRLHF):
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
         if trainer.accelerator.is_main_process:
             trainer.link.connect()
+            # Its dictionary per step says what the tracking callback's line says better.
+            trainer.remove_callback(PrinterCallback)
             trainer.add_callback(TrackingCallback(self.settings, trainer.link.run_folder))
         try:
             result = super().train(trainer)

@@ -30,7 +30,7 @@ from hanabi_grpo.training.checkpoints import rotate_checkpoints, save_checkpoint
 from hanabi_grpo.training.deals import DealSampler
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.parity import ParityGate
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import Episode
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,6 @@ class HanabiGRPOTrainer(GRPOTrainer):
         pushed = time.perf_counter()
         groups = self._play(inputs, version)
         played = time.perf_counter()
-        self._check_stamps(groups, version)
         batches = plan_batches(
             groups,
             num_players=self.settings.players,
@@ -99,14 +98,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
         return version
 
     def _play(self, deals: list[dict[str, Any]], version: int) -> list[list[Episode]]:
-        groups = self.link.play(deals, self.adapter_names, version) if self.accelerator.is_main_process else None
+        groups = None
+        if self.accelerator.is_main_process:
+            groups = self.link.play(deals, self.adapter_names, version)
         return broadcast_object_list([groups], from_process=0)[0]
-
-    def _check_stamps(self, groups: list[list[Episode]], version: int) -> None:
-        for episode in (episode for group in groups for episode in group):
-            for turn in episode.turns:
-                if turn.version != version or episode.instance_id != self.link.instance_id:
-                    raise self.link.stamp_error(player_name(turn.player), turn.version, version, episode.instance_id)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, model_inputs: dict[str, Any], grpo_batch: PlayerBatch, **kwargs: Any
@@ -138,8 +133,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
         metrics |= {f"time/{phase}": value for phase, value in seconds.items()}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        if self.accelerator.is_main_process and version % self.settings.episodes_every == 0:
-            write_episodes(self.link.run_folder, version, groups)
+        if self.accelerator.is_main_process:
+            self.link.copy_log()
+            if version % self.settings.episodes_every == 0:
+                write_episodes(self.link.run_folder, version, groups)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = int(self.state.global_step)

@@ -1,0 +1,46 @@
+"""Log lines of this package: to the terminal, to the run folder, and across to the other process."""
+
+import logging
+import sys
+from collections import deque
+from pathlib import Path
+
+_FORMAT = logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+
+
+class LineRing(logging.Handler):
+    """Keeps the newest log lines, numbered from 0, so that a trainer can copy them into its run folder."""
+
+    def __init__(self, size: int = 5000) -> None:
+        """Keep at most `size` lines."""
+        super().__init__()
+        self._lines: deque[str] = deque(maxlen=size)
+        self._count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record."""
+        self._lines.append(self.format(record))
+        self._count += 1
+
+    def since(self, number: int) -> tuple[int, list[str]]:
+        """Return (the number of the next line to come, the kept lines from `number` on)."""
+        first = self._count - len(self._lines)
+        return self._count, list(self._lines)[max(number - first, 0) :]
+
+
+def set_up_logging(*, file: Path | None = None, ring: LineRing | None = None) -> None:
+    """Send this package's log lines to the terminal, and to a file or a ring as well.
+
+    The root logger is left to the libraries, several of which reconfigure it.
+    """
+    logger = logging.getLogger("hanabi_grpo")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stdout)]
+    if file is not None:
+        handlers.append(logging.FileHandler(file, encoding="utf-8"))
+    if ring is not None:
+        handlers.append(ring)
+    for handler in handlers:
+        handler.setFormatter(_FORMAT)
+    logger.handlers[:] = handlers
