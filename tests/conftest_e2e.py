@@ -60,6 +60,11 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("HANABI_", "WANDB_"))}
 
 
+def reset_signals() -> None:
+    """Give a child the signals of a terminal: a test run in the background would hand down an ignored Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -82,6 +87,7 @@ def start_server(model: Path, log: Path, **variables: object) -> Server:
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
+            preexec_fn=reset_signals,
         )
     server = Server(process, port, log, model)
     deadline = time.monotonic() + SERVER_SECONDS

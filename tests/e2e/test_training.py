@@ -14,7 +14,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest_e2e import ROOT, Server, start_server, stop, train
+from conftest_e2e import ROOT, Server, reset_signals, start_server, stop, train
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import model_fingerprint
@@ -156,7 +156,7 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
             env=server.environment(OUTPUT_DIR=tmp_path / "train", MAX_STEPS=500, SAVE_STEPS=400),
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            preexec_fn=reset_signals,
         )
     deadline = time.monotonic() + 300
     metrics = tmp_path / "train/metrics.jsonl"

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--settings", type=Path, required=True, help="settings.json of a run folder")
     known, extra = parser.parse_known_args(argv)
     _prepare_environment()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
 
     from hanabi_grpo.datasets import load_rows, num_steps

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
@@ -59,5 +60,7 @@ class HanabiPipeline(SwiftRLHF):
 
 
 def register_trainer() -> None:
-    """Make ms-swift build our trainer for `--rlhf_type grpo`."""
+    """Make ms-swift build our trainer for `--rlhf_type grpo`, from a model that brings no code."""
+    # A model folder's own Python code is never run; the architectures that vLLM and ms-swift know need none.
+    ModelLoader.default_trust_remote_code = False
     TrainerFactory.TRAINER_MAPPING["grpo"] = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"

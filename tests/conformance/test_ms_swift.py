@@ -1,0 +1,177 @@
+"""What we override in ms-swift, trl, PEFT and vLLM still exists in the shape that the overrides expect."""
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import torch
+from peft import PeftModel
+from swift.arguments import RLHFArguments
+from swift.infer_engine.protocol import RolloutOutput
+from swift.model.register import ModelLoader
+from swift.pipelines.train.rlhf import SwiftRLHF
+from swift.rl_core.data import GRPOBatch
+from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
+from swift.trainers import SwiftMixin, TrainerFactory
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from hanabi_grpo.training import adapters
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+
+NAMES = ("player_0", "player_1")
+
+
+@pytest.fixture(scope="module")
+def model() -> PeftModel:
+    config = Qwen3Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    torch.manual_seed(0)
+    return adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=4, alpha=8, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("_generate_and_score_completions", ["self", "inputs"]),
+        (
+            "_get_per_token_logps_and_entropies",
+            ["self", "model", "model_inputs", "grpo_batch", "compute_entropy", "origin_data"],
+        ),
+        ("_move_model_to_vllm", ["self", "skip_async_check"]),
+        ("_save_checkpoint", ["self", "args", "kwargs"]),
+        ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
+    ],
+)
+def test_the_trainers_seams_have_their_signatures(method: str, parameters: list[str]) -> None:
+    function = inspect.unwrap(getattr(GRPOTrainer, method))
+    assert list(inspect.signature(function).parameters) == parameters
+
+
+def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:
+    assert "dapo" in WINDOW_NORMALIZED_LOSS_TYPES
+    names = {field.name for field in fields(GRPOBatch)}
+    assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
+    assert "num_items_in_batch / self.accelerator.num_processes" in inspect.getsource(GRPOTrainer)
+
+
+def test_resuming_asks_the_trainer_for_a_dataloader_that_skips() -> None:
+    assert list(inspect.signature(SwiftMixin.get_train_dataloader).parameters) == ["self", "skip_batches"]
+    assert list(inspect.signature(HanabiGRPOTrainer.get_train_dataloader).parameters) == ["self", "skip_batches"]
+
+
+def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:
+    assert ModelLoader.default_trust_remote_code in (True, False)
+    assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
+
+
+def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
+    assert "_init_external_vllm" in vars(RLHFArguments)
+    assert "grpo" in TrainerFactory.TRAINER_MAPPING
+    assert "vllm_client" in inspect.getsource(SwiftRLHF._get_trainer_kwargs)
+    for name in (
+        "get_engine_type",
+        "reset_mm_cache",
+        "use_async_engine",
+        "enable_multi_turn",
+        "enable_lora",
+        "use_gym_env",
+    ):
+        assert hasattr(ServerLink, name)
+
+
+def test_ms_swift_reads_the_rollout_outputs_that_the_server_writes() -> None:
+    names = set(RolloutOutput.model_fields)
+    assert {
+        "response",
+        "messages",
+        "response_token_ids",
+        "response_loss_mask",
+        "rollout_infos",
+        "rollout_logprobs",
+    } <= names
+
+
+def test_every_adapter_is_trainable_in_float32_and_the_base_is_frozen(model: PeftModel) -> None:
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name), name
+        if parameter.requires_grad:
+            assert parameter.dtype == torch.float32
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all(any(player in name for player in NAMES) for name in trainable)
+
+
+def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(model: PeftModel) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1 if "player_0" in name else -0.1)
+    before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    ids = torch.arange(6)[None]
+    outputs = {}
+    for name in NAMES:
+        adapters.use_adapter(model, name)
+        outputs[name] = model(input_ids=ids).logits
+    with adapters.base_only(model):
+        base = model(input_ids=ids).logits
+    assert not torch.allclose(outputs["player_0"], outputs["player_1"])
+    assert not torch.allclose(outputs["player_0"], base)
+    with model.disable_adapter():
+        assert torch.allclose(base, model(input_ids=ids).logits)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(before[name])
+    adapters.use_adapter(model, "player_0")
+    assert torch.allclose(outputs["player_0"], model(input_ids=ids).logits)
+
+
+def test_a_loss_of_one_player_reaches_only_its_adapter(model: PeftModel) -> None:
+    model.zero_grad()
+    adapters.use_adapter(model, "player_1")
+    model(input_ids=torch.arange(6)[None]).logits.sum().backward()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            assert (parameter.grad is not None) == ("player_1" in name), name
+    model.zero_grad()
+
+
+def test_the_same_seed_gives_the_same_adapters_and_players_differ() -> None:
+    def make(seed: int) -> dict[str, torch.Tensor]:
+        config = Qwen3Config(
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            head_dim=16,
+        )
+        made = adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=2, alpha=4, seed=seed)
+        return {
+            f"{player}/{name}": tensor
+            for player in NAMES
+            for name, tensor in adapters.adapter_tensors(made, player, torch.float32).items()
+            if "lora_A" in name
+        }
+
+    first, again, other = make(1), make(1), make(5)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+    twins = [(name, name.replace("player_0", "player_1")) for name in first if name.startswith("player_0")]
+    assert not any(torch.equal(first[one], first[two]) for one, two in twins)
+
+
+def test_the_base_checksum_sees_a_single_changed_weight(model: PeftModel) -> None:
+    before = adapters.base_checksum(model)
+    weight = model.get_base_model().model.embed_tokens.weight
+    with torch.no_grad():
+        weight[3, 5] += 1e-3
+    assert adapters.base_checksum(model) != before
+    with torch.no_grad():
+        weight[3, 5] -= 1e-3

@@ -1,0 +1,237 @@
+"""The rollout server's routes, on the running server."""
+
+import hashlib
+import json
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import save
+from swift.infer_engine.protocol import RolloutOutput
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from conftest_e2e import ROOT, Server, clean_environment
+from hanabi_grpo.chat import ChatFormat
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.training.adapters import add_adapters, export_adapter
+from hanabi_grpo.types import player_names
+
+pytestmark = pytest.mark.e2e
+PLAYERS = player_names(2)
+CONFIG = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+DEALS = [{"env_config": CONFIG.model_dump(), "suite": "eval", "seed": seed} for seed in range(4)]
+
+
+@pytest.fixture
+def client(server: Server) -> RolloutClient:
+    return RolloutClient(server.url)
+
+
+def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> dict[str, Any]:
+    given = {
+        "run_id": run_id,
+        "adapters": PLAYERS,
+        "lora_rank": 8,
+        "model_fingerprint": model_fingerprint(server.model),
+        "chat_hash": ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(server.model)).hash,
+    }
+    return client.open_session(**{**given, **other})
+
+
+def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=scale)
+    return {name: export_adapter(model, name, torch.float32) for name in PLAYERS}
+
+
+def _play(client: RolloutClient, adapters: dict[str, str | None], num_games: int = 2) -> Any:
+    return client.play(DEALS, num_games=num_games, max_tokens=4, temperature=1.0, adapters=adapters)
+
+
+def test_games_of_the_base_model_carry_aligned_tokens_and_logprobs(client: RolloutClient) -> None:
+    groups = _play(client, dict.fromkeys(PLAYERS))
+    assert [len(group) for group in groups] == [2, 2, 2, 2]
+    for episode in (episode for group in groups for episode in group):
+        assert episode.turns
+        for turn in episode.turns:
+            assert len(turn.reply_ids) == len(turn.logprobs) > 0
+            assert turn.version is None
+            assert all(value <= 0 for value in turn.logprobs)
+
+
+def test_a_version_that_is_not_served_is_answered_409_and_nothing_is_sampled(
+    client: RolloutClient, server: Server
+) -> None:
+    _open(client, server, "versions")
+    client.push(3, _adapters(server, 0.01))
+    assert _play(client, {player: f"{player}@3" for player in PLAYERS})[0][0].turns[0].version == 3
+    played = client.health()["games_played"]
+    with pytest.raises(ServerError, match=r"409: player_0@2 is required, but this server holds player_0@3"):
+        _play(client, {player: f"{player}@2" for player in PLAYERS})
+    with pytest.raises(ServerError, match=r"409: .*player_1@4"):
+        _play(client, {"player_0": "player_0@3", "player_1": "player_1@4"})
+    assert client.health()["games_played"] == played
+
+
+def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, server: Server) -> None:
+    _open(client, server, "refusals")
+    good = _adapters(server, 0.5)
+    client.push(1, good)
+    body, config = good["player_0"]
+    other_shape = save(
+        {
+            "base_model.model.lm_head.lora_A.weight": torch.zeros(8, 3),
+            "base_model.model.lm_head.lora_B.weight": torch.zeros(3, 8),
+        }
+    )
+    for wrong, problem in ((b"garbage", "not a safetensors file"), (body[:-100], "safetensors")):
+        with pytest.raises(ServerError, match=f"422: .*{problem}"):
+            client.push(2, {"player_0": (wrong, config), "player_1": good["player_1"]})
+    with pytest.raises(ServerError, match=r"422: commit of version 2 failed, the old version stays served"):
+        client.push(2, {"player_0": (other_shape, config), "player_1": good["player_1"]})
+    assert client.identity()["versions"] == {"player_0": 1, "player_1": 1}
+    _play(client, {player: f"{player}@1" for player in PLAYERS})
+    with pytest.raises(ServerError, match=r"409: player_0@0 is older than the served version 1"):
+        client.push(0, good)
+    assert client.health()["status"] == "ok"
+
+
+def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:
+    """Temperature near 0 makes replies a function of prompt and adapter: only the seat's own adapter may matter."""
+    _open(client, server, "adapters")
+    adapters = _adapters(server, 0.3)
+    client.push(1, adapters)
+
+    def first_replies() -> list[tuple[str, ...]]:
+        wanted = {player: f"{player}@{client.identity()['versions'][player]}" for player in PLAYERS}
+        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.01, adapters=wanted)
+        return [tuple(turn.reply for turn in group[0].turns[:1]) for group in groups]
+
+    before = first_replies()
+    client.push(2, {"player_0": adapters["player_0"], "player_1": _adapters(server, 0.3, seed=9)["player_1"]})
+    assert first_replies() == before, "player 0's first replies changed with player 1's adapter"
+    client.push(3, {"player_0": _adapters(server, 3.0, seed=5)["player_0"], "player_1": adapters["player_1"]})
+    assert first_replies() != before
+
+
+def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_both_values(
+    client: RolloutClient, server: Server
+) -> None:
+    ours = client.identity()["model_fingerprint"]
+    with pytest.raises(ServerError, match=rf"base model differs: server {ours} .*trainer 0000"):
+        _open(client, server, "x", model_fingerprint="0000")
+    with pytest.raises(ServerError, match=r"chat format differs: .*HANABI_THINKING"):
+        _open(client, server, "x", chat_hash="0000")
+    with pytest.raises(ServerError, match=r"LORA_RANK=64: this server was started with LORA_RANK=8"):
+        _open(client, server, "x", lora_rank=64)
+    with pytest.raises(ServerError, match=r"restart it with HANABI_PLAYERS=3"):
+        _open(client, server, "x", adapters=player_names(3))
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"\xff\x00", "rollout request"),
+        (b"{}", "infer_requests"),
+        (json.dumps({"infer_requests": [{"data_dict": {}}]}).encode(), "request row 0"),
+        (
+            json.dumps({"infer_requests": [{"data_dict": {**DEALS[0], "player": 0}}]}).encode(),
+            r"rows per player are \[1, 0\]",
+        ),
+        (
+            json.dumps(
+                {
+                    "infer_requests": [{"data_dict": {**DEALS[0], "player": p}} for p in (0, 1)],
+                    "request_config": {"top_k": 5},
+                }
+            ).encode(),
+            "top_k",
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_played_says_why(server: Server, body: bytes, problem: str) -> None:
+    answer = httpx.post(f"{server.url}/infer/", content=body, timeout=30.0, trust_env=False)
+    assert answer.status_code == 422
+    assert __import__("re").search(problem, answer.json()["detail"]), answer.text
+
+
+def test_health_answers_while_games_are_played(server: Server) -> None:
+    import threading
+
+    answers: list[int] = []
+    player = threading.Thread(target=lambda: _play(RolloutClient(server.url), dict.fromkeys(PLAYERS), num_games=64))
+    player.start()
+    in_flight = 0
+    while player.is_alive():
+        state = RolloutClient(server.url).health()
+        answers.append(1)
+        in_flight = max(in_flight, state["games_in_flight"])
+    player.join()
+    assert in_flight > 0
+    assert len(answers) >= 3
+
+
+def test_ms_swifts_own_client_drives_the_server(server: Server) -> None:
+    from swift.rlhf_trainers.vllm_client import VLLMClient
+
+    stock = VLLMClient(hosts=["127.0.0.1"], server_ports=[server.port], connection_timeout=10)
+    stock.get_engine_type()
+    assert (stock.use_async_engine, stock.enable_multi_turn, stock.use_gym_env, stock.enable_lora) == (
+        True,
+        True,
+        True,
+        True,
+    )
+    stock.reset_prefix_cache()
+    stock.reset_encoder_cache()
+    stock.reset_mm_cache()
+    stock.process_weights_after_loading()
+    rows = [{"messages": [], "data_dict": {**DEALS[0], "player": player}} for player in (0, 1) for _ in range(3)]
+    outputs = stock.infer(rows, {"max_tokens": 4, "temperature": 1.0})
+    assert len(outputs) == 6
+    assert all(isinstance(output, RolloutOutput) for output in outputs)
+    assert [output.rollout_infos["player"] for output in outputs] == [0, 0, 0, 1, 1, 1]
+    assert all(len(output.response_token_ids) == output.rollout_infos["num_turns"] for output in outputs)
+    stock.close_communicator()
+
+
+def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> None:
+    environment = {**clean_environment(), "MODEL": str(server.model), "PORT": str(server.port)}
+    done = subprocess.run(
+        ["bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"PORT={server.port}: cannot listen" in done.stdout + done.stderr
+
+
+def test_a_half_open_client_does_not_stop_the_others(server: Server, client: RolloutClient) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as idle:
+        idle.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        assert client.health()["status"] == "ok"
+        assert _play(client, dict.fromkeys(PLAYERS), num_games=1)
+
+
+def test_the_digest_in_a_receipt_is_that_of_the_pushed_bytes(client: RolloutClient, server: Server) -> None:
+    _open(client, server, "receipts")
+    pushed = _adapters(server, 0.1)
+    answer = client.push(1, pushed)
+    assert {name: receipt["sha256"] for name, receipt in answer["receipts"].items()} == {
+        name: hashlib.sha256(body).hexdigest() for name, (body, _) in pushed.items()
+    }
+    assert Path("/dev/shm").is_dir()
