@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from hanabi_grpo.types import Episode
 
 EPSILON = 1e-4
+PENALTY_WEIGHT = 2.0
 Estimator = Callable[[Sequence[Episode], int], list[list[float]]]
 """(games of one deal, player) -> per game, per own turn of that player, its advantage."""
 
@@ -28,15 +29,16 @@ def grpo(episodes: Sequence[Episode], player: int) -> list[list[float]]:
 def turn(episodes: Sequence[Episode], player: int) -> list[list[float]]:
     """Credit each turn with the team's game, and with its own penalties alone.
 
-    A_it = (S_i − mean S) / (std S + ε) + r_it, where S_i is the team's return of game i and r_it what only this
-    player received for turn t (an illegal reply). A penalty reaches the reply that earned it and no other.
+    A_it = (S_i − mean S) / (std S + ε) + 2·r_it, where S_i is the team's return of game i and r_it what only this
+    player received for turn t. A penalty reaches the reply that earned it and no other; the factor makes an illegal
+    reply (−0.5) weigh as much as a game one standard deviation below the mean.
     """
     playing = [index for index, episode in enumerate(episodes) if episode.trajectory(player)]
     scores = [sum(one.team_reward for one in episodes[index].turns) for index in playing]
     mean, std = _mean(scores), _std(scores)
     team = {index: (score - mean) / (std + EPSILON) for index, score in zip(playing, scores, strict=True)}
     return [
-        [team.get(index, 0.0) + 2.0 * one.own_reward for one in episode.trajectory(player)]
+        [team.get(index, 0.0) + PENALTY_WEIGHT * one.own_reward for one in episode.trajectory(player)]
         for index, episode in enumerate(episodes)
     ]
 

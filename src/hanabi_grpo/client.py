@@ -54,9 +54,16 @@ class RolloutClient:
         return int(answer["next"]), [str(line) for line in answer["lines"]]
 
     def open_session(
-        self, *, run_id: str, adapters: Sequence[str], lora_rank: int, model_fingerprint: str, chat_hash: str
+        self,
+        *,
+        run_id: str,
+        adapters: Sequence[str],
+        lora_rank: int,
+        model_fingerprint: str,
+        chat_hash: str,
+        dtype: str,
     ) -> dict[str, Any]:
-        """Introduce a run; the server compares base model, chat format, rank and players and refuses what differs."""
+        """Introduce a run; the server compares both sides and refuses what differs."""
         body = {
             "protocol": PROTOCOL,
             "run_id": run_id,
@@ -64,8 +71,12 @@ class RolloutClient:
             "lora_rank": lora_rank,
             "model_fingerprint": model_fingerprint,
             "chat_hash": chat_hash,
+            "dtype": dtype,
         }
-        return self._json(lambda: self._http.post("/session/", json=body), "opening a session")
+        answer = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
+        # From here on the server refuses this client's weights once another run has taken over.
+        self._http.headers["x-run-id"] = run_id
+        return answer
 
     def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
         """Upload every adapter, commit them together and check the receipts.

@@ -23,7 +23,7 @@ def model_fingerprint(folder: Path) -> str:
     if not config.is_file() or not weights:
         raise SettingsError(
             f"MODEL={folder}: no config.json with *.safetensors weights there. Point MODEL at a model folder, "
-            "or make the tiny one: hanabi-grpo tiny-model"
+            "or make the tiny one: .venv/bin/hanabi-grpo tiny-model"
         )
     architecture = json.loads(config.read_text())
     shape = {key: value for key, value in architecture.items() if key not in ("_name_or_path", "transformers_version")}
@@ -49,7 +49,7 @@ def resolve_model(name: str) -> Path:
         return folder.resolve()
     if name.startswith((".", "/", "outputs/")):
         raise SettingsError(
-            f"MODEL={name}: no such folder. Make the tiny model with: hanabi-grpo tiny-model --out {name}"
+            f"MODEL={name}: no such folder. Make the tiny model with: .venv/bin/hanabi-grpo tiny-model --out {name}"
         )
     from huggingface_hub import snapshot_download
 

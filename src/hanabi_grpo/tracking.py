@@ -69,12 +69,17 @@ class TrackingCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Upload the final adapters and close W&B."""
+        self.close(state.last_model_checkpoint)
+
+    def close(self, checkpoint: str | None, *, exit_code: int = 0) -> None:
+        """Upload the last checkpoint when the settings say so, and close W&B; also for a run that was stopped."""
         if self._wandb is None:
             return
         wanted = self.settings.upload_ckpt_to_wandb or self.settings.wandb_log_model == "end"
-        if wanted and state.last_model_checkpoint:
-            self._log_artifact(Path(state.last_model_checkpoint), list(self.settings.ckpt_artifact_aliases))
-        self._wandb.finish()
+        if wanted and checkpoint:
+            self._log_artifact(Path(checkpoint), list(self.settings.ckpt_artifact_aliases))
+        self._wandb.finish(exit_code=exit_code)
+        self._wandb = None
 
     def _log_artifact(self, checkpoint: Path, aliases: list[str]) -> None:
         import wandb

@@ -12,12 +12,11 @@ from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rl_core.data import GRPOBatch
 from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
-from swift.trainers import SwiftMixin, TrainerFactory
+from swift.trainers import TrainerFactory
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
-from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 
 NAMES = ("player_0", "player_1")
 
@@ -60,11 +59,6 @@ def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:
     names = {field.name for field in fields(GRPOBatch)}
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
     assert "num_items_in_batch / self.accelerator.num_processes" in inspect.getsource(GRPOTrainer)
-
-
-def test_resuming_asks_the_trainer_for_a_dataloader_that_skips() -> None:
-    assert list(inspect.signature(SwiftMixin.get_train_dataloader).parameters) == ["self", "skip_batches"]
-    assert list(inspect.signature(HanabiGRPOTrainer.get_train_dataloader).parameters) == ["self", "skip_batches"]
 
 
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -40,6 +41,7 @@ def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> d
         "adapters": PLAYERS,
         "lora_rank": 8,
         "model_fingerprint": model_fingerprint(server.model),
+        "dtype": "float32",
         "chat_hash": ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(server.model)).hash,
     }
     return client.open_session(**{**given, **other})
@@ -98,8 +100,14 @@ def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, se
     for wrong, problem in ((b"garbage", "not a safetensors file"), (body[:-100], "safetensors")):
         with pytest.raises(ServerError, match=f"422: .*{problem}"):
             client.push(2, {"player_0": (wrong, config), "player_1": good["player_1"]})
-    with pytest.raises(ServerError, match=r"422: commit of version 2 failed, the old version stays served"):
+    with pytest.raises(
+        ServerError, match=r"422: player_0: 2 tensors, the base model needs 42; missing .*q_proj|down_proj"
+    ):
         client.push(2, {"player_0": (other_shape, config), "player_1": good["player_1"]})
+    with pytest.raises(ServerError, match=r"409: run x is not the one that this server works for \(refusals\)"):
+        client._http.headers["x-run-id"] = "x"
+        client.push(2, good)
+    client._http.headers["x-run-id"] = "refusals"
     assert client.identity()["versions"] == {"player_0": 1, "player_1": 1}
     _play(client, {player: f"{player}@1" for player in PLAYERS})
     with pytest.raises(ServerError, match=r"409: player_0@0 is older than the served version 1"):
@@ -133,6 +141,8 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
         _open(client, server, "x", model_fingerprint="0000")
     with pytest.raises(ServerError, match=r"chat format differs: .*HANABI_THINKING"):
         _open(client, server, "x", chat_hash="0000")
+    with pytest.raises(ServerError, match=r"number format differs: server float32 .*trainer bfloat16; .*HANABI_DTYPE"):
+        _open(client, server, "x", dtype="bfloat16")
     with pytest.raises(ServerError, match=r"LORA_RANK=64: this server was started with LORA_RANK=8"):
         _open(client, server, "x", lora_rank=64)
     with pytest.raises(ServerError, match=r"restart it with HANABI_PLAYERS=3"):
@@ -163,7 +173,7 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
 def test_a_request_that_cannot_be_played_says_why(server: Server, body: bytes, problem: str) -> None:
     answer = httpx.post(f"{server.url}/infer/", content=body, timeout=30.0, trust_env=False)
     assert answer.status_code == 422
-    assert __import__("re").search(problem, answer.json()["detail"]), answer.text
+    assert re.search(problem, answer.json()["detail"]), answer.text
 
 
 def test_health_answers_while_games_are_played(server: Server) -> None:

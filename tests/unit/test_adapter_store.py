@@ -13,6 +13,7 @@ from safetensors.torch import save
 from hanabi_grpo.errors import AdapterError, VersionError
 from hanabi_grpo.server.adapter_store import AdapterStore
 
+SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
 
 
@@ -48,7 +49,7 @@ def _stage(store: AdapterStore, name: str, version: int, body: bytes) -> None:
 
 
 async def _store(engine: _Loads) -> AdapterStore:
-    store = AdapterStore(engine, max_rank=16)
+    store = AdapterStore(engine, max_rank=16, shapes=SHAPES)
     await store.open_session("run", ["player_0", "player_1"], 2)
     return store
 
@@ -137,8 +138,9 @@ def test_a_version_in_use_is_kept_until_its_games_end() -> None:
     ("body", "config", "message"),
     [
         (_bytes(float("nan")), CONFIG, "not finite"),
-        (_bytes(rank=3), CONFIG, r"is not a lora_A \[2, in\]"),
+        (_bytes(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
         (_bytes(other=torch.zeros(2, 2)), CONFIG, "'other'"),
+        (save({}), CONFIG, "0 tensors, the base model needs 2"),
         (b"not safetensors at all", CONFIG, "not a safetensors file"),
         (_bytes(), {**CONFIG, "r": 8}, "r=8"),
         (_bytes(), {**CONFIG, "base_model_name_or_path": "/etc"}, "base_model_name_or_path"),
@@ -155,9 +157,12 @@ def test_an_upload_that_must_not_be_loaded_is_refused(body: bytes, config: dict[
     asyncio.run(scenario())
 
 
-def test_a_wrong_digest_an_unknown_player_and_a_header_bomb_are_refused() -> None:
+def test_another_run_a_wrong_digest_an_unknown_player_and_a_header_bomb_are_refused() -> None:
     async def scenario() -> None:
         store = await _store(_Loads())
+        store.check_run("run")
+        with pytest.raises(VersionError, match="run other is not the one that this server works for"):
+            store.check_run("other")
         with pytest.raises(AdapterError, match="resend it"):
             store.stage("player_0", 1, _bytes(), "0" * 64, CONFIG)
         with pytest.raises(AdapterError, match="this session trains player_0, player_1"):

@@ -182,11 +182,6 @@ def test_an_unknown_board_is_refused_before_anything_starts() -> None:
     assert "HANABI_PLAYERS=3" in message({"HANABI_PRESET": "laptop", "HANABI_PLAYERS": "3"})
 
 
-def test_a_reply_must_be_shorter_than_the_conversation() -> None:
-    expected = "MAX_COMPLETION_LENGTH=64: a reply must be shorter than the conversation, HANABI_MAX_MODEL_LEN=64."
-    assert message({"MAX_COMPLETION_LENGTH": "64", "HANABI_MAX_MODEL_LEN": "64"}) == expected
-
-
 def test_max_steps_wins_over_epochs_and_epochs_alone_leave_it_open() -> None:
     both = load({"MAX_STEPS": "7", "NUM_TRAIN_EPOCHS": "2"}).settings
     assert (both.max_steps, both.num_train_epochs) == (7, 2.0)

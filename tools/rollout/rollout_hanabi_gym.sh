@@ -11,4 +11,8 @@ if on_gpu; then
     # Half of an 8-GPU machine; the train script takes the other half.
     default_env CUDA_VISIBLE_DEVICES 0,1,2,3
 fi
+if ! on_gpu && [ -z "${MODEL:-}" ] && ! grep -Eqs '^[[:space:]]*(export[[:space:]]+)?MODEL=' .env; then
+    # The CPU default is a model that the project makes itself; a finished one is kept.
+    hanabi-grpo tiny-model
+fi
 exec hanabi-grpo serve "$@"

@@ -1,4 +1,4 @@
-"""`hanabi-grpo evaluate`: one team on held-out deals, beside random and blind play of the same deals."""
+"""`hanabi-grpo evaluate`: one team on held-out deals, beside what the scripts score on them."""
 
 import difflib
 import uuid
@@ -67,7 +67,7 @@ def evaluate(
     else:
         heat = loaded.settings.temperature if temperature is None else temperature
         result = _through_server(loaded, config, policy, checkpoint, deals, heat, label or policy, console)
-    others = reference_results(result, [name for name in ("random", "blind") if name != policy])
+    others = reference_results(result, [name for name in SCRIPTED if name != policy])
     groups = [[result_cells(result)], [result_cells(other) for other in others]]
     console.print(rich_table(board_title(result), groups))
     if out is not None:
@@ -145,6 +145,7 @@ def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters) -> d
         lora_rank=saved.lora_rank,
         model_fingerprint=model_fingerprint(folder),
         chat_hash=chat.hash,
+        dtype=settings.dtype,
     )
     client.push(saved.step, saved.adapters)
     return dict.fromkeys(saved.adapters, saved.step)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hanabi_grpo.errors import AdapterError, VersionError
-from hanabi_grpo.server.adapter_files import check_adapter
+from hanabi_grpo.server.adapter_files import Shapes, check_adapter
 
 
 class LoraEngine(Protocol):
@@ -59,10 +59,14 @@ class Session:
 class AdapterStore:
     """All adapter versions that this server holds. Used from one event loop."""
 
-    def __init__(self, engine: LoraEngine, *, max_rank: int) -> None:
-        """Keep adapters for `engine`; files go to memory-backed storage where the machine has it."""
+    def __init__(self, engine: LoraEngine, *, max_rank: int, shapes: Shapes) -> None:
+        """Keep adapters for `engine`, of at most `max_rank` and for a base model of these `shapes`.
+
+        Files go to memory-backed storage where the machine has it.
+        """
         self._engine = engine
         self._max_rank = max_rank
+        self._shapes = shapes
         shm = Path("/dev/shm")
         self._root = Path(tempfile.mkdtemp(prefix="hanabi-adapters-", dir=shm if shm.is_dir() else None))
         self._numbers = itertools.count(1)
@@ -111,7 +115,7 @@ class AdapterStore:
                 )
         if served and version < served.version:
             raise VersionError(f"{adapter}@{version} is older than the served version {served.version}.")
-        check_adapter(body, config, adapter=adapter, lora_rank=session.lora_rank)
+        check_adapter(body, config, adapter=adapter, lora_rank=session.lora_rank, shapes=self._shapes)
         number = next(self._numbers)
         folder = self._root / f"{adapter}@{version}-{number}"
         folder.mkdir()
@@ -197,6 +201,15 @@ class AdapterStore:
                 held.users -= 1
                 if held.users == 0 and (self.session is None or self.session.served.get(held.adapter) is not held):
                     await self._drop(held)
+
+    def check_run(self, run_id: str | None) -> None:
+        """Refuse a trainer whose session another run has taken over; its weights must not be mixed in."""
+        session = self._session()
+        if run_id != session.run_id:
+            raise VersionError(
+                f"run {run_id} is not the one that this server works for ({session.run_id}): another trainer or an "
+                "evaluation opened a session. One at a time: stop it, restart this trainer, or use a second server."
+            )
 
     def versions(self) -> dict[str, int]:
         """Return the served version of every adapter."""

@@ -31,6 +31,7 @@ class SessionRequest(BaseModel):
     lora_rank: int
     model_fingerprint: str
     chat_hash: str
+    dtype: str
 
 
 class InferRequest(BaseModel):
@@ -129,11 +130,13 @@ def create_app(
             raise AdapterError(
                 f"{adapter}@{version}: headers x-sha256 and x-peft-config (JSON) are needed; {error!r}"
             ) from error
+        store.check_run(request.headers.get("x-run-id"))
         body = await _read_body(request)
         return store.stage(adapter, version, body, sha256, config).receipt
 
     @app.post("/adapters/commit")
-    async def commit(version: int) -> dict[str, Any]:
+    async def commit(version: int, request: Request) -> dict[str, Any]:
+        store.check_run(request.headers.get("x-run-id"))
         return {"instance_id": identity.instance_id, "receipts": await store.commit(version)}
 
     @app.post("/infer/")
@@ -142,6 +145,8 @@ def create_app(
             wanted = InferRequest.model_validate_json(await _read_body(request))
         except ValidationError as error:
             raise SettingsError(f"rollout request: {error}") from error
+        if wanted.adapters and any(wanted.adapters.values()):
+            store.check_run(request.headers.get("x-run-id", store.session and store.session.run_id))
         play = asyncio.ensure_future(
             scheduler.run(wanted.infer_requests, _sampling(wanted.request_config), wanted.adapters)
         )
@@ -192,6 +197,7 @@ def _compare(identity: ServerIdentity, wanted: SessionRequest) -> None:
     for what, here, there, remedy in (
         ("protocol", identity.protocol, wanted.protocol, "install the same hanabi_grpo version on both sides"),
         ("base model", identity.model_fingerprint, wanted.model_fingerprint, "start both sides with the same MODEL"),
+        ("number format", identity.dtype, wanted.dtype, "use the same HANABI_DTYPE on both sides"),
         ("chat format", identity.chat_hash, wanted.chat_hash, "use the same MODEL and HANABI_THINKING on both sides"),
     ):
         if here != there:

@@ -77,6 +77,7 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
 
     from hanabi_grpo.chat import ChatFormat
     from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+    from hanabi_grpo.server.adapter_files import linear_shapes
     from hanabi_grpo.server.adapter_store import AdapterStore
     from hanabi_grpo.server.app import ServerIdentity, create_app
     from hanabi_grpo.server.engine import Engine, EngineConfig
@@ -101,7 +102,7 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
         ),
         extra_args,
     )
-    store = AdapterStore(engine, max_rank=settings.lora_rank)
+    store = AdapterStore(engine, max_rank=settings.lora_rank, shapes=linear_shapes(folder))
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],

@@ -122,6 +122,11 @@ class Scheduler:
             VersionError: A required version is not served; nothing was sampled.
         """
         deals = group_rows(rows)
+        if sampling.max_tokens >= self._max_model_len:
+            raise SettingsError(
+                f"MAX_COMPLETION_LENGTH={sampling.max_tokens}: a reply must be shorter than the conversation that this "
+                f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
+            )
         wanted = _wanted(adapters)
         async with self._store.lease(wanted) as leased:
             tasks: dict[tuple[int, int], asyncio.Task[Episode]] = {}

@@ -166,11 +166,6 @@ def _cross_checks(settings: Settings) -> list[str]:
             make_spec(settings.preset, settings.players)
         except GameParameterError as error:
             problems.append(f"HANABI_PRESET={settings.preset!r} with HANABI_PLAYERS={settings.players}: {error}")
-    if settings.max_completion_length >= settings.max_model_len:
-        problems.append(
-            f"MAX_COMPLETION_LENGTH={settings.max_completion_length}: a reply must be shorter than the conversation, "
-            f"HANABI_MAX_MODEL_LEN={settings.max_model_len}."
-        )
     return problems
 
 

@@ -62,6 +62,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": settings.lr_scheduler_type,
         "warmup_steps": settings.warmup_steps,
+        # ms-swift's 0.1 would pull a player's adapter towards the base model also in steps without its data.
+        "weight_decay": 0.0,
         "beta": settings.beta,
         # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
         "loss_type": "dapo",

@@ -52,6 +52,7 @@ class ServerLink:
             lora_rank=settings.lora_rank,
             model_fingerprint=model_fingerprint(folder),
             chat_hash=chat.hash,
+            dtype=settings.dtype,
         )
         self.instance_id = answer["instance_id"]
         self._log_seen, _ = self.client.log(0)

@@ -37,7 +37,6 @@ def main(argv: list[str]) -> int:
         logger.error("%s: %s", type(error).__name__, error)
         return 2
     except KeyboardInterrupt:
-        logger.info("interrupted; the last finished step is saved")
         return 130
     except Exception:
         # Also into train.log: the terminal may be gone when somebody looks.

@@ -1,5 +1,6 @@
 """Where ms-swift is told of our model, data and trainer."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hanabi_grpo.training.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class HanabiPipeline(SwiftRLHF):
@@ -45,17 +48,19 @@ class HanabiPipeline(SwiftRLHF):
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
+        tracking = TrackingCallback(self.settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             trainer.link.connect()
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)
-            trainer.add_callback(TrackingCallback(self.settings, trainer.link.run_folder))
+            trainer.add_callback(tracking)
         try:
             result = super().train(trainer)
             trainer.push()
             return result
-        except BaseException:
-            trainer.save_now()
+        except BaseException as error:
+            logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())
+            tracking.close(trainer.state.last_model_checkpoint, exit_code=1)
             raise
 
 

@@ -157,8 +157,13 @@ class HanabiGRPOTrainer(GRPOTrainer):
                 rotate_checkpoints(self.link.run_folder, self.settings.save_total_limit)
         self.accelerator.wait_for_everyone()
 
-    def save_now(self) -> None:
-        """Save the last finished step when a run is interrupted, unless that step is saved already."""
+    def save_now(self) -> str:
+        """Save the last finished step when a run is interrupted; returns what was done, for the log."""
         step = int(self.state.global_step)
-        if step and self.accelerator.num_processes == 1 and not (self.link.run_folder / f"checkpoint-{step}").exists():
+        if not step:
+            return "no step was finished, so there is nothing to save"
+        if self.accelerator.num_processes > 1:
+            return "the newest checkpoint in the run folder stays the last one (several processes were interrupted)"
+        if not (self.link.run_folder / f"checkpoint-{step}").exists():
             self._save_checkpoint(None, None)
+        return f"step {step} is saved in {self.link.run_folder / f'checkpoint-{step}'}"
