@@ -100,9 +100,7 @@ def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, se
     for wrong, problem in ((b"garbage", "not a safetensors file"), (body[:-100], "safetensors")):
         with pytest.raises(ServerError, match=f"422: .*{problem}"):
             client.push(2, {"player_0": (wrong, config), "player_1": good["player_1"]})
-    with pytest.raises(
-        ServerError, match=r"422: player_0: 2 tensors, the base model needs 42; missing .*q_proj|down_proj"
-    ):
+    with pytest.raises(ServerError, match=r"422: player_0: 2 tensors, the base model needs 42; missing"):
         client.push(2, {"player_0": (other_shape, config), "player_1": good["player_1"]})
     with pytest.raises(ServerError, match=r"409: run x is not the one that this server works for \(refusals\)"):
         client._http.headers["x-run-id"] = "x"

@@ -76,7 +76,7 @@ def test_commands_are_found_in_blocks_and_in_prose() -> None:
     found = commands_of("README.md")
     assert ["bash", "tools/demo.sh"] in found
     assert [".venv/bin/hanabi-grpo", "settings", "--markdown"] in found
-    assert [".venv/bin/hanabi-grpo", "tiny-model"] in found
+    assert [".venv/bin/hanabi-grpo", "evaluate", "--policy", "base", "--deals", "1000", "--out", "before.json"] in found
 
 
 @pytest.mark.parametrize("words", COMMANDS)

@@ -71,10 +71,9 @@ def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_
             f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing {missing[:2]}, "
             f"not of this model {unknown_names[:2]}. Train all linear layers of the same base model."
         )
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != expected[name]:
-            raise AdapterError(
-                f"{adapter}: {name!r} has shape {tuple(tensor.shape)}, this model needs {expected[name]}."
-            )
+    for name, tensor in sorted(tensors.items()):
+        shape = tuple(tensor.shape)
+        if shape != expected[name]:
+            raise AdapterError(f"{adapter}: {name!r} has shape {shape}, this model needs {expected[name]}.")
         if not tensor.isfinite().all():
             raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")

@@ -145,8 +145,8 @@ def create_app(
             wanted = InferRequest.model_validate_json(await _read_body(request))
         except ValidationError as error:
             raise SettingsError(f"rollout request: {error}") from error
-        if wanted.adapters and any(wanted.adapters.values()):
-            store.check_run(request.headers.get("x-run-id", store.session and store.session.run_id))
+        if wanted.adapters and any(wanted.adapters.values()) and "x-run-id" in request.headers:
+            store.check_run(request.headers["x-run-id"])
         play = asyncio.ensure_future(
             scheduler.run(wanted.infer_requests, _sampling(wanted.request_config), wanted.adapters)
         )

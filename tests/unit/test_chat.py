@@ -1,0 +1,139 @@
+"""Conversations as ids that only grow."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import Game, make_spec, shuffled_deck
+from hanabi_grpo.prompts import compact_vocabulary, turn_prompt
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+
+SPEC = make_spec("laptop")
+VOCABULARY = compact_vocabulary(SPEC)
+TOKENIZER = build_tokenizer(VOCABULARY)
+CHAT = ChatFormat.from_tokenizer(TOKENIZER)
+THINKING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def _thinking_tokenizer() -> object:
+    tokenizer = build_tokenizer(VOCABULARY)
+    tokenizer.chat_template = THINKING_TEMPLATE
+    return tokenizer
+
+
+def test_the_format_is_read_from_the_template() -> None:
+    assert (CHAT.eos, CHAT.glue, CHAT.tail) == (
+        "<|im_end|>",
+        "\n<|im_start|>user\n",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+@pytest.mark.parametrize(("thinking", "tail"), [(True, ""), (False, "<think>\n\n</think>\n\n")])
+def test_a_template_that_drops_old_thoughts_gives_the_same_text_around_messages(thinking: bool, tail: str) -> None:
+    chat = ChatFormat.from_tokenizer(_thinking_tokenizer(), thinking=thinking)
+    assert chat.tail == "<|im_end|>\n<|im_start|>assistant\n" + tail
+    assert chat.hash != CHAT.hash
+
+
+@given(st.lists(st.tuples(st.sampled_from(VOCABULARY), st.sampled_from(VOCABULARY)), min_size=1, max_size=6))
+def test_a_growing_conversation_equals_the_template_rendered_at_once(turns: list[tuple[str, str]]) -> None:
+    conversation = Conversation(CHAT, "")
+    messages = []
+    for user, reply in turns:
+        before = list(conversation.ids)
+        added = conversation.ask(user)
+        messages.append({"role": "user", "content": user})
+        text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert conversation.ids == before + added == TOKENIZER.encode(text, add_special_tokens=False)
+        conversation.answer([*TOKENIZER.encode(reply, add_special_tokens=False), CHAT.eos_id])
+        messages.append({"role": "assistant", "content": reply})
+
+
+def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
+    closed, cut = Conversation(CHAT, ""), Conversation(CHAT, "")
+    reply = TOKENIZER.encode("Play 0", add_special_tokens=False)
+    for conversation, said in ((closed, [*reply, CHAT.eos_id]), (cut, reply)):
+        conversation.ask("life1")
+        conversation.answer(said)
+    assert cut.ask("life1") == [CHAT.eos_id, *closed.ask("life1")]
+    assert cut.ids == closed.ids
+
+
+def test_a_reply_is_decoded_without_its_end_token() -> None:
+    assert CHAT.decode([*TOKENIZER.encode("Play 0", add_special_tokens=False), CHAT.eos_id]) == "Play 0"
+
+
+def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:
+    tokenizer = build_tokenizer(VOCABULARY)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    with pytest.raises(SettingsError, match="not with the eos token"):
+        ChatFormat.from_tokenizer(tokenizer)
+    tokenizer.chat_template = None
+    with pytest.raises(SettingsError, match="no chat template"):
+        ChatFormat.from_tokenizer(tokenizer)
+
+
+class _Says:
+    """Answers every prompt with the same tokens and keeps the prompts."""
+
+    def __init__(self, text: str) -> None:
+        self.ids = (*TOKENIZER.encode(text, add_special_tokens=False), CHAT.eos_id)
+        self.prompts: list[list[int]] = []
+        self.loras: list[object] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: object) -> Sample:
+        self.prompts.append(prompt_ids)
+        self.loras.append(lora)
+        return Sample(ids=self.ids, logprobs=(-0.5,) * len(self.ids), finish_reason="stop", num_cached_tokens=0)
+
+
+def _seat(sampler: _Says, player: int, max_model_len: int) -> object:
+    policy = ServedPolicy(
+        sampler,
+        CHAT,
+        loras={"player_1": ("lora of player 1", 7)},
+        sampling=SamplingConfig(max_tokens=4),
+        config=EnvConfig(preset="laptop", observation="compact", legal_moves=False),
+        max_model_len=max_model_len,
+    )
+    return policy.seat(player, spec=SPEC, suite="train", seed=0, game=0)
+
+
+def test_a_served_seat_appends_its_turns_and_uses_its_own_adapter() -> None:
+    sampler = _Says("Discard 0")
+    game = Game(SPEC, shuffled_deck(SPEC, "train", 3))
+    view = game.view(1)
+
+    async def two_turns() -> list[object]:
+        seat = _seat(sampler, 1, 1024)
+        return [await seat.reply(view, lambda: turn_prompt(view, style="compact", legal_moves=False)) for _ in range(2)]
+
+    first, second = asyncio.run(two_turns())
+    assert first.text == "Discard 0"
+    assert (first.version, sampler.loras) == (7, ["lora of player 1"] * 2)
+    assert sampler.prompts[0] == list(first.prompt_ids)
+    assert sampler.prompts[1] == [*first.prompt_ids, *first.reply_ids, *second.prompt_ids]
+    assert sampler.prompts[1][: len(sampler.prompts[0])] == sampler.prompts[0]
+
+
+def test_a_served_seat_stops_before_its_conversation_outgrows_the_budget() -> None:
+    sampler = _Says("Play 0")
+    view = Game(SPEC, shuffled_deck(SPEC, "train", 3)).view(0)
+
+    async def turns() -> list[bool]:
+        seat = _seat(sampler, 0, 120)
+        return [(await seat.reply(view, lambda: "life1 " * 30)).out_of_tokens for _ in range(4)]
+
+    assert asyncio.run(turns()) == [False, False, False, True]
+    assert all(len(prompt) + 4 <= 120 for prompt in sampler.prompts)
