@@ -99,7 +99,7 @@ def learning_curve(
         )  # fmt: skip
         score.annotate(
             f"{name} {result.mean:.2f}", (x, result.mean), textcoords="offset points",
-            xytext=(10, -16) if x == 0 else (-10, 12), ha="left" if x == 0 else "right",
+            xytext=(10, -16) if x == 0 else (8, -22), ha="left" if x == 0 else "right",
             color=_POINTS, fontweight="bold",
         )  # fmt: skip
     score.set_ylim(0, min(after.reachable_max, 1.35 * max([*map(_mean, references), before.mean, after.mean, 0.5])))

@@ -13,14 +13,15 @@ from hanabi_grpo.policies import SCRIPTED
 COLUMNS = (
     "team",
     "mean score ± SE",
-    "kept score",
-    "illegal/game",
-    "unparsable/game",
+    "kept",
+    "illegal",
+    "unparsable",
     "bombs",
     "perfect",
-    "hints/game",
-    "turns/game",
+    "hints",
+    "turns",
 )
+"""Of those without a per cent sign, all but the scores are counts per game."""
 
 
 def reference_results(result: EvaluationResult, names: Sequence[str] = SCRIPTED) -> list[EvaluationResult]:
@@ -80,7 +81,8 @@ def board_title(result: EvaluationResult) -> str:
     """Return which game and deals a table is about."""
     return (
         f"{result.preset}, {result.num_players} players, board {result.spec_hash}, most points {result.reachable_max}: "
-        f"{result.num_deals} deals of suite {result.suite}"
+        f"{result.num_deals} deals of suite {result.suite}; "
+        "illegal, unparsable, hints and turns per game"
     )
 
 
