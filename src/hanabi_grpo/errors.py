@@ -37,5 +37,9 @@ class ParityError(HanabiGrpoError, RuntimeError):
     """The sampler's logprobs are not those of the trained policy."""
 
 
+class NonFiniteError(HanabiGrpoError, FloatingPointError):
+    """A gradient that holds infinities or values that are not numbers."""
+
+
 class RunFolderError(HanabiGrpoError, FileExistsError):
     """A run folder that is already in use."""

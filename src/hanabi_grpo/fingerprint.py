@@ -42,21 +42,36 @@ def resolve_model(name: str) -> Path:
     """Return the local folder of a model, downloading a hub id when it is not a folder.
 
     Raises:
-        SettingsError: Neither a folder nor a hub id that can be had from here.
+        SettingsError: Neither a folder nor a hub id that can be had from here, or a model that brings code.
     """
     folder = Path(name)
     if folder.is_dir():
-        return folder.resolve()
+        return _without_code(folder.resolve())
     if name.startswith((".", "/", "outputs/")):
         raise SettingsError(
             f"MODEL={name}: no such folder. Make the tiny model with: .venv/bin/hanabi-grpo tiny-model --out {name}"
         )
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]))
-    except Exception as error:
+        folder = Path(
+            snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"])
+        )
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise SettingsError(
             f"MODEL={name}: neither a local folder nor a hub model that can be reached "
             f"({type(error).__name__}: {error}). Download it first and point MODEL at the folder."
         ) from error
+    return _without_code(folder)
+
+
+def _without_code(folder: Path) -> Path:
+    # ms-swift loads configurations with trust_remote_code on, so a folder that names code must not get that far.
+    config = folder / "config.json"
+    if config.is_file() and "auto_map" in json.loads(config.read_text()):
+        raise SettingsError(
+            f"MODEL={folder}: its config.json names Python code of its own (auto_map), which is not run here. "
+            "Choose a model whose architecture transformers and vLLM know."
+        )
+    return folder

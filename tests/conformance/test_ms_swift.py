@@ -5,7 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from swift.arguments import RLHFArguments
 from swift.infer_engine.protocol import RolloutOutput
 from swift.model.register import ModelLoader
@@ -45,6 +45,7 @@ def model() -> PeftModel:
             ["self", "model", "model_inputs", "grpo_batch", "compute_entropy", "origin_data"],
         ),
         ("_move_model_to_vllm", ["self", "skip_async_check"]),
+        ("_clip_grad_norm", ["self", "model"]),
         ("_save_checkpoint", ["self", "args", "kwargs"]),
         ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
     ],
@@ -159,6 +160,17 @@ def test_the_same_seed_gives_the_same_adapters_and_players_differ() -> None:
     assert not any(torch.equal(first[name], other[name]) for name in first)
     twins = [(name, name.replace("player_0", "player_1")) for name in first if name.startswith("player_0")]
     assert not any(torch.equal(first[one], first[two]) for one, two in twins)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_adapter_is_what_peft_itself_would_save(model: PeftModel, name: str) -> None:
+    ours, theirs = (
+        adapters.adapter_tensors(model, name, torch.float32),
+        get_peft_model_state_dict(model, adapter_name=name),
+    )
+    assert len(ours) == 28
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_the_base_checksum_sees_a_single_changed_weight(model: PeftModel) -> None:

@@ -7,6 +7,7 @@ player at the same micro-step, which DeepSpeed's collectives need.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from swift.rl_core.data import GRPOBatch
@@ -64,13 +65,13 @@ def plan_batches(
     estimator: Estimator,
     pad_id: int,
     device: torch.device,
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Return this rank's micro-batches of one step, `num_players * micro_batches_per_player` of them.
 
     Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
     the ranks in turn. A share that holds nothing becomes one row without loss, so that no rank waits for another.
     """
-    batches: list[dict[str, object]] = []
+    batches: list[dict[str, Any]] = []
     for player in range(num_players):
         sequences = sorted(sequences_of(groups, player, estimator), key=lambda one: -len(one.ids))
         num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
@@ -83,9 +84,7 @@ def plan_batches(
     return batches
 
 
-def _collate(
-    rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device
-) -> dict[str, object]:
+def _collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, Any]:
     nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
     rows = rows or [nothing]
     width = max(len(row.ids) for row in rows)

@@ -6,6 +6,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
   grouping of rewards by position, a player without a turn is left out.
 - `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, and parity is checked.
 - `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games.
+- `_clip_grad_norm`: each player's gradient has its own norm, and none where it had no data.
 - `_save_checkpoint`: ms-swift saves an adapter named `default` only.
 """
 
@@ -28,6 +29,7 @@ from hanabi_grpo.training import adapters
 from hanabi_grpo.training.batching import PlayerBatch, plan_batches
 from hanabi_grpo.training.checkpoints import rotate_checkpoints, save_checkpoint
 from hanabi_grpo.training.deals import DealSampler
+from hanabi_grpo.training.isolation import clip_per_player, parameters_by_adapter
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.parity import ParityGate
 from hanabi_grpo.types import Episode
@@ -48,6 +50,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.gate = ParityGate(self.settings.parity_tolerance)
         self.pushed_version: int | None = None
         self._played_at = time.perf_counter()
+        self._with_data: set[str] = set()
         super().__init__(*args, **kwargs)
         self._base_checksum = adapters.base_checksum(self.model)
 
@@ -78,6 +81,11 @@ class HanabiGRPOTrainer(GRPOTrainer):
             pad_id=self.processing_class.pad_token_id,
             device=self.accelerator.device,
         )
+        self._with_data = {
+            adapters.adapter_of(batch["grpo_batch"].player, self.adapter_names)
+            for batch in batches
+            if batch["grpo_batch"].completion_mask.any()
+        }
         if self.beta:
             self._add_reference(batches)
         self._record(
@@ -127,6 +135,16 @@ class HanabiGRPOTrainer(GRPOTrainer):
                 batch["grpo_batch"].ref_per_token_logps = self._get_per_token_logps_and_entropies(
                     self.model, inputs, batch["grpo_batch"]
                 )[0]
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.is_deepspeed_enabled:
+            # DeepSpeed clips inside its own optimizer, over all players together.
+            return super()._clip_grad_norm(model)
+        parameters = parameters_by_adapter(self.accelerator.unwrap_model(self.model), self.adapter_names)
+        norms = clip_per_player(parameters, self._with_data, self.args.max_grad_norm)
+        for name, norm in norms.items():
+            self._metrics["train"][f"{name}/grad_norm"].append(norm)
+        return sum(norm**2 for norm in norms.values()) ** 0.5
 
     def _record(self, groups: list[list[Episode]], version: int, seconds: dict[str, float]) -> None:
         metrics = episode_metrics(groups)

@@ -1,0 +1,50 @@
+"""Which weights a folder holds, and which folders are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+
+
+def _model(folder: Path, **config: object) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 4, **config}))
+    save_file({"weight": torch.arange(8.0)}, folder / "model.safetensors")
+    return folder
+
+
+def test_equal_models_have_equal_fingerprints_wherever_they_lie(tmp_path: Path) -> None:
+    first, second = _model(tmp_path / "a", _name_or_path="a"), _model(tmp_path / "b", _name_or_path="b")
+    assert model_fingerprint(first) == model_fingerprint(second)
+    assert len(model_fingerprint(first)) == 16
+
+
+def test_one_changed_weight_or_setting_changes_the_fingerprint(tmp_path: Path) -> None:
+    first, second, third = _model(tmp_path / "a"), _model(tmp_path / "b"), _model(tmp_path / "c", rope_theta=1.0)
+    changed = torch.arange(8.0)
+    changed[5] += 1e-3
+    save_file({"weight": changed}, second / "model.safetensors")
+    assert len({model_fingerprint(folder) for folder in (first, second, third)}) == 3
+
+
+def test_a_folder_without_weights_is_refused_with_the_way_to_make_some(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"no config.json with \*.safetensors weights there.*tiny-model"):
+        model_fingerprint(tmp_path)
+
+
+def test_a_model_that_brings_code_is_refused(tmp_path: Path) -> None:
+    folder = _model(tmp_path / "a", auto_map={"AutoConfig": "evil.Config"})
+    with pytest.raises(SettingsError, match="names Python code of its own"):
+        resolve_model(str(folder))
+
+
+def test_a_missing_folder_is_not_looked_up_on_a_hub() -> None:
+    with pytest.raises(
+        SettingsError, match=r"MODEL=outputs/nothing: no such folder. .*tiny-model --out outputs/nothing"
+    ):
+        resolve_model("outputs/nothing")
