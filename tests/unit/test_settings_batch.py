@@ -7,7 +7,7 @@ from hanabi_grpo.settings import BatchPlan, Settings, batch_plan
 
 
 def plan_of(**values: int) -> BatchPlan:
-    return batch_plan(Settings(**values))
+    return batch_plan(Settings(deepspeed="zero2", **values))
 
 
 def test_the_cpu_defaults_make_four_micro_batches() -> None:
@@ -21,10 +21,15 @@ def test_the_cpu_defaults_make_four_micro_batches() -> None:
     )
 
 
-def test_the_gpu_defaults_make_eight_micro_batches_on_each_of_four_processes() -> None:
+def test_the_gpu_defaults_make_32_micro_batches_on_each_of_four_processes() -> None:
     plan = batch_plan(Settings(device="gpu"))
-    assert (plan.games, plan.sequences, plan.micro_batches_per_player) == (64, 128, 4)
-    assert plan.gradient_accumulation_steps == 8
+    assert (plan.games, plan.sequences, plan.micro_batches_per_player) == (64, 128, 16)
+    assert plan.gradient_accumulation_steps == 32
+
+
+def test_several_processes_without_deepspeed_are_refused() -> None:
+    with pytest.raises(SettingsError, match="NPROC_PER_NODE=2 DEEPSPEED=none: several processes need DEEPSPEED=zero1"):
+        batch_plan(Settings(nproc_per_node=2))
 
 
 def test_three_players_make_three_halves_of_the_accumulation_of_two() -> None:
