@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest_e2e import ROOT, Server, reset_signals, start_server, stop, train
+from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_server, stop, train
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import model_fingerprint
@@ -148,6 +148,43 @@ def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tm
     for player in PLAYERS:
         tensors = _tensors(tmp_path / "train", 2, player)
         assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name)
+
+
+def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tuple[Path, str], tmp_path: Path) -> None:
+    recorded = json.loads((run[0] / "settings.json").read_text())
+    trainer = [str(Path(__file__).parent / "replay_trainer.py"), "--settings"]
+    environment = {**clean_environment(), "REPLAY_EPISODES": str(run[0] / "episodes/step_000000.jsonl")}
+    # No clipping: DeepSpeed clips over all players, one process player by player.
+    options = ["--max_steps", "1", "--max_grad_norm", "1000000"]
+    for name, changes, launcher in (
+        ("one", {}, []),
+        (
+            "two",
+            {"NPROC_PER_NODE": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4, "DEEPSPEED": "zero2"},
+            ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
+        ),
+    ):
+        settings = tmp_path / name / "settings.json"
+        settings.parent.mkdir()
+        settings.write_text(json.dumps({**recorded, "settings": {**recorded["settings"], **changes}}))
+        done = subprocess.run(
+            [sys.executable, *launcher, *trainer, str(settings), *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=400,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+    for player in PLAYERS:
+        one, two = (_tensors(tmp_path / name, 1, player) for name in ("one", "two"))
+        # Adam's first step is learning rate × sign, so an entry differs only where its gradient is all but zero.
+        same = [(one[name] - two[name]).abs() < 1e-4 for name in one if "lora_B" in name]
+        share = torch.cat([entry.flatten() for entry in same]).float().mean()
+        moved = torch.cat([one[name].abs().flatten() for name in one if "lora_B" in name])
+        assert moved.max() > 0.009
+        assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
 
 
 def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: Server, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "src" / "hanabi_grpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
 OWNERS = {
     "vllm": ("server",),
-    "swift": ("server", "training"),
+    "swift": ("training",),
     "wandb": ("tracking",),
     "matplotlib": ("charts",),
 }
