@@ -6,6 +6,7 @@ the server, and the CPU build applies LoRA per adapter instead of per token.
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 
@@ -15,8 +16,14 @@ _PR_SET_PDEATHSIG = 1
 
 def register() -> None:
     """Tie this process to its parent and install the CPU LoRA override. vLLM may call it more than once."""
-    if multiprocessing.parent_process() is not None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
         die_with_parent(signal.SIGKILL)
+        try:
+            os.kill(parent.pid, 0)
+        except ProcessLookupError:
+            # It died before the kernel was asked: nobody will ever send the signal.
+            os._exit(1)
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
