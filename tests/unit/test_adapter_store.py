@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from hanabi_grpo.errors import AdapterError, VersionError
-from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.adapter_store import AdapterStore, remove_leftovers
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
@@ -188,3 +189,13 @@ def test_another_run_starts_with_no_versions() -> None:
         store.close()
 
     asyncio.run(scenario())
+
+
+def test_folders_of_dead_servers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
+    dead, living, strange = (
+        tmp_path / f"hanabi-adapters-{owner}-x" for owner in ("999999999", str(os.getpid()), "somebody")
+    )
+    for folder in (dead, living, strange):
+        folder.mkdir()
+    remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, strange.name])

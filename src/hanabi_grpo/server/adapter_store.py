@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 
 from hanabi_grpo.errors import AdapterError, VersionError
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter
+
+_PREFIX = "hanabi-adapters-"
 
 
 class LoraEngine(Protocol):
@@ -56,6 +59,14 @@ class Session:
     staged: dict[str, HeldAdapter] = field(default_factory=dict)
 
 
+def remove_leftovers(home: Path) -> None:
+    """Remove the adapter folders of servers that were killed and could not do it themselves."""
+    for folder in home.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 class AdapterStore:
     """All adapter versions that this server holds. Used from one event loop."""
 
@@ -67,8 +78,9 @@ class AdapterStore:
         self._engine = engine
         self._max_rank = max_rank
         self._shapes = shapes
-        shm = Path("/dev/shm")
-        self._root = Path(tempfile.mkdtemp(prefix="hanabi-adapters-", dir=shm if shm.is_dir() else None))
+        home = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+        remove_leftovers(home)
+        self._root = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=home))
         self._numbers = itertools.count(1)
         self._lock = asyncio.Lock()
         self.session: Session | None = None
