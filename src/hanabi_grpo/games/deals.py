@@ -4,7 +4,8 @@ import functools
 import hashlib
 import operator
 import re
-import struct
+
+import numpy as np
 
 from hanabi_grpo.errors import GameParameterError
 from hanabi_grpo.games.presets import GameSpec, num_copies
@@ -43,20 +44,19 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         )
     number = _checked_seed(seed)
     deck = sorted_deck(spec.num_colors, spec.num_ranks)
-    identities = sorted_identities(spec.num_colors, spec.num_ranks)
+    identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
     board = f"{spec.num_colors}x{spec.num_ranks}"
     side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
     held_out = is_held_out(suite)
-    order: list[int] = []
+    ranking = np.arange(len(deck))
     for attempt in range(_MAX_TRIES):
         stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
-        keys = struct.unpack(f"<{len(deck)}Q", stream.digest(8 * len(deck)))
-        order = sorted(range(len(deck)), key=keys.__getitem__)
+        ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
         side = side_key.copy()
-        side.update(bytes(map(identities.__getitem__, order)))
+        side.update(identities[ranking].tobytes())
         if side.digest()[0] & 1 == held_out:
             break
-    return tuple([deck[i] for i in order])
+    return tuple([deck[i] for i in ranking.tolist()])
 
 
 def is_held_out(suite: str) -> bool:
