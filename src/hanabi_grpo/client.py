@@ -14,11 +14,17 @@ import httpx
 
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Episode
-from hanabi_grpo.wire import outputs_to_episode
+from hanabi_grpo.wire import PROTOCOL, outputs_to_episode
 
-PROTOCOL = 1
 _TRIES = 3
+
+
+def server_url(settings: Settings) -> str:
+    """Return the server's address, e.g. "http://127.0.0.1:8000"."""
+    host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
+    return f"http://{host}:{settings.vllm_server_port}"
 
 
 class RolloutClient:
@@ -40,6 +46,12 @@ class RolloutClient:
         )
         self._rollout_timeout = httpx.Timeout(rollout_timeout, connect=5.0)
 
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "RolloutClient":
+        """Prepare a client for the server that the settings name."""
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        return cls(server_url(settings), api_key=key, rollout_timeout=settings.rollout_timeout)
+
     def health(self) -> dict[str, Any]:
         """Return the server's state; ServerError when it is unreachable or its engine is dead."""
         return self._json(lambda: self._http.get("/health/", timeout=5.0), "health check", tries=1)
@@ -52,6 +64,25 @@ class RolloutClient:
         """Return (the number to ask for next time, the server's log lines from number `after` on)."""
         answer = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
         return int(answer["next"]), [str(line) for line in answer["lines"]]
+
+    def introduce(self, settings: Settings, *, run_id: str, adapters: Sequence[str], lora_rank: int) -> dict[str, Any]:
+        """Open a session with what these settings say of base model, chat format and number format."""
+        # Imported here: it takes seconds, which a health check need not wait for.
+        from transformers import AutoTokenizer
+
+        from hanabi_grpo.chat import ChatFormat
+        from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+
+        folder = resolve_model(settings.model)
+        chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+        return self.open_session(
+            run_id=run_id,
+            adapters=adapters,
+            lora_rank=lora_rank,
+            model_fingerprint=model_fingerprint(folder),
+            chat_hash=chat.hash,
+            dtype=settings.dtype,
+        )
 
     def open_session(
         self,

@@ -13,10 +13,9 @@ from hanabi_grpo.games import GameSpec, is_held_out
 from hanabi_grpo.metrics import episode_metrics
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import Episode, player_names
+from hanabi_grpo.types import Episode, adapter_of, player_names
 
 SUITE = "eval"
-_SHARED = "shared"
 _CHUNK = 100
 """Deals of one request: enough to fill the engine, few enough for a progress bar that moves."""
 
@@ -177,7 +176,7 @@ def served_adapters(versions: Mapping[str, int], num_players: int) -> dict[str, 
     """
     chosen: dict[str, str | None] = {}
     for player in player_names(num_players):
-        name = player if player in versions else _SHARED
+        name = adapter_of(player, versions)
         if name not in versions:
             held = ", ".join(f"{adapter}@{version}" for adapter, version in versions.items()) or "none"
             raise ServerError(

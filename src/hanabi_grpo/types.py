@@ -4,7 +4,7 @@ An *episode* is one game by all players. A *trajectory* is what one player saw a
 and logprobs travel with every reply, so that nothing is ever encoded a second time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -21,6 +21,15 @@ def player_name(index: int) -> str:
 def player_names(num_players: int) -> tuple[str, ...]:
     """Return the names of all seats, in turn order."""
     return tuple(player_name(index) for index in range(num_players))
+
+
+SHARED_ADAPTER = "shared"
+"""The one adapter of a run whose players share it."""
+
+
+def adapter_of(player: str, adapters: Container[str]) -> str:
+    """Return the adapter that a player uses: its own where there is one, else the shared one."""
+    return player if player in adapters else SHARED_ADAPTER
 
 
 class ReplyKind(StrEnum):

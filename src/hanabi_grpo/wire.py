@@ -12,6 +12,9 @@ from pydantic import BaseModel, Field, ValidationError
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.types import MAX_PLAYERS, Episode, EpisodeStatus, ReplyKind, Turn
 
+PROTOCOL = 1
+"""Of the rollout server's routes; both sides name it when a run is introduced."""
+
 _Str = Annotated[str, Field(strict=True)]
 _Int = Annotated[int, Field(strict=True)]
 _Count = Annotated[int, Field(strict=True, ge=0)]

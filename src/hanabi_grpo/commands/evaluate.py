@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.commands.console import make_console
-from hanabi_grpo.commands.train import server_url, wait_for_server
+from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
@@ -104,8 +104,7 @@ def _through_server(
     settings = loaded.settings
     saved = None if checkpoint is None else read_adapters(checkpoint)
     wait_for_server(loaded, console)
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    client = RolloutClient(server_url(settings), api_key=key, rollout_timeout=settings.rollout_timeout)
+    client = RolloutClient.from_settings(settings)
     try:
         if policy == "base":
             adapters: dict[str, str | None] = dict.fromkeys(player_names(config.players))
@@ -131,21 +130,8 @@ def _through_server(
 
 def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters) -> dict[str, int]:
     """Let the server serve a checkpoint's adapters; returns their versions."""
-    # Imported here: it takes seconds, which scripts and mistyped options need not wait for.
-    from transformers import AutoTokenizer
-
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
-
-    folder = resolve_model(settings.model)
-    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
-    client.open_session(
-        run_id=f"evaluate-{uuid.uuid4()}",
-        adapters=list(saved.adapters),
-        lora_rank=saved.lora_rank,
-        model_fingerprint=model_fingerprint(folder),
-        chat_hash=chat.hash,
-        dtype=settings.dtype,
+    client.introduce(
+        settings, run_id=f"evaluate-{uuid.uuid4()}", adapters=list(saved.adapters), lora_rank=saved.lora_rank
     )
     client.push(saved.step, saved.adapters)
     return dict.fromkeys(saved.adapters, saved.step)

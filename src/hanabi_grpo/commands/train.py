@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from hanabi_grpo.client import server_url
 from hanabi_grpo.commands.console import announce, make_console, server_command
 from hanabi_grpo.datasets import load_rows, num_steps
 from hanabi_grpo.errors import ServerError
@@ -112,12 +113,6 @@ def wait_for_server(
                 )
                 next_reminder = now + remind
             time.sleep(min(poll, max(0.0, start + settings.server_timeout - now)))
-
-
-def server_url(settings: Settings) -> str:
-    """Return the server's address, e.g. "http://127.0.0.1:8000"."""
-    host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
-    return f"http://{host}:{settings.vllm_server_port}"
 
 
 def _problem(client: httpx.Client, base: str) -> str | None:

@@ -16,8 +16,8 @@ from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
+from hanabi_grpo.wire import PROTOCOL
 
-PROTOCOL = 1
 MAX_BODY_BYTES = 2 << 30
 
 

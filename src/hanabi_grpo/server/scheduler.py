@@ -19,11 +19,10 @@ from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
-from hanabi_grpo.types import Episode, ReplyKind, player_name
+from hanabi_grpo.types import Episode, ReplyKind, adapter_of, player_name
 from hanabi_grpo.wire import episode_to_outputs
 
 logger = logging.getLogger(__name__)
-SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +191,7 @@ def _loras(
     for index in range(num_players):
         player = player_name(index)
         if adapters is None:
-            held = leased.get(player) or leased.get(SHARED)
+            held = leased.get(adapter_of(player, leased))
         else:
             if player not in adapters:
                 raise VersionError(

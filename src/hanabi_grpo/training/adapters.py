@@ -16,19 +16,12 @@ from safetensors.torch import save as to_safetensors
 from safetensors.torch import save_file
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
-from hanabi_grpo.types import player_names
-
-SHARED = "shared"
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 
 def adapter_names(num_players: int, mode: str) -> tuple[str, ...]:
     """Return the adapters of a run: one per player, or the shared one."""
-    return (SHARED,) if mode == SHARED else player_names(num_players)
-
-
-def adapter_of(player: str, names: Sequence[str]) -> str:
-    """Return the adapter that a player uses."""
-    return player if player in names else SHARED
+    return (SHARED_ADAPTER,) if mode == SHARED_ADAPTER else player_names(num_players)
 
 
 def add_adapters(model: torch.nn.Module, names: Sequence[str], *, rank: int, alpha: int, seed: int) -> PeftModel:

@@ -5,15 +5,12 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoTokenizer
 
-from hanabi_grpo.chat import ChatFormat
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.adapters import adapter_names, adapter_of, export_adapter
-from hanabi_grpo.types import Episode, player_name, player_names
+from hanabi_grpo.training.adapters import adapter_names, export_adapter
+from hanabi_grpo.types import Episode, adapter_of, player_name, player_names
 
 
 class ServerLink:
@@ -31,11 +28,9 @@ class ServerLink:
         self.run_folder = run_folder
         self.instance_id = ""
         self.spec_hashes: list[str] = []
-        self._dtype = torch.float32
+        self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._log_seen = 0
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        url = f"http://{settings.vllm_server_host}:{settings.vllm_server_port}"
-        self.client = RolloutClient(url, api_key=key, rollout_timeout=settings.rollout_timeout)
+        self.client = RolloutClient.from_settings(settings)
 
     def connect(self) -> None:
         """Introduce this run to the server; `hanabi-grpo train` has waited for it.
@@ -44,19 +39,14 @@ class ServerLink:
             ServerError: No server, or one with another base model, chat format, fewer players or a smaller rank.
         """
         settings = self.settings
-        folder = resolve_model(settings.model)
-        chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
-        answer = self.client.open_session(
+        answer = self.client.introduce(
+            settings,
             run_id=str(self.run_folder.resolve()),
             adapters=adapter_names(settings.players, settings.adapters),
             lora_rank=settings.lora_rank,
-            model_fingerprint=model_fingerprint(folder),
-            chat_hash=chat.hash,
-            dtype=settings.dtype,
         )
         self.instance_id = answer["instance_id"]
         self._log_seen, _ = self.client.log(0)
-        self._dtype = getattr(torch, answer["dtype"])
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
         """Upload and commit every adapter in the server's number format; the receipts are checked."""

@@ -12,6 +12,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 
 import logging
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from hanabi_grpo.training.deals import DealSampler
 from hanabi_grpo.training.isolation import clip_per_player, parameters_by_adapter
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.parity import ParityGate
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
             device=self.accelerator.device,
         )
         self._with_data = {
-            adapters.adapter_of(batch["grpo_batch"].player, self.adapter_names)
+            adapter_of(batch["grpo_batch"].player, self.adapter_names)
             for batch in batches
             if batch["grpo_batch"].completion_mask.any()
         }
@@ -98,12 +99,16 @@ class HanabiGRPOTrainer(GRPOTrainer):
         """Serve the current weights; returns their version, the number of optimizer steps behind them."""
         version = int(self.state.global_step)
         if self.pushed_version != version:
-            parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
-            with get_gather_if_zero3_context(self)(parameters):
+            with self._whole_adapters():
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.pushed_version = version
         return version
+
+    def _whole_adapters(self) -> AbstractContextManager[Any]:
+        # Under ZeRO-3 a rank holds only its shard of each parameter.
+        parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
+        return get_gather_if_zero3_context(self)(parameters)
 
     def _play(self, deals: list[dict[str, Any]], version: int) -> list[list[Episode]]:
         groups = None
@@ -115,24 +120,24 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self, model: Any, model_inputs: dict[str, Any], grpo_batch: PlayerBatch, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         unwrapped = self.accelerator.unwrap_model(self.model)
-        adapters.use_adapter(unwrapped, adapters.adapter_of(grpo_batch.player, self.adapter_names))
+        adapters.use_adapter(unwrapped, adapter_of(grpo_batch.player, self.adapter_names))
         logps, entropies = super()._get_per_token_logps_and_entropies(model, model_inputs, grpo_batch, **kwargs)
-        if not any(layer._disable_adapters for layer in adapters.lora_layers(unwrapped)[:1]):
-            gap = self.gate.check(
-                grpo_batch.player,
-                self.pushed_version or 0,
-                logps,
-                grpo_batch.rollout_per_token_logps,
-                grpo_batch.completion_mask,
-            )
-            self._metrics["train"][f"{grpo_batch.player}/parity"].append(gap)
+        gap = self.gate.check(
+            grpo_batch.player,
+            self.pushed_version or 0,
+            logps,
+            grpo_batch.rollout_per_token_logps,
+            grpo_batch.completion_mask,
+        )
+        self._metrics["train"][f"{grpo_batch.player}/parity"].append(gap)
         return logps, entropies
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
         with torch.no_grad(), adapters.base_only(self.accelerator.unwrap_model(self.model)):
             for batch in batches:
                 inputs = dict(batch["model_inputs"])
-                batch["grpo_batch"].ref_per_token_logps = self._get_per_token_logps_and_entropies(
+                # ms-swift's own pass: the base model is not the policy that sampled, so there is no parity to check.
+                batch["grpo_batch"].ref_per_token_logps = super()._get_per_token_logps_and_entropies(
                     self.model, inputs, batch["grpo_batch"]
                 )[0]
 
@@ -158,8 +163,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = int(self.state.global_step)
-        parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
-        with get_gather_if_zero3_context(self)(parameters):
+        with self._whole_adapters():
             if self.accelerator.is_main_process:
                 unwrapped = self.accelerator.unwrap_model(self.model)
                 checksum = adapters.base_checksum(unwrapped)
