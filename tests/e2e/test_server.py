@@ -50,10 +50,11 @@ def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> d
 def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[bytes, dict[str, Any]]]:
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=scale)
+                parameter.normal_(std=scale, generator=generator)
     return {name: export_adapter(model, name, torch.float32) for name in PLAYERS}
 
 
@@ -114,14 +115,14 @@ def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, se
 
 
 def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:
-    """Temperature near 0 makes replies a function of prompt and adapter: only the seat's own adapter may matter."""
+    """Greedy sampling makes replies a function of prompt and adapter: only the seat's own adapter may matter."""
     _open(client, server, "adapters")
     adapters = _adapters(server, 0.3)
     client.push(1, adapters)
 
     def first_replies() -> list[tuple[str, ...]]:
         wanted = {player: f"{player}@{client.identity()['versions'][player]}" for player in PLAYERS}
-        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.01, adapters=wanted)
+        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.0, adapters=wanted)
         return [tuple(turn.reply for turn in group[0].turns[:1]) for group in groups]
 
     before = first_replies()
