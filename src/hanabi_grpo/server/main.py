@@ -79,8 +79,9 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
     from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
     from hanabi_grpo.server.adapter_files import linear_shapes
     from hanabi_grpo.server.adapter_store import AdapterStore
-    from hanabi_grpo.server.app import ServerIdentity, create_app
+    from hanabi_grpo.server.app import create_app
     from hanabi_grpo.server.engine import Engine, EngineConfig
+    from hanabi_grpo.server.identity import ServerIdentity
     from hanabi_grpo.server.scheduler import Scheduler
 
     folder = resolve_model(settings.model)
