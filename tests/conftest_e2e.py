@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
 SERVER_SECONDS = 300.0
 TRAINER_SECONDS = 420.0
 VARIABLES = {
@@ -71,8 +72,19 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_server(model: Path, log: Path, **variables: object) -> Server:
-    port = free_port()
+def start_server(
+    model: Path, log: Path, *, port: int | None = None, command: Sequence[str] = SERVER_COMMAND, **variables: object
+) -> Server:
+    """Start a server and wait until it is healthy.
+
+    Args:
+        model: Folder of the base model.
+        log: Where its output goes.
+        port: To listen on; a free one when left out.
+        command: How to start it.
+        variables: Settings of the server.
+    """
+    port = port or free_port()
     environment = {
         **clean_environment(),
         "MODEL": str(model),
@@ -83,7 +95,7 @@ def start_server(model: Path, log: Path, **variables: object) -> Server:
     environment |= {name: str(value) for name, value in variables.items()}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh")],
+            list(command),
             env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -66,9 +66,16 @@ class ChatFormat:
 
     @property
     def hash(self) -> str:
-        """Short sha256 over the format and a probe of the vocabulary."""
-        probe = self.tokenizer.encode(self.glue + _SYSTEM + self.tail, add_special_tokens=False)
-        parts = repr((self.eos, self.eos_id, self.glue, self.tail, self.thinking, len(self.tokenizer), probe))
+        """Short sha256 over what is put around messages; the vocabulary has a hash of its own."""
+        from jinja2 import TemplateError
+
+        head = _render(self.tokenizer, [("user", _FIRST)], self.thinking)
+        try:
+            with_system = _render(self.tokenizer, [("system", _SYSTEM), ("user", _FIRST)], self.thinking)
+        except TemplateError as error:
+            # Some templates refuse system messages; games whose style has none can still be played.
+            with_system = f"refused: {error}"
+        parts = repr((self.eos, self.eos_id, self.glue, self.tail, self.thinking, head, with_system))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
     def open(self, system: str, user: str) -> list[int]:

@@ -148,5 +148,16 @@ def dataset(
     print(f"wrote {out}; train on it with DATASET={out}")
 
 
+@app.command()
+def doctor(
+    role: Annotated[str, typer.Option(help="The terminal that this shell is for: server, trainer or both.")] = "both",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+) -> None:
+    """Look at everything that both terminals need, and say what to do; exits with 1 when something fails."""
+    from hanabi_grpo.commands.doctor import doctor as run
+
+    run(role, as_json=as_json)
+
+
 if __name__ == "__main__":
     app()

@@ -1,23 +1,40 @@
 """The trainer's and the evaluator's side of the rollout server's HTTP routes.
 
-Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless.
+Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless. A server
+that was not reached, hung up or did not answer in time is a `ServerGoneError`; everything else that it may answer is a
+`ServerError`, and asking again cannot help.
 """
 
 import hashlib
 import json
-import time
+import logging
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import httpx
 
+from hanabi_grpo.deal_rows import games_of, rows_of
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.handshake import (
+    CommitAnswer,
+    LogAnswer,
+    SessionAnswer,
+    config_digest,
+    game_claims,
+    session_headers,
+    tokenizer_hash,
+)
+from hanabi_grpo.http_calls import as_model, as_object, call_json
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import Episode
-from hanabi_grpo.wire import PROTOCOL, outputs_to_episode
+from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.wire import PROTOCOL
 
+logger = logging.getLogger(__name__)
 _TRIES = 3
 
 
@@ -27,46 +44,106 @@ def server_url(settings: Settings) -> str:
     return f"http://{host}:{settings.vllm_server_port}"
 
 
-class RolloutClient:
-    """One connection to one rollout server."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """The games of one request."""
 
-    def __init__(self, url: str, *, api_key: str | None = None, rollout_timeout: float = 1800.0) -> None:
+    groups: list[list[Episode]]
+    """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
+    dropped: tuple[DroppedGame, ...] = ()
+    """The games that the server gave up; they are in no group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimeouts:
+    """Longest waits, in seconds."""
+
+    connect: float = 5.0
+    health: float = 5.0
+    """For health, heartbeats and the release of a session."""
+    answer: float = 60.0
+    """For every other answer but games."""
+    rollout: float = 1800.0
+    """For the games of one request."""
+
+
+class RolloutClient:
+    """One connection to one rollout server; used as a context it releases its session at the end."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None) -> None:
         """Prepare a client; nothing is sent yet.
 
         Args:
             url: e.g. "http://127.0.0.1:8000".
             api_key: HANABI_API_KEY of the server.
-            rollout_timeout: Longest wait for the games of one request, in seconds.
+            timeouts: Longest waits.
         """
         self.url = url
+        self.trainer_id = uuid.uuid4().hex
+        """Names this trainer process to the server, which works for one at a time."""
+        self.session_timeout: float | None = None
+        """Seconds of silence after which the server lets another trainer in; None without a session."""
+        limits = timeouts or ClientTimeouts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._rollout_timeout = httpx.Timeout(limits.rollout, connect=limits.connect)
+        self._short_timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
         # trust_env=False: a proxy variable must not catch traffic to a server of ours.
         self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=httpx.Timeout(60.0, connect=5.0), trust_env=False
+            base_url=url,
+            headers=headers,
+            timeout=httpx.Timeout(limits.answer, connect=limits.connect),
+            trust_env=False,
         )
-        self._rollout_timeout = httpx.Timeout(rollout_timeout, connect=5.0)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "RolloutClient":
         """Prepare a client for the server that the settings name."""
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        return cls(server_url(settings), api_key=key, rollout_timeout=settings.rollout_timeout)
+        return cls(server_url(settings), api_key=key, timeouts=ClientTimeouts(rollout=settings.rollout_timeout))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries: the key, and from `open_session` on the names of run and trainer."""
+        names = ("authorization", "x-run-id", "x-trainer-id")
+        return {name: self._http.headers[name] for name in names if name in self._http.headers}
 
     def health(self) -> dict[str, Any]:
-        """Return the server's state; ServerError when it is unreachable or its engine is dead."""
-        return self._json(lambda: self._http.get("/health/", timeout=5.0), "health check", tries=1)
+        """Return the server's state; ServerGoneError when it is unreachable or its engine is dead."""
+        call = partial(self._http.get, "/health/", timeout=self._short_timeout)
+        return as_object(self.url, self._json(call, "health check", tries=1), "health check")
 
     def identity(self) -> dict[str, Any]:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
-        return self._json(lambda: self._http.get("/identity/"), "identity")
+        return as_object(self.url, self._json(lambda: self._http.get("/identity/"), "identity"), "identity")
 
     def log(self, after: int) -> tuple[int, list[str]]:
         """Return (the number to ask for next time, the server's log lines from number `after` on)."""
-        answer = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
-        return int(answer["next"]), [str(line) for line in answer["lines"]]
+        data = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
+        answer = as_model(self.url, LogAnswer, data, "log")
+        return answer.next, answer.lines
 
-    def introduce(self, settings: Settings, *, run_id: str, adapters: Sequence[str], lora_rank: int) -> dict[str, Any]:
-        """Open a session with what these settings say of base model, chat format and number format."""
+    def introduce(
+        self,
+        settings: Settings,
+        *,
+        run_id: str,
+        adapters: Sequence[str],
+        lora_rank: int,
+        configs: Sequence[EnvConfig],
+        version: int = 0,
+        replaces: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """Open a session with what these settings say of base model, tokenizer, chat format and number format.
+
+        Args:
+            settings: MODEL, HANABI_THINKING and HANABI_DTYPE.
+            run_id: See `open_session`, as the next ones.
+            adapters: Names.
+            lora_rank: Of every adapter.
+            configs: The games that this run will ask for.
+            version: The first version that will be pushed.
+            replaces: Newer versions of the same run that the server may drop.
+        """
         # Imported here: it takes seconds, which a health check need not wait for.
         from transformers import AutoTokenizer
 
@@ -80,8 +157,12 @@ class RolloutClient:
             adapters=adapters,
             lora_rank=lora_rank,
             model_fingerprint=model_fingerprint(folder),
+            tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
+            games=game_claims(configs),
+            version=version,
+            replaces=replaces,
         )
 
     def open_session(
@@ -91,23 +172,85 @@ class RolloutClient:
         adapters: Sequence[str],
         lora_rank: int,
         model_fingerprint: str,
+        tokenizer_hash: str,
         chat_hash: str,
         dtype: str,
+        games: Sequence[Mapping[str, Any]],
+        version: int = 0,
+        replaces: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """Introduce a run; the server compares both sides and refuses what differs."""
+        """Introduce a run; the server compares both sides and refuses what differs.
+
+        Args:
+            run_id: Path of the run folder.
+            adapters: ("shared",), or player_0 and the others in turn order.
+            lora_rank: Of every adapter.
+            model_fingerprint: See `fingerprint.model_fingerprint`.
+            tokenizer_hash: See `handshake.tokenizer_hash`.
+            chat_hash: See `ChatFormat.hash`.
+            dtype: Number format of the base model.
+            games: See `handshake.game_claims`.
+            version: The first version that will be pushed.
+            replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
+
+        Returns:
+            The server's identity, the run and the versions that it serves of it.
+
+        Raises:
+            SettingsError: A run id that cannot travel.
+            ServerError: The sides differ, or the server works for another trainer.
+        """
+        try:
+            names = session_headers(run_id, self.trainer_id)
+        except UnicodeEncodeError as error:
+            raise SettingsError(f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder.") from error
         body = {
             "protocol": PROTOCOL,
             "run_id": run_id,
+            "trainer_id": self.trainer_id,
             "adapters": list(adapters),
             "lora_rank": lora_rank,
             "model_fingerprint": model_fingerprint,
+            "tokenizer_hash": tokenizer_hash,
             "chat_hash": chat_hash,
             "dtype": dtype,
+            "games": [dict(game) for game in games],
+            "version": version,
+            "replaces": None if replaces is None else dict(replaces),
         }
-        answer = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
-        # From here on the server refuses this client's weights once another run has taken over.
-        self._http.headers["x-run-id"] = run_id
-        return answer
+        data = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
+        answer = as_model(self.url, SessionAnswer, data, "opening a session")
+        # From here on the server knows whose requests these are, and refuses them once another trainer took over.
+        self._http.headers.update(names)
+        self.session_timeout = answer.session_timeout
+        return answer.model_dump()
+
+    def heartbeat(self) -> dict[str, Any]:
+        """Tell the server that this trainer is alive; returns its instance, run and versions.
+
+        Raises:
+            ServerError: No session, or another trainer has taken over.
+        """
+        call = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
+        return as_object(self.url, self._json(call, "heartbeat", tries=1), "heartbeat")
+
+    def release(self) -> None:
+        """End the session, so that another trainer may open one at once; without a session nothing happens.
+
+        The adapters stay served.
+
+        Raises:
+            ServerError: The server was not told; it frees itself after HANABI_SESSION_TIMEOUT seconds.
+        """
+        if self.session_timeout is None:
+            return
+        try:
+            call = partial(self._http.delete, "/session/", timeout=self._short_timeout)
+            self._json(call, "releasing the session", tries=1)
+        finally:
+            self.session_timeout = None
+            for name in ("x-run-id", "x-trainer-id"):
+                self._http.headers.pop(name, None)
 
     def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
         """Upload every adapter, commit them together and check the receipts.
@@ -117,16 +260,16 @@ class RolloutClient:
             adapters: Per adapter its safetensors bytes and PEFT configuration.
 
         Returns:
-            {"instance_id": …, "receipts": {adapter: {"version", "sha256", "lora_name"}}}
+            {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256", "lora_name"}}}
 
         Raises:
             ServerError: The server refused, or its receipt is not for what was sent.
         """
-        digests = {}
+        sent = {}
         for name, (body, config) in adapters.items():
-            digests[name] = hashlib.sha256(body).hexdigest()
+            sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
             headers = {
-                "x-sha256": digests[name],
+                "x-sha256": sent[name][1],
                 "x-peft-config": json.dumps(config),
                 "content-type": "application/octet-stream",
             }
@@ -134,17 +277,18 @@ class RolloutClient:
                 self._http.put, f"/adapters/{name}", params={"version": version}, content=body, headers=headers
             )
             self._json(put, f"pushing {name}@{version}")
-        answer = self._json(
-            lambda: self._http.post("/adapters/commit", params={"version": version}), f"committing version {version}"
-        )
-        for name, digest in digests.items():
-            receipt = answer["receipts"].get(name, {})
-            if receipt.get("version") != version or receipt.get("sha256") != digest:
+        what = f"committing version {version}"
+        data = self._json(lambda: self._http.post("/adapters/commit", params={"version": version}), what)
+        answer = as_model(self.url, CommitAnswer, data, what)
+        for name, pushed in sent.items():
+            receipt = answer.receipts.get(name)
+            if receipt is None or (receipt.version, receipt.sha256, receipt.config_sha256) != pushed:
                 raise ServerError(
                     f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} with sha256 "
-                    f"{digest[:16]}…; the server does not serve what was trained. Restart it."
+                    f"{pushed[1][:16]}… and config {pushed[2][:16]}…; the server does not serve what was trained. "
+                    "Restart it."
                 )
-        return answer
+        return answer.model_dump()
 
     def play(
         self,
@@ -154,26 +298,26 @@ class RolloutClient:
         max_tokens: int,
         temperature: float,
         adapters: Mapping[str, str | None],
-    ) -> list[list[Episode]]:
+        vocab_size: int | None = None,
+    ) -> RolloutResult:
         """Play each deal `num_games` times.
 
         Args:
-            deals: Each {"env_config": {...}, "suite": str, "seed": int}.
+            deals: Each {"env_config": {...}, "suite": str, "seed": int}. One that is named twice gets two groups of
+                different games, numbered on.
             num_games: Group size.
             max_tokens: Per reply.
             temperature: Of sampling.
             adapters: Per player "adapter@version" that must be served, or None for the base model.
+            vocab_size: Rows of the model's token embedding; ids beyond them are refused. None: unchecked.
 
-        Returns:
-            Per deal its games, in order.
+        Raises:
+            SettingsError: A deal that cannot be played.
+            ServerError: The server refused, no game of all could be played, or the answers are not the games that were
+                asked for.
+            NonFiniteError: A game whose numbers cannot be trained on.
         """
-        rows, places = [], []
-        for number, deal in enumerate(deals):
-            players = EnvConfig.parse(deal["env_config"]).players
-            for player in range(players):
-                for game in range(num_games):
-                    rows.append({"messages": [], "data_dict": {**deal, "player": player}})
-                    places.append((number, game))
+        rows, owners = rows_of(deals, num_games)
         body = {
             "infer_requests": rows,
             "request_config": {"max_tokens": max_tokens, "temperature": temperature},
@@ -182,37 +326,36 @@ class RolloutClient:
         outputs = self._json(
             lambda: self._http.post("/infer/", json=body, timeout=self._rollout_timeout), "playing games", tries=1
         )
-        if len(outputs) != len(rows):
-            raise ServerError(
-                f"{self.url}: {len(outputs)} answers for {len(rows)} rows; the server and this client do not fit."
-            )
-        parts: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        for place, output in zip(places, outputs, strict=True):
-            parts.setdefault(place, []).append(output)
-        return [[outputs_to_episode(parts[number, game]) for game in range(num_games)] for number in range(len(deals))]
+        groups: list[list[Episode]] = [[] for _ in deals]
+        dropped = []
+        try:
+            for row, game in games_of(rows, outputs, vocab_size=vocab_size):
+                if isinstance(game, DroppedGame):
+                    dropped.append(game)
+                else:
+                    groups[owners[row]].append(game)
+        except ServerError as error:
+            raise ServerError(f"{self.url}: {error}") from error
+        return RolloutResult(groups=groups, dropped=tuple(dropped))
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the session, if there is one, and close the connection."""
+        try:
+            self.release()
+        except ServerError as problem:
+            logger.warning("the session was not released (%s); the server frees itself after a while", problem)
+        finally:
+            self.close()
+
     def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES) -> Any:
-        for attempt in range(1, tries + 1):
-            try:
-                response = call()
-                break
-            except httpx.TransportError as error:
-                if attempt == tries:
-                    raise ServerError(
-                        f"{self.url}: {what} failed ({type(error).__name__}: {error}). "
-                        "Is the rollout server running? Look at the other terminal."
-                    ) from error
-                time.sleep(0.5 * attempt)
-        if response.status_code != 200:
-            try:
-                detail = response.json()["detail"]
-            except (ValueError, KeyError, TypeError):
-                detail = response.text[:500]
-            if isinstance(detail, list | dict):
-                detail = json.dumps(detail)[:500]
-            raise ServerError(f"{self.url}: {what}: the server answered {response.status_code}: {detail}")
-        return response.json()
+        return call_json(self.url, call, what, tries=tries)

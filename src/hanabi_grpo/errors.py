@@ -25,12 +25,29 @@ class ServerError(HanabiGrpoError, ConnectionError):
     """The rollout server cannot be reached, answers with an error, or does not fit this trainer."""
 
 
+class ServerGoneError(ServerError):
+    """The rollout server was not reached, hung up or did not answer in time; asking again later may succeed."""
+
+
+class RequestError(HanabiGrpoError, ValueError):
+    """A request that the rollout server does not read to its end: too large, too slow, too many, of another type."""
+
+    def __init__(self, status: int, message: str) -> None:
+        """Refuse with this HTTP status and reason."""
+        super().__init__(message)
+        self.status = status
+
+
 class AdapterError(HanabiGrpoError, ValueError):
     """An adapter upload that must not be served: wrong bytes, names, shapes, rank or version."""
 
 
 class VersionError(HanabiGrpoError, LookupError):
     """A policy version that is not, or no longer, held by the server."""
+
+
+class SessionError(VersionError):
+    """The rollout server works for another trainer, or for none."""
 
 
 class ParityError(HanabiGrpoError, RuntimeError):

@@ -6,6 +6,7 @@ Every team plays the same deals, so a difference is taken deal by deal and the l
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from hanabi_grpo.client import RolloutResult
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation_result import EvaluationResult, PairedDifference, mean_and_error
@@ -18,6 +19,7 @@ from hanabi_grpo.types import Episode, adapter_of, player_names
 SUITE = "eval"
 _CHUNK = 100
 """Deals of one request: enough to fill the engine, few enough for a progress bar that moves."""
+_MAX_REASONS = 3
 
 
 class Player(Protocol):
@@ -31,7 +33,7 @@ class Player(Protocol):
         max_tokens: int,
         temperature: float,
         adapters: Mapping[str, str | None],
-    ) -> list[list[Episode]]:
+    ) -> RolloutResult:
         """Play each deal `num_games` times."""
 
 
@@ -148,7 +150,8 @@ def evaluate_served(
 
     Raises:
         SettingsError: Fewer than two deals, or a suite that training uses.
-        ServerError: The server failed, or holds other versions.
+        ServerError: The server failed, holds other versions, or dropped a game: a mean over fewer games than it says
+            would be biased by whatever broke them.
     """
     _check(num_deals, suite)
     game = config.model_dump(mode="json")
@@ -156,10 +159,11 @@ def evaluate_served(
     for start in range(0, num_deals, _CHUNK):
         seeds = range(start, min(start + _CHUNK, num_deals))
         deals = [{"env_config": game, "suite": suite, "seed": seed} for seed in seeds]
-        groups = client.play(
+        result = client.play(
             deals, num_games=1, max_tokens=max_tokens, temperature=temperature, adapters=dict(adapters)
         )
-        episodes += [episode for group in groups for episode in group]
+        _check_complete(result, label, len(deals))
+        episodes += [episode for group in result.groups for episode in group]
         progress(len(episodes))
     return summarise(label, episodes, config.spec(), temperature=temperature)
 
@@ -192,6 +196,18 @@ def _check(num_deals: int, suite: str) -> None:
         raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
         raise SettingsError(f"suite {suite!r}: training may have seen its deals; evaluate on {SUITE!r}.")
+
+
+def _check_complete(result: RolloutResult, label: str, num_deals: int) -> None:
+    played = sum(len(group) for group in result.groups)
+    if not result.dropped and played == num_deals:
+        return
+    reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
+    shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
+    raise ServerError(
+        f"{label}: {num_deals - played} of {num_deals} games were not played ({shown or 'no reason given'}); an "
+        "evaluation needs every deal. Look at the server's log, then evaluate again."
+    )
 
 
 def _range(seeds: Sequence[int]) -> str:

@@ -1,25 +1,89 @@
-"""Numbers of one step, from its games."""
+"""Numbers of one step, from its games, and what they warn of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, player_name
 
+ALL_BAD_SHARE = 0.5
+"""Share of games without a single legal reply from which on a step warns."""
 
-def episode_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
+
+def episode_metrics(
+    groups: Sequence[Sequence[Episode]], *, games_dropped: int = 0, groups_dropped: int = 0
+) -> dict[str, float]:
     """Return the step's figures: scores, what went wrong, how the team plays, and per player its own.
 
     `score/mean` is OpenSpiel's scoring (0 on a bomb), `score_kept/mean` the points on the table; rates are per game
-    unless named otherwise; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats.
+    unless named otherwise; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats. A figure that the
+    games do not determine is absent: every mean of a step without games, the error of a single game, the reward of a
+    player without a turn. Counts are always there.
+
+    Args:
+        groups: Per deal its games.
+        games_dropped: Games that were given up and are in no group.
+        groups_dropped: Deals that were left out because too few of their games remained.
     """
     episodes = [episode for group in groups for episode in group]
+    turns = [turn for episode in episodes for turn in episode.turns]
+    metrics = {
+        "games": float(len(episodes)),
+        "games_dropped": float(games_dropped),
+        "groups_dropped": float(groups_dropped),
+        "games_all_bad": float(sum(_is_all_bad(episode) for episode in episodes)),
+        "groups_without_spread": float(sum(not _has_spread(group) for group in groups)),
+        "reply_tokens": float(sum(len(turn.reply_ids) for turn in turns)),
+    }
+    if episodes:
+        metrics |= _means(episodes)
+    for player in range(max((episode.num_players for episode in episodes), default=0)):
+        own = [turn for turn in turns if turn.player == player]
+        logprobs = [value for turn in own for value in turn.logprobs]
+        returns = [episode.reward(player) for episode in episodes if episode.trajectory(player)]
+        name = player_name(player)
+        metrics[f"{name}/games_without_turn"] = float(len(episodes) - len(returns))
+        if returns:
+            metrics[f"{name}/reward"] = sum(returns) / len(returns)
+        if logprobs:
+            metrics[f"{name}/entropy_estimate"] = -sum(logprobs) / len(logprobs)
+    return metrics
+
+
+def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
+    """Return one sentence for each thing that makes a step teach less than it seems to.
+
+    Args:
+        metrics: Of `episode_metrics`.
+        num_groups: Groups that are trained on.
+    """
+    games = int(metrics["games"])
+    dropped, groups_dropped = int(metrics["games_dropped"]), int(metrics["groups_dropped"])
+    all_bad, flat = int(metrics["games_all_bad"]), int(metrics["groups_without_spread"])
+    found = []
+    if dropped or groups_dropped:
+        found.append(
+            f"{dropped} game(s) and {groups_dropped} whole group(s) were dropped; this step has {games} game(s) in "
+            f"{num_groups} group(s)."
+        )
+    if games and all_bad >= ALL_BAD_SHARE * games:
+        found.append(
+            f"all replies were illegal or unparsable in {all_bad} of {games} games; look at the newest file in "
+            "episodes/, and compare the prompt's format with what the model was trained on."
+        )
+    if num_groups and flat >= num_groups:
+        found.append(
+            f"no group has any spread in rewards ({num_groups} of {num_groups}): comparing their games teaches "
+            "nothing in this step; a higher TEMPERATURE or an easier board gives games that differ."
+        )
+    return found
+
+
+def _means(episodes: Sequence[Episode]) -> dict[str, float]:
     num_games = len(episodes)
     scores = [episode.score for episode in episodes]
     mean = sum(scores) / num_games
-    spread = (sum((score - mean) ** 2 for score in scores) / max(num_games - 1, 1)) ** 0.5
     turns = [turn for episode in episodes for turn in episode.turns]
-    metrics = {
+    means = {
         "score/mean": mean,
-        "score/se": spread / num_games**0.5,
         "score_kept/mean": sum(episode.score_kept for episode in episodes) / num_games,
         "bombs_per_game": sum(episode.status is EpisodeStatus.BOMBED for episode in episodes) / num_games,
         "truncated_per_game": sum(episode.status.is_truncated for episode in episodes) / num_games,
@@ -27,15 +91,20 @@ def episode_metrics(groups: Sequence[Sequence[Episode]]) -> dict[str, float]:
         "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / num_games,
         "hints_per_game": sum(turn.action.startswith("Hint") for turn in turns) / num_games,
         "turns_per_game": len(turns) / num_games,
-        "reply_tokens": float(sum(len(turn.reply_ids) for turn in turns)),
-        "groups_without_spread": float(sum(len({episode.score for episode in group}) == 1 for group in groups)),
     }
-    for player in range(max(episode.num_players for episode in episodes)):
-        own = [turn for turn in turns if turn.player == player]
-        logprobs = [value for turn in own for value in turn.logprobs]
-        returns = [episode.reward(player) for episode in episodes if episode.trajectory(player)]
-        name = player_name(player)
-        metrics[f"{name}/reward"] = sum(returns) / max(len(returns), 1)
-        metrics[f"{name}/entropy_estimate"] = -sum(logprobs) / max(len(logprobs), 1)
-        metrics[f"{name}/games_without_turn"] = float(num_games - len(returns))
-    return metrics
+    if num_games > 1:
+        spread = (sum((score - mean) ** 2 for score in scores) / (num_games - 1)) ** 0.5
+        means["score/se"] = spread / num_games**0.5
+    return means
+
+
+def _is_all_bad(episode: Episode) -> bool:
+    return bool(episode.turns) and all(turn.kind is not ReplyKind.LEGAL for turn in episode.turns)
+
+
+def _has_spread(group: Sequence[Episode]) -> bool:
+    """Return whether the games of a deal differ in any player's return; only games with a turn of it count."""
+    for player in range(max((episode.num_players for episode in group), default=0)):
+        if len({episode.reward(player) for episode in group if episode.trajectory(player)}) > 1:
+            return True
+    return False

@@ -1,16 +1,20 @@
-"""The run folder: its name, that it is fresh, and how files are written into it."""
+"""The run folder: its name, that it is fresh, who holds it, and how files are written into it."""
 
+import fcntl
 import json
 import math
 import os
+import socket
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.settings import Settings
+
+LOCK = ".lock"
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
@@ -21,8 +25,8 @@ def run_folder_name(settings: Settings, now: datetime) -> str:
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
-    A folder that holds nothing but `*.log` files counts as fresh: a script that starts both processes
-    points the server's log there before training begins.
+    A folder that holds nothing but `*.log` files, a lock and rests of temporary files counts as fresh: a script
+    that starts both processes points the server's log there before training begins.
 
     Args:
         settings: OUTPUT_DIR from here; unset: a new folder in `outputs/`.
@@ -32,20 +36,86 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
         RunFolderError: The folder is in use, is a file, or cannot be created.
     """
     folder = settings.output_dir or Path("outputs") / run_folder_name(settings, now or datetime.now())
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: is a file; choose a folder that does not exist yet.")
+    make_run_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        used = sorted(entry.name for entry in folder.iterdir() if entry.suffix != ".log")
+        used = used_entries(folder)
     except OSError as error:
         raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
     if used:
         raise RunFolderError(
             f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])}"
             f"{', …' if len(used) > 3 else ''}). Choose another OUTPUT_DIR, unset it for a new folder in outputs/, "
-            f"or remove this one: rm -r {folder}"
+            f"remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
         )
     return folder
+
+
+def make_run_folder(folder: Path) -> None:
+    """Create a folder unless it exists.
+
+    Raises:
+        RunFolderError: It is a file, or cannot be created.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: is a file; choose a folder that does not exist yet.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
+
+
+def used_entries(folder: Path) -> list[str]:
+    """Return the names in a folder that make it a used one, ascending."""
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.suffix != ".log" and entry.name != LOCK and not (entry.name[0] == "." and entry.suffix == ".tmp")
+    )
+
+
+def lock_run_folder(folder: Path) -> IO[str]:
+    """Take a run folder for this process, and for the one that it becomes by exec; close the file to give it back.
+
+    The kernel gives it back when the last process that inherited the file ends, kill -9 included.
+
+    Raises:
+        RunFolderError: Another trainer holds it, or the file system has no locks.
+    """
+    path = folder / LOCK
+    while True:
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise RunFolderError(f"{path}: cannot be opened ({error.strerror}); make {folder} writable.") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read(200).strip() or "which has not said its name yet"
+            file.close()
+            if isinstance(error, BlockingIOError):
+                raise RunFolderError(
+                    f"{folder}: another trainer works in it ({holder}). Stop it, or choose another OUTPUT_DIR."
+                ) from error
+            raise RunFolderError(
+                f"{path}: cannot be locked ({error.strerror}); choose an OUTPUT_DIR on a file system with locks."
+            ) from error
+        # Its holder may have removed the file, and an empty folder with it, between the two calls above.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            break
+        file.close()
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    file.flush()
+    os.set_inheritable(file.fileno(), True)
+    return file
+
+
+def leave_run_folder(folder: Path) -> None:
+    """Remove a folder that holds nothing but this process's lock; for a run that ends before it began."""
+    if [entry.name for entry in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
@@ -57,7 +127,7 @@ def write_json_atomic(path: Path, data: Any) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o644)
-            json.dump(_finite(data), file, indent=2, ensure_ascii=False, allow_nan=False)
+            json.dump(finite(data), file, indent=2, ensure_ascii=False, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -65,29 +135,31 @@ def write_json_atomic(path: Path, data: Any) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a JSON Lines file by one write each; non-finite numbers become null."""
     with path.open("ab", buffering=0) as file:
         for row in rows:
-            file.write((json.dumps(_finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode())
+            file.write((json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
-def _finite(data: Any) -> Any:
-    if isinstance(data, float):
-        return data if math.isfinite(data) else None
-    if isinstance(data, Mapping):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return data
-
-
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Return once the folder's own entries are on disk: names that were added, renamed or removed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def finite(data: Any) -> Any:
+    """Return data as JSON can hold it: non-finite numbers become None, tuples lists."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return data

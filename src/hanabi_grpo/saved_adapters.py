@@ -1,14 +1,15 @@
 """Adapters of a checkpoint folder, as they are pushed to a rollout server."""
 
+import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
+from hanabi_grpo.errors import RunFolderError, SettingsError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -27,20 +28,30 @@ class SavedAdapters:
 def read_adapters(folder: Path) -> SavedAdapters:
     """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
 
+    The bytes are compared with the manifest's hashes; other files of the checkpoint need not be there. A folder without
+    a manifest, or with one that lists no files, as earlier versions wrote it, is read as it is.
+
     Raises:
-        SettingsError: No such folder, no adapters in it, adapters of several ranks, or no step number.
+        SettingsError: No such folder, no adapters in it, adapters of several ranks, no step number, or a file that is
+            missing, not listed in the manifest, or not the one that was written.
     """
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
+    manifest = _manifest(folder)
     adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
     for weights in sorted(folder.glob(f"*/{WEIGHTS}")):
         try:
-            config = json.loads((weights.parent / CONFIG).read_text(encoding="utf-8"))
-            adapters[weights.parent.name] = (weights.read_bytes(), adapter_config_for_wire(config))
+            config = json.loads(_read(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
+            adapters[weights.parent.name] = (_read(folder, weights, manifest), adapter_config_for_wire(config))
+        except SettingsError:
+            raise
         except (OSError, ValueError, AttributeError) as error:
             raise SettingsError(f"{weights.parent}: cannot be read as a PEFT adapter ({error}).") from error
     if not adapters:
         raise SettingsError(f"--checkpoint {folder}: no */{WEIGHTS} in it; give a run's checkpoint-N.")
+    listed = [name for name in (manifest.files if manifest else ()) if name.endswith(f"/{WEIGHTS}")]
+    if missing := sorted(name for name in listed if name.removesuffix(f"/{WEIGHTS}") not in adapters):
+        raise SettingsError(f"{folder}: {missing[0]} is missing; {MANIFEST} lists it. Take another checkpoint.")
     ranks = {name: config.get("r") for name, (_, config) in adapters.items()}
     rank = next(iter(ranks.values()))
     if type(rank) is not int or len(set(ranks.values())) != 1:
@@ -48,17 +59,45 @@ def read_adapters(folder: Path) -> SavedAdapters:
     return SavedAdapters(step=_step(folder), lora_rank=rank, adapters=adapters)
 
 
-def _step(folder: Path) -> int:
-    match = re.fullmatch(r"checkpoint-(\d+)", folder.resolve().name)
-    if match:
-        return int(match[1])
+def _manifest(folder: Path) -> Manifest | None:
+    if not (folder / MANIFEST).exists():
+        return None
     try:
-        step = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["step"]
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")
+        return read_manifest(folder) if data.keys() & {"format", "files"} else None
+    except RunFolderError as error:
+        raise SettingsError(f"{error} Take another checkpoint.") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(f"{folder}: {MANIFEST} cannot be read ({error}). Take another checkpoint.") from error
+
+
+def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
+    data = path.read_bytes()
+    if manifest is not None:
+        name = path.relative_to(folder).as_posix()
+        entry = manifest.files.get(name)
+        if entry is None:
+            raise SettingsError(f"{folder}: {name} is not listed in {MANIFEST}. Take another checkpoint.")
+        if (sha256 := hashlib.sha256(data).hexdigest()) != entry.sha256:
+            raise SettingsError(
+                f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}. Take another checkpoint."
+            )
+    return data
+
+
+def _step(folder: Path) -> int:
+    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    try:
+        step = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):
-        step = None
+        step = int(match[1]) if match else None
     if type(step) is not int or step < 0:
         raise SettingsError(
             f"--checkpoint {folder}: how many steps it was trained for is unknown; name it checkpoint-N, or give it a "
             'manifest.json with "step".'
         )
+    if match and int(match[1]) != step:
+        raise SettingsError(f"--checkpoint {folder}: its {MANIFEST} is that of step {step}; which is it?")
     return step

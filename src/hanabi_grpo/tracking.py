@@ -39,19 +39,22 @@ class TrackingCallback(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write one step's figures."""
-        if not logs or "score/mean" not in logs:
+        if not logs or "games" not in logs:
             return
         row = {"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs}
         append_jsonl(self.run_folder / "metrics.jsonl", row)
         if self._wandb is not None:
             self._wandb.log(logs, step=state.global_step)
+        if "score/mean" not in logs:
+            logger.info("step %d/%d  no usable game", state.global_step, state.max_steps)
+            return
         logger.info(
             "step %d/%d  score %.2f ± %.2f (kept %.2f)  illegal %.2f  hints %.1f  bombs %.0f%%  loss %.4f  grad %.3f  "
             "push %.2f s  rollout %.1f s",
             state.global_step,
             state.max_steps,
             logs["score/mean"],
-            logs["score/se"],
+            logs.get("score/se", float("nan")),
             logs["score_kept/mean"],
             logs["illegal_per_game"],
             logs["hints_per_game"],

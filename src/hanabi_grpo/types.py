@@ -136,3 +136,18 @@ class Episode:
     def reward(self, player: int) -> float:
         """Return one player's undiscounted return: every team part and its own parts."""
         return sum(turn.team_reward + (turn.own_reward if turn.player == player else 0.0) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedGame:
+    """A game that was given up: nothing of it enters a baseline, a loss or a figure except their counts.
+
+    Example:
+        DroppedGame(suite="train", seed=17, game=3, reason="NonFiniteError: player_0, turn 2: logprob 0 …")
+    """
+
+    suite: str
+    seed: int
+    game: int
+    """Number within the deal's group, as in `Episode`."""
+    reason: str

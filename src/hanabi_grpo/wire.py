@@ -1,7 +1,8 @@
 """Episodes as JSON, both ways: one object per episode (JSONL records), or one ms-swift output per player.
 
-Reading trusts nothing: a missing field, a wrong type, a number that is not finite or lists that do not fit
-together are a `ServerError` that names the field.
+A game that was given up has outputs too, without tokens; `rollout_infos.dropped` says why. Reading trusts nothing: a
+missing field, a wrong type, a number that is not finite or lists that do not fit together are a `ServerError` that
+names the field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.types import MAX_PLAYERS, Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import MAX_PLAYERS, DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the rollout server's routes; both sides name it when a run is introduced."""
 
 _Str = Annotated[str, Field(strict=True)]
@@ -42,10 +43,13 @@ class _IndexedTurn(_TurnText):
     index: _Count
 
 
+_NumPlayers = Annotated[int, Field(strict=True, ge=2, le=MAX_PLAYERS)]
+
+
 class _Header(BaseModel):
     preset: _Str
     spec_hash: _Str
-    num_players: Annotated[int, Field(strict=True, ge=2, le=MAX_PLAYERS)]
+    num_players: _NumPlayers
     suite: _Str
     seed: _Int
     game: _Int
@@ -70,8 +74,26 @@ class _Output(BaseModel):
     rollout_logprobs: tuple[tuple[_Float, ...], ...]
 
 
+class _DroppedHeader(BaseModel):
+    suite: _Str
+    seed: _Int
+    game: _Int
+    num_players: _NumPlayers
+    dropped: Annotated[str, Field(strict=True, min_length=1)]
+
+
+class _DroppedInfos(_DroppedHeader):
+    player: _Count
+
+
+class _DroppedOutput(BaseModel):
+    rollout_infos: _DroppedInfos
+
+
 _Model = TypeVar("_Model", bound=BaseModel)
+_AnyInfos = TypeVar("_AnyInfos", _Infos, _DroppedInfos)
 _HEADER_FIELDS = tuple(_Header.model_fields)
+_DROPPED_FIELDS = tuple(_DroppedHeader.model_fields)
 _TEXT_FIELDS = tuple(_TurnText.model_fields)
 _FULL_FIELDS = tuple(_FullTurn.model_fields)
 
@@ -115,28 +137,101 @@ def outputs_to_episode(outputs: Sequence[Mapping[str, Any]]) -> Episode:
         ServerError: A field is missing or malformed, the outputs are not those of one game, or turns are missing.
     """
     checked = [_validated(_Output, output, f"output {number}") for number, output in enumerate(outputs)]
-    if not checked:
+    header = _check_one_game([output.rollout_infos for output in checked], _HEADER_FIELDS)
+    turns: dict[int, Turn] = {}
+    for number, output in enumerate(checked):
+        _collect(output, number, turns)
+    if sorted(turns) != list(range(len(turns))):
+        raise ServerError(f"rollout_infos.turns.index: got {sorted(turns)}; allowed is 0 to n-1, each once.")
+    return _episode(header, [turns[index] for index in range(len(turns))], "outputs")
+
+
+def dropped_to_outputs(dropped: DroppedGame, *, num_players: int, model: str) -> list[dict[str, Any]]:
+    """Return the outputs of a game that was given up, one per player in seat order.
+
+    They hold no tokens and, on purpose, no `total_reward`: a zero would be taken for a game that was played.
+
+    Args:
+        dropped: The game and why it was given up.
+        num_players: Of its board.
+        model: Name that the response carries.
+    """
+    infos = {
+        "suite": dropped.suite,
+        "seed": dropped.seed,
+        "game": dropped.game,
+        "num_players": num_players,
+        "dropped": dropped.reason,
+    }
+    return [
+        {
+            "response": {
+                "id": f"{dropped.suite}-{dropped.seed}-{dropped.game}-{player}",
+                "model": model,
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": ""},
+                        "finish_reason": None,
+                        "token_ids": [],
+                    }
+                ],
+                "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+            },
+            "messages": [{"role": "assistant", "content": ""}],
+            "response_token_ids": [],
+            "response_loss_mask": [],
+            "rollout_logprobs": [],
+            "rollout_infos": {**infos, "player": player},
+        }
+        for player in range(num_players)
+    ]
+
+
+def outputs_to_game(outputs: Sequence[Mapping[str, Any]]) -> Episode | DroppedGame:
+    """Return the game that the outputs of all its players hold, played or given up.
+
+    Raises:
+        ServerError: As `outputs_to_episode`, and when a game is given up for some of its players only.
+    """
+    marked = [number for number, output in enumerate(outputs) if _is_dropped(output)]
+    if not marked:
+        return outputs_to_episode(outputs)
+    if len(marked) != len(outputs):
+        raise ServerError(
+            f"rollout_infos.dropped: in outputs {marked} of {len(outputs)}; a game is dropped for all its players or "
+            "for none."
+        )
+    checked = [_validated(_DroppedOutput, output, f"output {number}") for number, output in enumerate(outputs)]
+    infos = _check_one_game([output.rollout_infos for output in checked], _DROPPED_FIELDS)
+    return DroppedGame(suite=infos.suite, seed=infos.seed, game=infos.game, reason=infos.dropped)
+
+
+def _is_dropped(output: Any) -> bool:
+    infos = output.get("rollout_infos") if isinstance(output, Mapping) else None
+    return isinstance(infos, Mapping) and "dropped" in infos
+
+
+def _check_one_game(infos: Sequence[_AnyInfos], fields: Sequence[str]) -> _AnyInfos:
+    """Return the first of the infos of one game's players; refuse those of several games."""
+    if not infos:
         raise ServerError("outputs: the list is empty; a game has one output per player.")
-    header = checked[0].rollout_infos
-    players = sorted(output.rollout_infos.player for output in checked)
+    header = infos[0]
+    players = sorted(one.player for one in infos)
     if players != list(range(header.num_players)):
         raise ServerError(
             f"rollout_infos.player: got {players}, a game of {header.num_players} players needs each of "
             f"{list(range(header.num_players))} once; keep a deal's rows in one batch."
         )
-    turns: dict[int, Turn] = {}
-    for number, output in enumerate(checked):
-        for field in _HEADER_FIELDS:
-            ours, theirs = getattr(output.rollout_infos, field), getattr(header, field)
+    for number, one in enumerate(infos):
+        for field in fields:
+            ours, theirs = getattr(one, field), getattr(header, field)
             if ours != theirs:
                 raise ServerError(
                     f"output {number}: rollout_infos.{field}={ours!r}, but {theirs!r} in output 0; "
                     "pair the outputs of one game."
                 )
-        _collect(output, number, turns)
-    if sorted(turns) != list(range(len(turns))):
-        raise ServerError(f"rollout_infos.turns.index: got {sorted(turns)}; allowed is 0 to n-1, each once.")
-    return _episode(header, [turns[index] for index in range(len(turns))], "outputs")
+    return header
 
 
 def _output(episode: Episode, player: int, model: str, system: str) -> dict[str, Any]:

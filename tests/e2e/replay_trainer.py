@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.client import RolloutResult
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
-from hanabi_grpo.types import Episode
 from hanabi_grpo.wire import episode_from_json
 
 
-def _play(
-    link: ServerLink, deals: Sequence[dict[str, Any]], names: tuple[str, ...], version: int
-) -> list[list[Episode]]:
+def _play(link: ServerLink, deals: Sequence[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
     lines = Path(os.environ["REPLAY_EPISODES"]).read_text().splitlines()
     episodes = [episode_from_json(json.loads(line)) for line in lines]
     assert version == 0, "recorded games fit the untrained adapters only"
-    return [[one for one in episodes if one.seed == deal["seed"]] for deal in deals]
+    return RolloutResult(groups=[[one for one in episodes if one.seed == deal["seed"]] for deal in deals])
 
 
 def _nothing(*_: Any) -> None:
@@ -32,5 +30,5 @@ def _nothing(*_: Any) -> None:
 
 if __name__ == "__main__":
     ServerLink.play = _play
-    ServerLink.connect = ServerLink.push = ServerLink.copy_log = _nothing
+    ServerLink.connect = ServerLink.push = ServerLink.copy_log = ServerLink.disconnect = _nothing
     sys.exit(main(sys.argv[1:]))

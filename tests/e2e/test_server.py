@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.training.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import player_names
 
@@ -31,18 +33,22 @@ DEALS = [{"env_config": CONFIG.model_dump(), "suite": "eval", "seed": seed} for 
 
 
 @pytest.fixture
-def client(server: Server) -> RolloutClient:
-    return RolloutClient(server.url)
+def client(server: Server) -> Iterator[RolloutClient]:
+    with RolloutClient(server.url) as client:
+        yield client
 
 
 def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> dict[str, Any]:
+    tokenizer = AutoTokenizer.from_pretrained(server.model)
     given = {
         "run_id": run_id,
         "adapters": PLAYERS,
         "lora_rank": 8,
         "model_fingerprint": model_fingerprint(server.model),
         "dtype": "float32",
-        "chat_hash": ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(server.model)).hash,
+        "tokenizer_hash": tokenizer_hash(tokenizer),
+        "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
+        "games": game_claims([CONFIG]),
     }
     return client.open_session(**{**given, **other})
 
@@ -59,7 +65,7 @@ def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[by
 
 
 def _play(client: RolloutClient, adapters: dict[str, str | None], num_games: int = 2) -> Any:
-    return client.play(DEALS, num_games=num_games, max_tokens=4, temperature=1.0, adapters=adapters)
+    return client.play(DEALS, num_games=num_games, max_tokens=4, temperature=1.0, adapters=adapters).groups
 
 
 def test_games_of_the_base_model_carry_aligned_tokens_and_logprobs(client: RolloutClient) -> None:
@@ -122,7 +128,7 @@ def test_players_with_different_adapters_play_differently(client: RolloutClient,
 
     def first_replies() -> list[tuple[str, ...]]:
         wanted = {player: f"{player}@{client.identity()['versions'][player]}" for player in PLAYERS}
-        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.0, adapters=wanted)
+        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.0, adapters=wanted).groups
         return [tuple(turn.reply for turn in group[0].turns[:1]) for group in groups]
 
     before = first_replies()
@@ -138,6 +144,10 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
     ours = client.identity()["model_fingerprint"]
     with pytest.raises(ServerError, match=rf"base model differs: server {ours} .*trainer 0000"):
         _open(client, server, "x", model_fingerprint="0000")
+    with pytest.raises(ServerError, match=r"tokenizer differs: server .*trainer 0000"):
+        _open(client, server, "x", tokenizer_hash="0000")
+    with pytest.raises(ServerError, match=r"prompts \(laptop, 2 players, compact\) differs: server .*trainer 0000"):
+        _open(client, server, "x", games=[{**game_claims([CONFIG])[0], "prompt_hash": "0000"}])
     with pytest.raises(ServerError, match=r"chat format differs: .*HANABI_THINKING"):
         _open(client, server, "x", chat_hash="0000")
     with pytest.raises(ServerError, match=r"number format differs: server float32 .*trainer bfloat16; .*HANABI_DTYPE"):
@@ -244,3 +254,21 @@ def test_the_digest_in_a_receipt_is_that_of_the_pushed_bytes(client: RolloutClie
         name: hashlib.sha256(body).hexdigest() for name, (body, _) in pushed.items()
     }
     assert Path("/dev/shm").is_dir()
+
+
+def test_a_second_trainer_is_refused_until_the_first_has_left_and_lost_steps_must_be_named(
+    client: RolloutClient, server: Server
+) -> None:
+    adapters = _adapters(server, 0.1)
+    with RolloutClient(server.url) as first:
+        _open(first, server, "first come")
+        first.push(7, adapters)
+        with pytest.raises(ServerError, match="409: this server works for run first come, heard"):
+            _open(client, server, "second")
+    with pytest.raises(ServerError, match=r"409: this server holds player_0@7, player_1@7 of this run; the trainer re"):
+        _open(client, server, "first come", version=5)
+    answer = _open(client, server, "first come", version=5, replaces=dict.fromkeys(PLAYERS, 7))
+    assert answer["versions"] == {}
+    client.push(7, _adapters(server, 0.2))
+    wanted: dict[str, str | None] = {player: f"{player}@7" for player in PLAYERS}
+    assert _play(client, wanted)[0][0].turns[0].version == 7

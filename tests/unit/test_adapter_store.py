@@ -1,9 +1,10 @@
-"""Versions on the server: staged, committed, leased, refused."""
+"""Versions on the server: staged, committed, served or refused, and nothing changed by what is refused."""
 
-import asyncio
+import errno
 import hashlib
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,183 +13,150 @@ import torch
 from safetensors.torch import save
 
 from hanabi_grpo.errors import AdapterError, VersionError
-from hanabi_grpo.server.adapter_store import AdapterStore, remove_leftovers
-
-SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
-CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
-
-
-class _Loads:
-    """Keeps what the store asks the engine for; refuses the adapters named in `broken`."""
-
-    def __init__(self) -> None:
-        self.loaded: dict[int, str] = {}
-        self.broken: set[str] = set()
-
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
-        assert (Path(path) / "adapter_model.safetensors").is_file()
-        if name in self.broken:
-            raise RuntimeError("cannot load")
-        self.loaded[number] = name
-        return f"handle of {name}"
-
-    async def unload_adapter(self, number: int) -> None:
-        del self.loaded[number]
+from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.server.adapter_folders import remove_leftovers
+from hanabi_grpo.server.adapter_store import AdapterStore
+from store_parts import CONFIG, PLAYERS, Loads, folders_on_disk, push, run_scenario, served, stage, upload
 
 
-def _bytes(value: float = 0.0, rank: int = 2, **extra: Any) -> bytes:
-    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-    tensors = {
-        f"{prefix}.lora_A.weight": torch.full((rank, 4), value),
-        f"{prefix}.lora_B.weight": torch.full((4, rank), value),
-    }
-    return save({**tensors, **extra})
+def test_a_commit_serves_all_players_and_answers_with_receipts(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        receipts = await push(store, 1, 1.0)
+        assert receipts["player_1"] == {
+            "version": 1,
+            "sha256": hashlib.sha256(upload(1.0)).hexdigest(),
+            "config_sha256": config_digest(CONFIG),
+            "lora_name": "player_1@1",
+        }
+        assert store.versions() == {"player_0": 1, "player_1": 1, "player_2": 1}
+        assert folders_on_disk(store) == ["player_0@1", "player_1@1", "player_2@1"]
+
+    run_scenario(scenario, tmp_path)
 
 
-def _stage(store: AdapterStore, name: str, version: int, body: bytes) -> None:
-    store.stage(name, version, body, hashlib.sha256(body).hexdigest(), CONFIG)
+def test_the_same_push_again_loads_nothing_even_after_a_later_upload(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        receipts = await push(store, 1, 1.0)
+        assert await push(store, 1, 1.0) == receipts
+        stage(store, "player_0", 2, upload(2.0))
+        assert await store.commit(1) == receipts
+        assert engine.num_loads == 3
+        assert store.versions() == dict.fromkeys(PLAYERS, 1)
+        for name in PLAYERS[1:]:
+            stage(store, name, 2, upload(2.0))
+        assert (await store.commit(2))["player_0"]["version"] == 2
+
+    run_scenario(scenario, tmp_path)
 
 
-async def _store(engine: _Loads) -> AdapterStore:
-    store = AdapterStore(engine, max_rank=16, shapes=SHAPES)
-    await store.open_session("run", ["player_0", "player_1"], 2)
-    return store
+def test_a_staged_upload_replaces_the_one_before_it_on_disk(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        for version in range(1, 20):
+            stage(store, "player_0", version, upload(float(version)))
+        assert folders_on_disk(store) == ["player_0@19"]
+
+    run_scenario(scenario, tmp_path)
 
 
-async def _push(store: AdapterStore, version: int, value: float = 0.0) -> dict[str, dict[str, Any]]:
-    for name in ("player_0", "player_1"):
-        _stage(store, name, version, _bytes(value))
-    return await store.commit(version)
-
-
-def test_a_commit_serves_all_players_and_answers_with_receipts() -> None:
-    async def scenario() -> None:
-        engine = _Loads()
-        store = await _store(engine)
-        receipts = await _push(store, 1, 1.0)
-        digest = hashlib.sha256(_bytes(1.0)).hexdigest()
-        assert receipts["player_1"] == {"version": 1, "sha256": digest, "lora_name": "player_1@1"}
-        assert store.versions() == {"player_0": 1, "player_1": 1}
-        assert await store.commit(1) == receipts, "the same commit again is harmless"
-        store.close()
-
-    asyncio.run(scenario())
-
-
-def test_a_commit_with_a_missing_player_serves_nothing_new() -> None:
-    async def scenario() -> None:
-        store = await _store(_Loads())
-        await _push(store, 1)
-        _stage(store, "player_0", 2, _bytes(2.0))
-        with pytest.raises(VersionError, match="nothing staged for player_1"):
+def test_a_commit_with_a_missing_player_serves_nothing_new(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 1)
+        stage(store, "player_0", 2, upload(2.0))
+        stage(store, "player_1", 3, upload(2.0))
+        before = served(store)
+        with pytest.raises(VersionError, match="nothing staged for player_1, player_2"):
             await store.commit(2)
-        assert store.versions() == {"player_0": 1, "player_1": 1}
-        store.close()
+        assert served(store) == before
 
-    asyncio.run(scenario())
-
-
-def test_a_failed_load_leaves_the_old_version_served() -> None:
-    async def scenario() -> None:
-        engine = _Loads()
-        store = await _store(engine)
-        await _push(store, 1)
-        engine.broken.add("player_1@2")
-        with pytest.raises(AdapterError, match="commit of version 2 failed, the old version stays served"):
-            await _push(store, 2, 2.0)
-        assert store.versions() == {"player_0": 1, "player_1": 1}
-        assert sorted(engine.loaded.values()) == ["player_0@1", "player_1@1"]
-        store.close()
-
-    asyncio.run(scenario())
+    run_scenario(scenario, tmp_path)
 
 
-def test_older_versions_and_other_bytes_are_refused_and_the_same_bytes_are_not() -> None:
-    async def scenario() -> None:
-        store = await _store(_Loads())
-        await _push(store, 5, 1.0)
-        _stage(store, "player_0", 5, _bytes(1.0))
+def test_older_versions_other_bytes_and_another_config_are_refused_and_the_same_are_not(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 5, 1.0)
+        before = served(store)
+        stage(store, "player_0", 5, upload(1.0))
         with pytest.raises(VersionError, match="older than the served version 5"):
-            _stage(store, "player_0", 4, _bytes(3.0))
-        with pytest.raises(VersionError, match="held with other bytes"):
-            _stage(store, "player_0", 5, _bytes(9.0))
-        store.close()
+            stage(store, "player_0", 4, upload(3.0))
+        with pytest.raises(VersionError, match="player_0@5 is held with other bytes"):
+            stage(store, "player_0", 5, upload(9.0))
+        with pytest.raises(VersionError, match="player_0@5 is held with other PEFT config"):
+            stage(store, "player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8})
+        assert served(store) == before
 
-    asyncio.run(scenario())
+    run_scenario(scenario, tmp_path)
 
 
-def test_a_version_in_use_is_kept_until_its_games_end() -> None:
-    async def scenario() -> None:
-        engine = _Loads()
-        store = await _store(engine)
-        await _push(store, 1)
-        async with store.lease({"player_0": 1, "player_1": 1}) as leased:
-            await _push(store, 2, 2.0)
-            assert sorted(engine.loaded.values()) == ["player_0@1", "player_0@2", "player_1@1", "player_1@2"]
+_HEADER_BOMB = struct.pack("<Q", 2**62) + b"{}"
+REFUSED: dict[str, tuple[str, int, bytes, Mapping[str, Any], str]] = {
+    "nan": ("player_0", 2, upload(float("nan")), CONFIG, "not finite"),
+    "infinity": ("player_0", 2, upload(float("inf")), CONFIG, "not finite"),
+    "wrong rank": ("player_0", 2, upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
+    "extra tensor": ("player_0", 2, upload(other=torch.zeros(2, 2)), CONFIG, "'other'"),
+    "no tensors": ("player_0", 2, save({}), CONFIG, "0 tensors, the base model needs 2"),
+    "no safetensors": ("player_0", 2, b"not safetensors at all", CONFIG, "not a safetensors file"),
+    "empty": ("player_0", 2, b"", CONFIG, "not a safetensors file"),
+    "truncated": ("player_0", 2, upload()[:-4], CONFIG, "bytes of tensors"),
+    "too long": ("player_0", 2, upload() + b"\0" * 4, CONFIG, "bytes of tensors"),
+    "header bomb": ("player_0", 2, _HEADER_BOMB, CONFIG, "its header does not fit"),
+    "float64": ("player_0", 2, upload(dtype=torch.float64), CONFIG, "dtype 'F64'"),
+    "config of another rank": ("player_0", 2, upload(), {**CONFIG, "r": 8}, "r=8"),
+    "config with a path": ("player_0", 2, upload(), {**CONFIG, "base_model_name_or_path": "/etc"}, "base_model_name"),
+    "unknown player": ("player_9", 2, upload(), CONFIG, "this session trains player_0, player_1, player_2"),
+    "path as player": ("../player_0", 2, upload(), CONFIG, "this session trains"),
+    "older": ("player_0", 0, upload(), CONFIG, "older than the served version 1"),
+    "other bytes": ("player_0", 1, upload(7.0), CONFIG, "held with other bytes"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_upload_leaves_map_files_and_handles_as_they_were(tmp_path: Path, case: str) -> None:
+    adapter, version, body, config, message = REFUSED[case]
+
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 1, 1.0)
+        before, loaded, folders = served(store), dict(engine.loaded), folders_on_disk(store)
+        with pytest.raises((AdapterError, VersionError), match=message):
+            stage(store, adapter, version, body, config)
+        assert (served(store), engine.loaded, folders_on_disk(store), store._staged) == (before, loaded, folders, {})
+        async with store.lease({"player_0": 1}) as leased:
             assert leased["player_0"].lora == "handle of player_0@1"
-        assert sorted(engine.loaded.values()) == ["player_0@2", "player_1@2"]
-        with pytest.raises(VersionError, match="player_0@1 is required, but this server holds player_0@2"):
-            async with store.lease({"player_0": 1}):
-                pass
-        store.close()
 
-    asyncio.run(scenario())
+    run_scenario(scenario, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("body", "config", "message"),
-    [
-        (_bytes(float("nan")), CONFIG, "not finite"),
-        (_bytes(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
-        (_bytes(other=torch.zeros(2, 2)), CONFIG, "'other'"),
-        (save({}), CONFIG, "0 tensors, the base model needs 2"),
-        (b"not safetensors at all", CONFIG, "not a safetensors file"),
-        (_bytes(), {**CONFIG, "r": 8}, "r=8"),
-        (_bytes(), {**CONFIG, "base_model_name_or_path": "/etc"}, "base_model_name_or_path"),
-    ],
-)
-def test_an_upload_that_must_not_be_loaded_is_refused(body: bytes, config: dict[str, Any], message: str) -> None:
-    async def scenario() -> None:
-        store = await _store(_Loads())
-        with pytest.raises(AdapterError, match=message):
-            store.stage("player_0", 1, body, hashlib.sha256(body).hexdigest(), config)
-        assert store.versions() == {}
-        store.close()
-
-    asyncio.run(scenario())
-
-
-def test_another_run_a_wrong_digest_an_unknown_player_and_a_header_bomb_are_refused() -> None:
-    async def scenario() -> None:
-        store = await _store(_Loads())
-        store.check_run("run")
-        with pytest.raises(VersionError, match="run other is not the one that this server works for"):
-            store.check_run("other")
+def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
         with pytest.raises(AdapterError, match="resend it"):
-            store.stage("player_0", 1, _bytes(), "0" * 64, CONFIG)
-        with pytest.raises(AdapterError, match="this session trains player_0, player_1"):
-            _stage(store, "../player_0", 1, _bytes())
-        bomb = struct.pack("<Q", 2**62) + b"{}"
-        with pytest.raises(AdapterError, match="its header does not fit"):
-            _stage(store, "player_0", 1, bomb)
-        store.close()
+            store.stage("player_0", 1, upload(), "0" * 64, CONFIG)
+        assert folders_on_disk(store) == []
 
-    asyncio.run(scenario())
+    run_scenario(scenario, tmp_path)
 
 
-def test_another_run_starts_with_no_versions() -> None:
-    async def scenario() -> None:
-        engine = _Loads()
-        store = await _store(engine)
-        await _push(store, 7)
-        await store.open_session("another run", ["shared"], 2)
-        assert store.versions() == {}
-        assert engine.loaded == {}
-        with pytest.raises(AdapterError, match="LORA_RANK=32: this server was started with LORA_RANK=16"):
-            await store.open_session("third", ["shared"], 32)
-        store.close()
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 1)
+        before, folders = served(store), folders_on_disk(store)
+        write = Path.write_bytes
 
-    asyncio.run(scenario())
+        def full(path: Path, data: bytes) -> int:
+            if path.name == file:
+                write(path, data[:1])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", full)
+            with pytest.raises(AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"):
+                stage(store, "player_0", 2, upload(2.0))
+        assert (served(store), folders_on_disk(store), store._staged) == (before, folders, {})
+        await push(store, 2, 2.0)
+
+    run_scenario(scenario, tmp_path)
 
 
 def test_folders_of_dead_servers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:

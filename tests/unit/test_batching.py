@@ -1,13 +1,19 @@
 """From episodes to micro-batches."""
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 import torch
 
 from hanabi_grpo.advantages import grpo
-from hanabi_grpo.training.batching import plan_batches, sequences_of
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
 
-def _turn(player: int, length: int, score: float = 0.0) -> Turn:
+def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
     return Turn(
         player=player,
         prompt="p",
@@ -17,7 +23,7 @@ def _turn(player: int, length: int, score: float = 0.0) -> Turn:
         rewards={"score": score},
         prompt_ids=tuple(range(100, 100 + length)),
         reply_ids=(7, 8),
-        logprobs=(-0.25, -0.5),
+        logprobs=(logprob, -0.5),
         version=3,
     )
 
@@ -43,9 +49,11 @@ GROUP = [
 ]
 
 
-def _plan(rank: int = 0, world_size: int = 1, micro_batches: int = 1) -> list[dict]:
+def _plan(
+    rank: int = 0, world_size: int = 1, micro_batches: int = 1, groups: Sequence[Sequence[Episode]] = (GROUP,)
+) -> list[dict]:
     return plan_batches(
-        [GROUP],
+        groups,
         num_players=2,
         micro_batches_per_player=micro_batches,
         rank=rank,
@@ -94,3 +102,98 @@ def test_an_empty_share_becomes_a_row_without_loss() -> None:
     assert empty
     assert empty[0]["model_inputs"]["input_ids"].shape == (1, 2)
     assert empty[0]["grpo_batch"].num_items_in_batch.item() in (4, 8)
+
+
+def _deal(seed: int, *episodes: Episode) -> list[Episode]:
+    return [replace(episode, seed=seed, game=game) for game, episode in enumerate(episodes)]
+
+
+def _dropped(seed: int, game: int) -> DroppedGame:
+    return DroppedGame(suite="train", seed=seed, game=game, reason=f"RuntimeError: {game}")
+
+
+def test_whole_groups_are_kept_without_a_word() -> None:
+    groups = [_deal(1, *GROUP), _deal(2, *GROUP[:2])]
+    assert usable_groups(groups, ()) == (groups, [])
+
+
+def test_a_group_that_lost_games_is_kept_and_named_while_two_remain() -> None:
+    groups = [_deal(1, *GROUP)]
+    kept, sentences = usable_groups(groups, [_dropped(1, 3), _dropped(1, 4), _dropped(1, 5)])
+    assert kept == groups
+    assert sentences == [
+        "deal train/1: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
+    ]
+
+
+def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
+    groups = [_deal(1, GROUP[0]), [], _deal(3, *GROUP), _deal(4, GROUP[0])]
+    kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1)])
+    assert kept == [groups[2]]
+    assert sentences == [
+        "deal train/1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is left out.",
+        "deal train/2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a group needs 2, so it "
+        "is left out.",
+        "deal train/4: 1 game(s) played; a group needs 2, so it is left out.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        _episode(_turn(0, 1, logprob=math.nan)),
+        _episode(_turn(0, 1, logprob=-math.inf)),
+        _episode(_turn(0, 1), _turn(1, 1, score=math.nan)),
+        _episode(_turn(0, 1, score=1e308), _turn(1, 1, score=1e308)),
+    ],
+)
+def test_a_game_that_is_not_finite_is_dropped_before_it_enters_a_baseline(bad: Episode) -> None:
+    group = _deal(1, GROUP[0], bad, GROUP[1])
+    kept, (sentence,) = usable_groups([group], ())
+    assert kept == [[group[0], group[2]]]
+    assert sentence.startswith("deal train/1: 1 of 3 games dropped (game 1: player_")
+    kept, (sentence,) = usable_groups([group[:2]], ())
+    assert kept == []
+    assert sentence.endswith("a group needs 2, so it is left out.")
+
+
+def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> None:
+    one_of_player_1 = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
+    assert players_with_data(one_of_player_1) == {"player_0", "player_1"}
+    shares = [
+        {batch["grpo_batch"].player for batch in _plan(rank, 2, 1, one_of_player_1) if _has_loss(batch)}
+        for rank in range(2)
+    ]
+    assert shares == [{"player_0", "player_1"}, {"player_0"}]
+
+
+def test_a_player_that_never_spoke_has_no_data() -> None:
+    said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
+    assert players_with_data([[_episode(_turn(0, 1), said_nothing)]]) == {"player_0"}
+    assert players_with_data([]) == set()
+
+
+def _has_loss(batch: dict) -> bool:
+    return bool(batch["grpo_batch"].completion_mask.any())
+
+
+@pytest.mark.parametrize("groups", [(), ([],)])
+def test_without_any_game_every_rank_gets_rows_without_loss(groups: Sequence[Sequence[Episode]]) -> None:
+    for rank in range(2):
+        batches = _plan(rank, 2, 2, groups)
+        assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_0", "player_1", "player_1"]
+        assert not any(_has_loss(batch) for batch in batches)
+        assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
+        assert {batch["grpo_batch"].num_items_in_batch.item() for batch in batches} == {1}
+
+
+def test_a_player_without_any_data_gets_rows_without_loss_beside_the_others() -> None:
+    batches = _plan(groups=[_deal(1, _episode(_turn(0, 3, 1.0)), _episode(_turn(0, 2)))])
+    assert [_has_loss(batch) for batch in batches] == [True, False]
+
+
+def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
+    big = [_episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1, 1e308)), _episode(_turn(0, 1))]
+    assert usable_groups([big], ()) == ([big], [])
+    with pytest.raises(NonFiniteError, match=r"player_0, deal train/0, game 0: advantages \["):
+        _plan(groups=[big])

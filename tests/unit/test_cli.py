@@ -20,7 +20,10 @@ from hanabi_grpo.client import server_url
 from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
 from hanabi_grpo.commands.train import trainer_argv, trainer_environ, wait_for_server
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.resume import read_resume
+from hanabi_grpo.runs import lock_run_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, environment_markdown, load_settings, read_settings
+from torn_checkpoints import write as write_checkpoint_of
 
 NOWHERE = Path("/nonexistent/.env")
 RUNNER = CliRunner()
@@ -49,7 +52,7 @@ class _Health(BaseHTTPRequestHandler):
             status = 200 if len(server.seen) > 2 else 503
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(b"starting" if status == 503 else b"ok")
+        self.wfile.write(b"starting" if status == 503 else b'{"instance_id": "i"}')
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -231,3 +234,109 @@ def test_train_leaves_its_settings_and_becomes_the_trainer(
     again = read_settings(path)
     assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
     assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output
+
+
+@pytest.fixture
+def train_command(
+    tmp_path: Path, health_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Any, list[Any]]]:
+    """Run `hanabi-grpo train` up to the exec that would start the trainer; returns its result and that call."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+    def command(**environ: str) -> tuple[Any, list[Any]]:
+        became: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "execvpe", lambda *call: became.append(call))
+            for name, value in train_environ(
+                tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), **environ
+            ).items():
+                patch.setenv(name, value)
+            return RUNNER.invoke(app, ["train"]), became
+
+    return command
+
+
+def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, train_command: Any) -> None:
+    run = tmp_path / "run"
+    result, _ = train_command(RESUME="latest")
+    assert f"nothing to go on from in {run} yet: starts at step 0" in result.output
+    assert read_resume(run) is None
+    first = (run / "settings.json").read_text()
+    for step in (2, 3):
+        write_checkpoint_of(run, step)
+    (run / "checkpoint-3" / "manifest.json").unlink()
+    (run / ".checkpoint-4.partial").mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
+    (run / "episodes").mkdir()
+    (run / "episodes" / "step_000002.jsonl").touch()
+
+    result, became = train_command(RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret")
+    assert result.exit_code == 0 and len(became) == 1, result.output
+    for line in (
+        f"RESUME=latest: goes on from step 2 ({run}/checkpoint-2, saved ",
+        f"    passed over: {run}/.checkpoint-4.partial: was being written when its process ended.",
+        f"    passed over: {run}/checkpoint-3: no manifest.json",
+        "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
+        "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to episodes/discarded/",
+        f"settings until here: {run}/settings-until-step-2.json",
+    ):
+        assert line in result.output
+    assert "SAVE_STEPS" not in result.output.partition("changed since")[2] and "topsecret" not in result.output
+    resumed = read_resume(run)
+    assert resumed is not None and (resumed.step, resumed.checkpoint) == (2, run / "checkpoint-2")
+    assert json.loads((run / "settings-until-step-2.json").read_text()) == json.loads(first)
+    assert read_settings(run / "settings.json").learning_rate == 0.01
+    assert (run / "metrics.jsonl").read_text() == '{"step": 2}\n' and not (run / ".checkpoint-4.partial").exists()
+
+
+def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_command: Any) -> None:
+    run = tmp_path / "run"
+    train_command()
+    write_checkpoint_of(run, 2)
+    (run / "metrics.jsonl").write_text('{"step": 3}\n')
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"}
+    result, became = train_command(RESUME="latest", LORA_RANK="8", TEMPERATURE="0.5")
+    assert result.exit_code == 2 and not became
+    assert "LORA_RANK: was 16, is 8" in result.stderr and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"} == before
+
+
+def test_a_fork_starts_a_run_of_its_own(tmp_path: Path, train_command: Any) -> None:
+    train_command()
+    write_checkpoint_of(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3}\n')
+    fork = {"RESUME": str(tmp_path / "run"), "OUTPUT_DIR": str(tmp_path / "fork")}
+    result, became = train_command(**fork, TEMPERATURE="0.5")
+    assert result.exit_code == 0 and len(became) == 1, result.output
+    assert "changed since: TEMPERATURE: was 1.0, is 0.5" in result.output
+    resumed = read_resume(tmp_path / "fork")
+    assert resumed is not None and resumed.checkpoint == tmp_path / "run" / "checkpoint-2"
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 3}\n'
+    result, became = train_command(**fork)
+    assert result.exit_code == 2 and not became and "by RESUME=latest" in result.stderr
+
+
+def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, train_command: Any) -> None:
+    run = tmp_path / "run"
+    train_command(MAX_STEPS="2", LORA_RANK="8")
+    write_checkpoint_of(run, 2)
+    settings = (run / "settings.json").read_text()
+    result, became = train_command(
+        RESUME="latest", MAX_STEPS="2", LORA_RANK="8", HANABI_API_KEY="topsecret", WANDB_NAME="my run"
+    )
+    assert result.exit_code == 0 and not became
+    assert "nothing left to train: step 2 of 2 is done." in result.output and "topsecret" not in result.output
+    assert "To go on: " in result.output and 'HANABI_API_KEY="$HANABI_API_KEY"' in result.output
+    assert f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run} RESUME=latest MAX_STEPS=4 bash tools/" in result.output
+    assert (run / "settings.json").read_text() == settings
+    fork = train_command(RESUME=str(run), OUTPUT_DIR=str(tmp_path / "fork"), MAX_STEPS="2", LORA_RANK="8")
+    assert fork[0].exit_code == 0 and not fork[1] and not (tmp_path / "fork").exists()
+
+
+def test_a_second_trainer_in_the_folder_is_refused_and_leaves_it_alone(tmp_path: Path, train_command: Any) -> None:
+    (tmp_path / "run").mkdir()
+    with lock_run_folder(tmp_path / "run"):
+        for resume in ("", "latest"):
+            result, became = train_command(RESUME=resume)
+            assert result.exit_code == 2 and not became and "another trainer works in it" in result.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from hanabi_grpo.client import RolloutResult
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation import (
@@ -16,7 +17,7 @@ from hanabi_grpo.evaluation_result import read_result, write_result
 from hanabi_grpo.games import make_spec
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 SPEC = make_spec("laptop")
@@ -44,8 +45,9 @@ def game(seed: int, score: int, kept: int | None = None, *turns: Turn, suite: st
 class ScriptBehindAServer:
     """Plays like a rollout server, with the hint bot for a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, drops: Sequence[int] = ()) -> None:
         self.requests: list[tuple[list[int], dict[str, str | None]]] = []
+        self.drops = drops
 
     def play(
         self,
@@ -55,12 +57,20 @@ class ScriptBehindAServer:
         max_tokens: int,
         temperature: float,
         adapters: Mapping[str, str | None],
-    ) -> list[list[Episode]]:
+    ) -> RolloutResult:
         assert num_games == 1
         seeds = [int(str(deal["seed"])) for deal in deals]
         self.requests.append((seeds, dict(adapters)))
         config = EnvConfig.model_validate(deals[0]["env_config"])
-        return [[played] for played in play_episodes_sync(config, [make_policy("hint-bot")] * 2, "eval", seeds)]
+        episodes = play_episodes_sync(config, [make_policy("hint-bot")] * 2, "eval", seeds)
+        return RolloutResult(
+            groups=[[] if played.seed in self.drops else [played] for played in episodes],
+            dropped=tuple(
+                DroppedGame(suite="eval", seed=seed, game=0, reason=f"NonFiniteError: {seed}")
+                for seed in seeds
+                if seed in self.drops
+            ),
+        )
 
 
 def test_a_summary_counts_what_the_games_hold() -> None:
@@ -178,6 +188,17 @@ def test_served_deals_go_out_in_chunks_and_each_once() -> None:
     assert done == [100, 200, 250]
     assert result.scores == evaluate_scripted("hint-bot", LAPTOP, 250).scores
     assert (result.label, result.temperature) == ("served", 1.0)
+
+
+def test_an_evaluation_with_a_dropped_game_is_an_error_with_the_reasons() -> None:
+    server = ScriptBehindAServer(drops=[101, 103, 110, 111])
+    with pytest.raises(ServerError) as caught:
+        evaluate_served(server, LAPTOP, {}, 250, 4, 1.0, lambda done: None, label="mine")
+    assert str(caught.value).startswith(
+        "mine: 4 of 100 games were not played (deal eval/101: NonFiniteError: 101; deal eval/103: NonFiniteError: 103; "
+        "deal eval/110: NonFiniteError: 110; …); an evaluation needs every deal."
+    )
+    assert len(server.requests) == 2, "it stops at the request that lost games"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
-"""A step with one player's data leaves the other player bit-identical, optimizer state included."""
+"""A step with one player's data leaves the other player bit-identical, optimizer state and schedule included."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 
-from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.isolation import clip_per_player, parameters_by_adapter
+from hanabi_grpo.errors import NonFiniteError, SettingsError
+from hanabi_grpo.training.isolation import PlayerGuard, player_groups
+from hanabi_grpo.training.schedule import PlayerSchedule
 
 NAMES = ("player_0", "player_1")
 
@@ -14,6 +16,7 @@ NAMES = ("player_0", "player_1")
 class _Adapters(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)
         self.base = torch.nn.Linear(4, 4).requires_grad_(False)
         self.lora_A = torch.nn.ModuleDict({name: torch.nn.Linear(4, 4, bias=False) for name in NAMES})
 
@@ -21,53 +24,145 @@ class _Adapters(torch.nn.Module):
         return self.base(x) + self.lora_A[name](x)
 
 
-def _step(model: _Adapters, optimizer: torch.optim.Optimizer, data: dict[str, float]) -> dict[str, float]:
-    optimizer.zero_grad()
-    for name in NAMES:
-        # A player without data goes through its micro-batch with a loss of zero, as in training.
-        (model(torch.ones(2, 4), name).sum() * data.get(name, 0.0)).backward()
-    norms = clip_per_player(parameters_by_adapter(model, NAMES), set(data), 1.0)
-    optimizer.step()
-    return norms
+class _Training:
+    """A model, an optimizer with weight decay and momentum, a schedule with warm-up, and the guard on it."""
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> None:
+        self.model = _Adapters()
+        self.reports: list[tuple[str, str]] = []
+        self.guard = PlayerGuard(
+            max_norm=1.0, sharded=False, report=lambda kind, message, **_: self.reports.append((kind, message))
+        )
+        options = options or {"lr": 0.1, "weight_decay": 0.1}
+        self.optimizer = optimizer(player_groups(self.model, NAMES), **options)  # type: ignore[call-arg]
+        self.guard.attach(self.optimizer)
+        self.schedule = PlayerSchedule(self.optimizer, "linear", num_steps=20, num_warmup_steps=5)
+
+    def step(self, **data: float) -> None:
+        self.optimizer.zero_grad()
+        for name in NAMES:
+            # A player without data goes through its micro-batch with a loss of zero, as in training.
+            (self.model(torch.ones(2, 4), name).sum() * data.get(name, 0.0)).backward()
+        self.guard.begin(data)
+        self.optimizer.step()
+        self.guard.finish()
+        self.schedule.step()
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Return everything that belongs to a player, copied."""
+        weight = self.model.lora_A[name].weight
+        group = next(group for group in self.optimizer.param_groups if group["player"] == name)
+        rest = {key: value for key, value in group.items() if key != "params"}
+        return copy.deepcopy({"weight": weight.detach(), "group": rest, **self.optimizer.state[weight]})
 
 
-def test_weights_and_moments_of_a_player_without_data_do_not_move() -> None:
-    torch.manual_seed(0)
-    model = _Adapters()
-    parameters = parameters_by_adapter(model, NAMES)
-    optimizer = torch.optim.AdamW([one for values in parameters.values() for one in values], lr=0.1, weight_decay=0.1)
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key], other[key]) if torch.is_tensor(one[key]) else one[key] == other[key] for key in one
+    )
+
+
+def test_weights_moments_counters_and_schedule_of_a_player_without_data_do_not_move() -> None:
+    run = _Training()
     for _ in range(3):
-        _step(model, optimizer, {"player_0": 1.0, "player_1": 0.5})
-    [other] = parameters["player_1"]
-    weights, state = other.detach().clone(), copy.deepcopy(optimizer.state[other])
-    assert state["exp_avg"].abs().max() > 0
-    mine = parameters["player_0"][0].detach().clone()
+        run.step(player_0=1.0, player_1=0.5)
+    other, mine = run.of("player_1"), run.of("player_0")
+    assert other["exp_avg"].abs().max() > 0
+    assert other["group"]["updates"] == 3
     for _ in range(3):
-        _step(model, optimizer, {"player_0": 1.0})
-    assert not torch.equal(parameters["player_0"][0], mine)
-    assert torch.equal(other, weights)
-    assert all(torch.equal(optimizer.state[other][key], value) for key, value in state.items())
+        run.step(player_0=1.0)
+    assert _same(run.of("player_1"), other)
+    assert not torch.equal(run.of("player_0")["weight"], mine["weight"])
+    assert run.of("player_0")["group"]["updates"] == 6
+    assert run.of("player_0")["group"]["lr"] != other["group"]["lr"], "each player is at its own place in the schedule"
+
+
+def test_a_player_that_rested_goes_on_as_if_nothing_had_happened() -> None:
+    rested, steady = _Training(), _Training()
+    for run in (rested, steady):
+        run.step(player_0=1.0, player_1=0.5)
+    rested.step(player_0=1.0)
+    for run in (rested, steady):
+        run.step(player_1=0.3)
+    assert _same(rested.of("player_1"), steady.of("player_1"))
 
 
 def test_a_large_gradient_of_one_player_does_not_shrink_the_others_step() -> None:
     def move(scale: float) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = _Adapters()
-        parameters = parameters_by_adapter(model, NAMES)
-        optimizer = torch.optim.SGD([one for values in parameters.values() for one in values], lr=0.1)
-        norms = _step(model, optimizer, {"player_0": scale, "player_1": 0.01})
-        assert norms["player_0"] == pytest.approx(8.0 * scale, rel=1e-5)
-        return parameters["player_1"][0].detach().clone()
+        run = _Training(torch.optim.SGD, lr=0.1)
+        run.schedule.optimizer.param_groups[1]["lr"] = 0.1
+        run.step(player_0=scale, player_1=0.01)
+        assert run.guard.norms["player_0"] == pytest.approx(8.0 * scale, rel=1e-5)
+        return run.model.lora_A["player_1"].weight.detach().clone()
 
     assert torch.equal(move(0.01), move(1000.0))
 
 
-def test_a_gradient_that_is_not_a_number_stops_with_the_players_name() -> None:
-    model = _Adapters()
-    with pytest.raises(NonFiniteError, match=r"player_1: the gradient's norm is (nan|inf); nothing was updated"):
-        _step(model, torch.optim.SGD(model.lora_A.parameters(), lr=0.1), {"player_0": 1.0, "player_1": float("inf")})
+def test_the_clip_is_that_of_torch() -> None:
+    ours, theirs = _Training(torch.optim.SGD, lr=0.1), _Adapters()
+    for group in ours.optimizer.param_groups:
+        group["lr"] = 0.1
+    ours.step(player_0=5.0)
+    weight = theirs.lora_A["player_0"].weight
+    (theirs(torch.ones(2, 4), "player_0").sum() * 5.0).backward()
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    torch.optim.SGD([weight], lr=0.1).step()
+    assert torch.allclose(ours.model.lora_A["player_0"].weight, weight, atol=1e-7)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_dropped_counted_and_leaves_the_other_player_its_step(bad: float) -> None:
+    run, clean = _Training(), _Training()
+    for one in (run, clean):
+        one.step(player_0=1.0, player_1=0.5)
+    before = run.of("player_1")
+    run.step(player_0=1.0, player_1=bad)
+    clean.step(player_0=1.0)
+    assert _same(run.of("player_1"), before)
+    assert _same(run.of("player_0"), clean.of("player_0"))
+    assert run.guard.dropped == ["player_1"]
+    [(kind, message)] = run.reports
+    assert kind == "update_dropped"
+    assert message.startswith(f"player_1: the gradient's norm is {bad if bad == bad else 'nan'}; its weights")
+
+
+def test_three_dropped_updates_in_a_row_stop_the_run_and_two_do_not() -> None:
+    run = _Training()
+    nan = float("nan")
+    for _ in range(2):
+        run.step(player_0=1.0, player_1=nan)
+    run.step(player_0=1.0, player_1=0.5)
+    for _ in range(2):
+        run.step(player_0=1.0, player_1=nan)
+    with pytest.raises(NonFiniteError, match=r"player_1: 3 updates in a row were dropped .*RESUME=latest"):
+        run.step(player_0=1.0, player_1=nan)
+
+
+def test_an_update_that_never_reached_the_optimizer_is_counted_too() -> None:
+    run = _Training()
+    run.guard.begin({"player_0", "player_1"})
+    run.guard.finish()
+    assert run.guard.dropped == ["player_0", "player_1"]
+    assert "skipped by DeepSpeed" in run.reports[0][1]
 
 
 def test_the_base_model_is_nobodys_parameter() -> None:
-    parameters = parameters_by_adapter(_Adapters(), NAMES)
-    assert [len(values) for values in parameters.values()] == [1, 1]
+    groups = player_groups(_Adapters(), NAMES)
+    assert [(group["player"], len(group["params"])) for group in groups] == [("player_0", 1), ("player_1", 1)]
+
+
+def test_the_schedule_is_that_of_transformers_at_the_players_own_count() -> None:
+    run = _Training()
+    rates = []
+    for _ in range(7):
+        rates.append(run.of("player_0")["group"]["lr"])
+        run.step(player_0=1.0)
+    assert rates == pytest.approx([0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.1 * 14 / 15])
+
+
+def test_a_schedule_that_is_no_function_of_steps_is_refused() -> None:
+    optimizer = torch.optim.SGD(player_groups(_Adapters(), NAMES), lr=0.1)
+    with pytest.raises(SettingsError, match=r"LR_SCHEDULER_TYPE=reduce_lr_on_plateau: depends on more"):
+        PlayerSchedule(optimizer, "reduce_lr_on_plateau", num_steps=10)
+    with pytest.raises(SettingsError, match="LR_SCHEDULER_TYPE=nonsense: transformers refuses it"):
+        PlayerSchedule(optimizer, "nonsense", num_steps=10)

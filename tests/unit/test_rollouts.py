@@ -1,17 +1,22 @@
 """The game loop."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import GameSpec, PlayerView
 from hanabi_grpo.policies import HintBot, RandomPolicy
 from hanabi_grpo.rollouts import play_episode, play_episodes_sync, play_group
 from hanabi_grpo.types import EpisodeStatus, Reply, ReplyKind
+from hanabi_grpo.wire import episode_from_json, episode_to_json
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 FULL = EnvConfig(preset="full", players=3)
@@ -153,3 +158,37 @@ def test_a_game_that_raises_cancels_the_others_and_its_error_comes_out() -> None
             asyncio.wait_for(play_group(LAPTOP, [Waiting(), Waiting()], suite="train", seed=4, num_games=3), 20)
         )
     assert sorted(cancelled) == [0, 2]
+
+
+PIECES = st.sampled_from(
+    [
+        *("<think>", "</think>", "Play 0", "Play 99999999999999999999", "Hint R", "Hint player_1 1", "Discard 1"),
+        *("Play -1", "Play 1e3", "Play \u0660", "Hint player_9 R", "Action:", "**", "{", "%s"),
+        *("\n", "\x00", "\ud800", "\u2028"),
+    ]
+)
+REPLIES = st.one_of(
+    st.text(st.characters(exclude_categories=())),
+    st.binary().map(lambda data: data.decode("utf-8", "replace")),
+    st.binary().map(lambda data: data.decode("utf-8", "surrogateescape")),
+    st.binary().map(lambda data: data.decode("latin-1")),
+    st.lists(PIECES, max_size=12).map("".join),
+    st.tuples(PIECES, st.integers(1, 100_000)).map(lambda pair: pair[0] * pair[1]),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    replies=st.lists(REPLIES, min_size=1, max_size=6),
+    config=st.sampled_from([LAPTOP, FULL, EnvConfig(preset="full", players=5, observation="compact")]),
+)
+def test_whatever_a_model_replies_is_a_turn_and_never_an_error(replies: list[str], config: EnvConfig) -> None:
+    policy = Recorder(lambda turn: Reply(text=replies[turn % len(replies)]))
+    episode = play(config, *[policy] * config.players)
+    assert episode.status in (EpisodeStatus.FINISHED, EpisodeStatus.BOMBED, EpisodeStatus.TRUNCATED_TURNS)
+    for turn in episode.turns:
+        assert turn.kind in ReplyKind
+        assert set(turn.rewards) & {"illegal", "unparsable"} == ({turn.kind.value} - {"legal"})
+    check_episode(episode, vocab_size=None)
+    assert episode_from_json(json.loads(json.dumps(episode_to_json(episode), allow_nan=False).encode())) == episode
+    json.dumps(episode_to_json(episode), ensure_ascii=False).encode("utf-8")

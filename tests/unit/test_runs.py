@@ -1,11 +1,27 @@
+import fcntl
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs import append_jsonl, prepare_run_folder, run_folder_name, write_json_atomic
+from hanabi_grpo.runs import (
+    append_jsonl,
+    leave_run_folder,
+    lock_run_folder,
+    prepare_run_folder,
+    run_folder_name,
+    used_entries,
+    write_json_atomic,
+)
 from hanabi_grpo.settings import Settings
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
@@ -33,8 +49,83 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         prepare_run_folder(settings)
     assert str(caught.value) == (
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another OUTPUT_DIR, unset it "
-        f"for a new folder in outputs/, or remove this one: rm -r {folder}"
+        f"for a new folder in outputs/, remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
     )
+
+
+def test_a_lock_and_rests_of_temporary_files_leave_a_folder_fresh(tmp_path: Path) -> None:
+    for name in (".lock", "train.log", ".settings.json.x1.tmp"):
+        (tmp_path / name).touch()
+    assert prepare_run_folder(Settings(output_dir=tmp_path)) == tmp_path
+    (tmp_path / ".checkpoint-1.partial").mkdir()
+    assert used_entries(tmp_path) == [".checkpoint-1.partial"]
+
+
+def test_a_second_trainer_in_one_run_folder_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
+    me = f"pid {os.getpid()} on {socket.gethostname()}"
+    with lock_run_folder(tmp_path):
+        assert (tmp_path / ".lock").read_text() == f"{me}\n"
+        with pytest.raises(RunFolderError) as caught:
+            lock_run_folder(tmp_path)
+        assert str(caught.value) == (
+            f"{tmp_path}: another trainer works in it ({me}). Stop it, or choose another OUTPUT_DIR."
+        )
+    lock_run_folder(tmp_path).close()
+    with pytest.raises(RunFolderError, match="cannot be opened"):
+        lock_run_folder(tmp_path / "none")
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Any, operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunFolderError, match=r"cannot be locked \(Function not implemented\)"):
+        lock_run_folder(tmp_path)
+
+
+def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_process: Callable[..., Any]) -> None:
+    then = "import time; print('running', flush=True); time.sleep(60)"
+    first = (
+        "import os, sys; from pathlib import Path; from hanabi_grpo.runs import lock_run_folder; "
+        f"lock = lock_run_folder(Path({str(tmp_path)!r})); "
+        f"os.execv(sys.executable, [sys.executable, '-c', {then!r}])"
+    )
+    process = start_process([sys.executable, "-c", first], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "running\n"
+    with pytest.raises(RunFolderError, match=f"pid {process.pid} on"):
+        lock_run_folder(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lock_run_folder(tmp_path).close()
+
+
+def test_a_folder_is_left_only_when_nothing_but_the_lock_is_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with lock_run_folder(folder):
+        (folder / "server.log").touch()
+        leave_run_folder(folder)
+        assert folder.is_dir()
+        (folder / "server.log").unlink()
+        leave_run_folder(folder)
+        assert not folder.exists()
+
+
+def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, calls = fcntl.flock, []
+
+    def removed_meanwhile(file: Any, operation: int) -> None:
+        calls.append(file)
+        if len(calls) == 1:
+            (tmp_path / ".lock").unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
+    with lock_run_folder(tmp_path) as file:
+        assert len(calls) == 2 and os.path.samestat(os.fstat(file.fileno()), (tmp_path / ".lock").stat())
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:

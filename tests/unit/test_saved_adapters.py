@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.saved_adapters import read_adapters
 
@@ -60,3 +61,60 @@ def test_a_torn_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-1" / "player_0" / "adapter_config.json").write_text('{"r": ')
     with pytest.raises(SettingsError, match="cannot be read as a PEFT adapter"):
         read_adapters(tmp_path / "checkpoint-1")
+
+
+def saved_checkpoint(run_folder: Path) -> Path:
+    def fill(partial: Path) -> None:
+        save(partial, "player_0")
+        save(partial, "player_1")
+        (partial / "trainer").mkdir()
+        (partial / "trainer" / "moments.safetensors").write_bytes(b"moments")
+
+    return write_checkpoint(run_folder, 60, fill, {}, needed_bytes=0)
+
+
+def test_what_training_needs_may_be_missing_from_a_checkpoint_that_is_only_played(tmp_path: Path) -> None:
+    folder = saved_checkpoint(tmp_path)
+    (folder / "trainer" / "moments.safetensors").unlink()
+    assert list(read_adapters(folder).adapters) == ["player_0", "player_1"]
+    assert read_adapters(folder.rename(tmp_path / "best")).step == 60
+
+
+def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) -> None:
+    folder = saved_checkpoint(tmp_path)
+    weights = folder / "player_0" / "adapter_model.safetensors"
+    weights.write_bytes(b"player_1")
+    with pytest.raises(SettingsError, match=r"player_0/adapter_model\.safetensors has sha256 .* Take another"):
+        read_adapters(folder)
+    weights.write_bytes(b"player_0")
+    assert read_adapters(folder).step == 60
+    config = folder / "player_0" / "adapter_config.json"
+    text = config.read_text()
+    config.write_text(text.replace("8", "16"))
+    with pytest.raises(SettingsError, match=r"player_0/adapter_config\.json has sha256"):
+        read_adapters(folder)
+    config.write_text(text)
+    save(folder, "player_2")
+    with pytest.raises(SettingsError, match=r"player_2/adapter_config\.json is not listed"):
+        read_adapters(folder)
+
+
+def test_a_player_that_the_manifest_lists_must_be_there(tmp_path: Path) -> None:
+    folder = saved_checkpoint(tmp_path)
+    (folder / "player_1" / "adapter_model.safetensors").unlink()
+    with pytest.raises(SettingsError, match=r"player_1/adapter_model\.safetensors is missing"):
+        read_adapters(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"format": 1, "files": {}}'])
+def test_a_manifest_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+    folder = saved_checkpoint(tmp_path)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(SettingsError, match=r"manifest\.json"):
+        read_adapters(folder)
+
+
+def test_a_name_and_a_manifest_of_two_steps_are_refused(tmp_path: Path) -> None:
+    folder = saved_checkpoint(tmp_path).rename(tmp_path / "checkpoint-50")
+    with pytest.raises(SettingsError, match=r"manifest\.json is that of step 60"):
+        read_adapters(folder)

@@ -12,8 +12,15 @@ from hanabi_grpo.env import EnvConfig
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.policies import HintBot
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
-from hanabi_grpo.wire import episode_from_json, episode_to_json, episode_to_outputs, outputs_to_episode
+from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.wire import (
+    dropped_to_outputs,
+    episode_from_json,
+    episode_to_json,
+    episode_to_outputs,
+    outputs_to_episode,
+    outputs_to_game,
+)
 
 TEXTS = st.text(max_size=12)
 IDS = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
@@ -226,3 +233,73 @@ def test_what_is_no_episode_at_all_is_refused(row: Any) -> None:
 def test_no_outputs_at_all_are_refused() -> None:
     with pytest.raises(ServerError, match="the list is empty"):
         outputs_to_episode([])
+
+
+DROPPED = DroppedGame(suite="train", seed=17, game=2, reason="NonFiniteError: player_0, turn 3: …")
+
+
+@settings(deadline=None)
+@given(
+    dropped=st.builds(DroppedGame, suite=TEXTS, seed=st.integers(), game=st.integers(), reason=st.text(min_size=1)),
+    num_players=st.integers(2, 5),
+    random=st.randoms(),
+)
+def test_a_dropped_game_survives_the_way_through_outputs_in_any_order(
+    dropped: DroppedGame, num_players: int, random: Any
+) -> None:
+    outputs = dropped_to_outputs(dropped, num_players=num_players, model="m")
+    outputs = json.loads(json.dumps(outputs, allow_nan=False))
+    random.shuffle(outputs)
+    assert outputs_to_game(outputs) == dropped
+
+
+def test_a_dropped_game_has_outputs_that_ms_swift_accepts_and_that_say_why() -> None:
+    from swift.infer_engine.protocol import RolloutOutput
+
+    outputs = dropped_to_outputs(DROPPED, num_players=3, model="m")
+    accepted = [RolloutOutput.model_validate(output) for output in outputs]
+    dumped = json.loads(json.dumps([output.model_dump(mode="json") for output in accepted]))
+    assert outputs_to_game(dumped) == DROPPED
+    assert outputs[1]["rollout_infos"] == {
+        "suite": "train",
+        "seed": 17,
+        "game": 2,
+        "num_players": 3,
+        "dropped": DROPPED.reason,
+        "player": 1,
+    }
+    assert outputs[1]["response_token_ids"] == outputs[1]["rollout_logprobs"] == []
+
+
+def test_a_dropped_game_is_no_episode_and_has_no_reward() -> None:
+    outputs = dropped_to_outputs(DROPPED, num_players=2, model="m")
+    with pytest.raises(ServerError, match="Field required"):
+        outputs_to_episode(outputs)
+    assert not any("total_reward" in output["rollout_infos"] for output in outputs)
+
+
+def test_a_played_game_comes_back_as_its_episode() -> None:
+    assert outputs_to_game(episode_to_outputs(example(), model="m")) == example()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("1/rollout_infos/dropped", ..., "rollout_infos.dropped: in outputs [0, 2] of 3"),
+        ("1/rollout_infos/dropped", "other", "output 1: rollout_infos.dropped='other', but 'NonFinite"),
+        ("1/rollout_infos/dropped", "", "output 1: rollout_infos.dropped=''"),
+        ("1/rollout_infos/seed", 18, "output 1: rollout_infos.seed=18, but 17 in output 0"),
+        ("1/rollout_infos/player", 0, "rollout_infos.player: got [0, 0, 2]"),
+        ("1/rollout_infos", None, "rollout_infos.dropped: in outputs [0, 2] of 3"),
+        ("2", ..., "rollout_infos.player: got [0, 1], a game of 3 players"),
+    ],
+)
+def test_malformed_outputs_of_a_dropped_game_are_refused(path: str, value: object, message: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        outputs_to_game(put(dropped_to_outputs(DROPPED, num_players=3, model="m"), path, value))
+    assert str(caught.value).startswith(message)
+
+
+def test_no_outputs_are_no_game() -> None:
+    with pytest.raises(ServerError, match="the list is empty"):
+        outputs_to_game([])

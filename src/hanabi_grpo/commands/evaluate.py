@@ -1,5 +1,6 @@
 """`hanabi-grpo evaluate`: one team on held-out deals, beside what the scripts score on them."""
 
+import contextlib
 import difflib
 import uuid
 from pathlib import Path
@@ -15,6 +16,7 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation import evaluate_scripted, evaluate_served, served_adapters
 from hanabi_grpo.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.policies import SCRIPTED
 from hanabi_grpo.report import board_title, reference_results, result_cells, rich_table
 from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters
@@ -104,12 +106,17 @@ def _through_server(
     settings = loaded.settings
     saved = None if checkpoint is None else read_adapters(checkpoint)
     wait_for_server(loaded, console)
-    client = RolloutClient.from_settings(settings)
-    try:
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(RolloutClient.from_settings(settings))
         if policy == "base":
             adapters: dict[str, str | None] = dict.fromkeys(player_names(config.players))
         else:
-            versions = client.identity()["versions"] if saved is None else _serve(client, settings, saved)
+            if saved is None:
+                versions = client.identity()["versions"]
+            else:
+                versions = _serve(client, settings, saved, config)
+                # Many deals may take longer than the server's patience.
+                stack.enter_context(Heartbeat.from_client(client))
             adapters = served_adapters(versions, config.players)
         playing = ", ".join(name or "base model" for name in dict.fromkeys(adapters.values()))
         with _progress(console) as progress:
@@ -124,14 +131,17 @@ def _through_server(
                 lambda done: progress.update(bar, completed=done),
                 label=label,
             )
-    finally:
-        client.close()
 
 
-def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters) -> dict[str, int]:
+def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters, config: EnvConfig) -> dict[str, int]:
     """Let the server serve a checkpoint's adapters; returns their versions."""
     client.introduce(
-        settings, run_id=f"evaluate-{uuid.uuid4()}", adapters=list(saved.adapters), lora_rank=saved.lora_rank
+        settings,
+        run_id=f"evaluate-{uuid.uuid4()}",
+        adapters=list(saved.adapters),
+        lora_rank=saved.lora_rank,
+        configs=[config],
+        version=saved.step,
     )
     client.push(saved.step, saved.adapters)
     return dict.fromkeys(saved.adapters, saved.step)

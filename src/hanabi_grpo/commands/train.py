@@ -3,22 +3,27 @@
 import os
 import shlex
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 
-from hanabi_grpo.client import server_url
-from hanabi_grpo.commands.console import announce, make_console, server_command
+from hanabi_grpo import waiting
+from hanabi_grpo.checkpoints import recover_checkpoints
+from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
+from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.datasets import load_rows, num_steps
-from hanabi_grpo.errors import ServerError
 from hanabi_grpo.fingerprint import resolve_model
-from hanabi_grpo.runs import prepare_run_folder, write_json_atomic
-from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json
+from hanabi_grpo.resume import ResumePlan, plan_resume, write_resume
+from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
+from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
+from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings.variables import is_secret, typed
 
 _TRAINER = "hanabi_grpo.training.main"
+_EXTENDED = ("OUTPUT_DIR", "RESUME", "MAX_STEPS", "NUM_TRAIN_EPOCHS")
 _REMIND_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 
@@ -36,21 +41,58 @@ def train(extra_args: list[str]) -> None:
     plan = batch_plan(loaded.settings)
     steps = num_steps(loaded.settings, load_rows(loaded.settings.dataset, loaded.settings))
     resolve_model(loaded.settings.model)
-    folder = prepare_run_folder(loaded.settings)
-    try:
+    with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         console.print(plan_line(loaded.settings, plan, steps), soft_wrap=True)
         console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
+        for line in resume_lines(resume, loaded.settings, steps):
+            console.print(line, soft_wrap=True, markup=False)
+        if resume is not None and resume.step >= steps:
+            console.print(f"To go on: {extend_command(loaded, folder, steps)}", soft_wrap=True, markup=False)
+            return
         wait_for_server(loaded, console)
         settings_path = folder / "settings.json"
-        write_json_atomic(settings_path, settings_json(loaded))
-    except BaseException:
-        _remove_if_empty(folder)
-        raise
-    command = trainer_argv(loaded.settings, settings_path, extra_args)
-    console.print(f"server is ready; starting {shlex.join(command)}", soft_wrap=True, markup=False)
-    sys.stdout.flush()
-    os.execvpe(command[0], command, trainer_environ(loaded))
+        if resume is not None:
+            _set_aside(resume, console)
+        write_json_atomic(settings_path, {**settings_json(loaded), "dataset_sha256": dataset_sha256(loaded.settings)})
+        write_resume(resume, folder)
+        command = trainer_argv(loaded.settings, settings_path, extra_args)
+        console.print(f"server is ready; starting {shlex.join(command)}", soft_wrap=True, markup=False)
+        sys.stdout.flush()
+        # Inside the block: the trainer inherits the lock.
+        os.execvpe(command[0], command, trainer_environ(loaded))
+
+
+def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
+    """Return what the terminal is told of a resume: from where, what was passed over, which settings changed.
+
+    Raises:
+        SettingsError: Settings that cannot change on the way.
+        RunFolderError: The settings of the run that the checkpoint belongs to cannot be read.
+    """
+    if resume is None:
+        return []
+    lines = [f"RESUME={settings.resume}: {resume.summary}"]
+    lines += [f"    passed over: {reason}" for reason in resume.skipped]
+    if resume.checkpoint is not None:
+        saved = read_saved_settings(resume.checkpoint.parent)
+        notes = check_compatible(saved, settings, fork=resume.fork)
+        lines += [f"    changed since: {note}" for note in notes]
+    if resume.step >= steps:
+        lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
+    return lines
+
+
+def extend_command(loaded: LoadedSettings, folder: Path, steps: int) -> str:
+    """Return the command that trains a finished run for twice its steps; keys are named, not shown."""
+    words = []
+    for variable in variables(Settings):
+        if loaded.origins[variable.field] == "shell" and variable.env not in _EXTENDED:
+            secret = is_secret(Settings.model_fields[variable.field])
+            value = typed(getattr(loaded.settings, variable.field))
+            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+    words += [f"OUTPUT_DIR={shlex.quote(str(folder))}", "RESUME=latest", f"MAX_STEPS={2 * steps}"]
+    return " ".join([*words, "bash", TRAIN_SCRIPT])
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
@@ -90,45 +132,50 @@ def wait_for_server(
     Raises:
         ServerError: The time is up, or the server refuses the key.
     """
-    settings = loaded.settings
-    base = server_url(settings)
-    headers = {"Authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
-    start = time.monotonic()
-    next_reminder = start
-    # A proxy in the environment is meant for the internet, not for the machine next door.
-    with httpx.Client(headers=headers, timeout=5.0, trust_env=False) as client:
-        while (problem := _problem(client, base)) is not None:
-            now = time.monotonic()
-            if now - start >= settings.server_timeout:
-                raise ServerError(
-                    f"no rollout server at {base} after {settings.server_timeout:g} s ({problem}). Start it in another "
-                    f"terminal: {server_command(loaded)} — or allow more time: HANABI_SERVER_TIMEOUT."
-                )
-            if now >= next_reminder:
-                console.print(
-                    f"waiting for the rollout server at {base} ({problem}; {now - start:.0f} of "
-                    f"{settings.server_timeout:g} s). Type in another terminal:\n    {server_command(loaded)}",
-                    soft_wrap=True,
-                    markup=False,
-                )
-                next_reminder = now + remind
-            time.sleep(min(poll, max(0.0, start + settings.server_timeout - now)))
+    waiting.wait_for_server(
+        loaded.settings,
+        lambda text: console.print(text, soft_wrap=True, markup=False),
+        server_command=server_command(loaded),
+        remind=remind,
+        poll=poll,
+    )
 
 
-def _problem(client: httpx.Client, base: str) -> str | None:
-    try:
-        answer = client.get(f"{base}/health/")
-    except httpx.InvalidURL as error:
-        raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
-    except httpx.TransportError as error:
-        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if answer.status_code in (401, 403):
-        raise ServerError(
-            f"{base} refuses this key ({answer.status_code}): set the same HANABI_API_KEY in both terminals."
+@contextmanager
+def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
+    """Give the run folder, locked, and what to go on from; an unused new folder is removed again."""
+    resume = plan_resume(settings)
+    fresh = resume is None or resume.fork
+    if resume is None:
+        folder = prepare_run_folder(settings)
+    else:
+        folder = resume.run_folder
+        make_run_folder(folder)
+    settled = settings.model_copy(update={"output_dir": folder})
+    with lock_run_folder(folder):
+        try:
+            # Again: until the lock was taken, another trainer may have worked here.
+            again = plan_resume(settled)
+            if resume is None or again is None or again.checkpoint != resume.checkpoint:
+                resume = again
+            if fresh:
+                prepare_run_folder(settled)
+            else:
+                recover_checkpoints(folder)
+            if resume is not None and resume.checkpoint is not None and not resume.checkpoint.exists():
+                resume = replace(resume, checkpoint=folder / f"checkpoint-{resume.step}")
+            yield folder, resume
+        finally:
+            leave_run_folder(folder)
+
+
+def _set_aside(resume: ResumePlan, console: Console) -> None:
+    cut = cut_records(resume.run_folder, resume.step)
+    if cut.rows or cut.episodes:
+        console.print(
+            f"records after step {resume.step} moved aside: {cut.rows} rows to metrics.discarded.jsonl, "
+            f"{cut.episodes} files to episodes/discarded/",
+            soft_wrap=True,
         )
-    return None if answer.is_success else f"it answers {answer.status_code}: {answer.text[:200]}"
-
-
-def _remove_if_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    if kept := keep_settings(resume.run_folder, resume.step):
+        console.print(f"settings until here: {kept}", soft_wrap=True, markup=False)

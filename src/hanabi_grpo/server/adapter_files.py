@@ -3,13 +3,22 @@
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.adapter_config import WIRE_KEYS
 from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.server.strict_json import strict_json
 
 Shapes = Mapping[str, tuple[int, int]]
 """Module path to (out, in) of its weight, e.g. {"model.layers.0.self_attn.q_proj": (128, 128)}."""
+
+DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Number formats that an upload may have, by their safetensors names."""
+_HEADER_BYTES = 1 << 20
+_METADATA_BYTES = 4 << 10
+_MAX_ALPHA = 1e6
 
 
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
@@ -31,8 +40,34 @@ def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
     return shapes
 
 
+def max_adapter_bytes(shapes: Shapes, rank: int) -> int:
+    """Return the size of the largest legal upload: every module at `rank` in float32, and the file's header."""
+    return 8 + _HEADER_BYTES + sum(4 * rank * (num_out + num_in) for num_out, num_in in shapes.values())
+
+
+class PeftConfig(BaseModel):
+    """The PEFT configuration that the engine will read: plain LoRA, and nothing that changes what a file means."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    peft_type: Literal["LORA"]
+    task_type: Literal["CAUSAL_LM"] | None = None
+    r: int = Field(ge=1)
+    lora_alpha: int | float = Field(gt=0, le=_MAX_ALPHA)
+    target_modules: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Field(min_length=1, max_length=4096)]
+        | Literal["all-linear"]
+    )
+    lora_dropout: Annotated[float, Field(ge=0, le=0)] = 0.0
+    bias: Literal["none"] = "none"
+    use_rslora: bool = False
+    inference_mode: bool = False
+
+
 def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int, shapes: Shapes) -> None:
     """Check configuration, names, shapes, rank and finiteness of an upload.
+
+    All but the values is known from the file's header, and checked before a tensor is made.
 
     Args:
         body: safetensors bytes in PEFT's naming.
@@ -44,36 +79,100 @@ def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_
     Raises:
         AdapterError: Says what is wrong; the upload must not be loaded.
     """
-    unknown = sorted(set(config) - WIRE_KEYS)
-    if unknown:
-        raise AdapterError(f"{adapter}: PEFT config keys {unknown} are not accepted; allowed: {sorted(WIRE_KEYS)}.")
-    if config.get("peft_type") != "LORA" or config.get("r") != lora_rank:
-        raise AdapterError(
-            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; "
-            f"this session takes LORA of rank {lora_rank}."
-        )
-    if len(body) < 8 or struct.unpack("<Q", body[:8])[0] > min(len(body), 16 << 20):
-        raise AdapterError(f"{adapter}: {len(body)} bytes are not a safetensors file (its header does not fit).")
+    _check_config(config, adapter, lora_rank, shapes)
+    _check_header(body, adapter, _expected_shapes(shapes, lora_rank))
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
         tensors = load(body)
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise AdapterError(f"{adapter}: not a readable safetensors file: {error}") from error
+    for name, tensor in sorted(tensors.items()):
+        if not tensor.isfinite().all():
+            raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")
+
+
+def _expected_shapes(shapes: Shapes, lora_rank: int) -> dict[str, tuple[int, int]]:
     expected = {}
     for module, (num_out, num_in) in shapes.items():
         expected[f"base_model.model.{module}.lora_A.weight"] = (lora_rank, num_in)
         expected[f"base_model.model.{module}.lora_B.weight"] = (num_out, lora_rank)
-    missing, unknown_names = sorted(set(expected) - set(tensors)), sorted(set(tensors) - set(expected))
-    if missing or unknown_names:
+    return expected
+
+
+def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes) -> None:
+    if not isinstance(config, Mapping):
+        raise AdapterError(f"{adapter}: the PEFT config is {type(config).__name__}; it must be a JSON object.")
+    unknown = sorted(set(map(str, config)) - WIRE_KEYS)
+    if unknown:
+        raise AdapterError(f"{adapter}: PEFT config keys {unknown[:5]} are not accepted; allowed: {sorted(WIRE_KEYS)}.")
+    if config.get("peft_type") != "LORA" or config.get("r") != lora_rank:
         raise AdapterError(
-            f"{adapter}: {len(tensors)} tensors, the base model needs {len(expected)}; missing {missing[:2]}, "
-            f"not of this model {unknown_names[:2]}. Train all linear layers of the same base model."
+            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; "
+            f"this session takes LORA of rank {lora_rank}."
         )
-    for name, tensor in sorted(tensors.items()):
-        shape = tuple(tensor.shape)
-        if shape != expected[name]:
-            raise AdapterError(f"{adapter}: {name!r} has shape {shape}, this model needs {expected[name]}.")
-        if not tensor.isfinite().all():
-            raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")
+    try:
+        parsed = PeftConfig.model_validate(dict(config))
+    except (ValidationError, RecursionError) as error:
+        raise AdapterError(f"{adapter}: PEFT config: {_first_problem(error)}.") from None
+    for target in parsed.target_modules if isinstance(parsed.target_modules, list) else []:
+        if not any(module == target or module.endswith(f".{target}") for module in shapes):
+            raise AdapterError(
+                f"{adapter}: PEFT config: target_modules names {target!r}, which the base model does not have."
+            )
+
+
+def _first_problem(error: ValidationError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    item = error.errors(include_url=False, include_context=False)[0]
+    return f"{item['loc'][0] if item['loc'] else 'all of it'}={item['input']!r:.80}: {item['msg']}"
+
+
+def _check_header(body: bytes, adapter: str, expected: Mapping[str, tuple[int, int]]) -> None:
+    size = struct.unpack("<Q", body[:8])[0] if len(body) >= 8 else 0
+    if not 2 <= size <= min(len(body) - 8, _HEADER_BYTES):
+        raise AdapterError(f"{adapter}: {len(body)} bytes are not a safetensors file (its header does not fit).")
+    try:
+        header = strict_json(body[8 : 8 + size])
+    except ValueError as error:
+        raise AdapterError(f"{adapter}: not a safetensors file: its header is {error}.") from error
+    if not isinstance(header, dict):
+        raise AdapterError(f"{adapter}: not a safetensors file: its header is {type(header).__name__}, not an object.")
+    _check_metadata(header.pop("__metadata__", None), adapter)
+    missing, unknown = sorted(set(expected) - set(header)), sorted(set(header) - set(expected))
+    if missing or unknown:
+        raise AdapterError(
+            f"{adapter}: {len(header)} tensors, the base model needs {len(expected)}; missing {missing[:2]}, "
+            f"not of this model {[name[:200] for name in unknown[:2]]}. Train all linear layers of the same base model."
+        )
+    total = 0
+    for name, entry in sorted(header.items()):
+        fields = entry if isinstance(entry, dict) else {}
+        dtype, shape = fields.get("dtype"), fields.get("shape")
+        if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+            raise AdapterError(f"{adapter}: {name!r} has dtype {dtype!r:.80}; allowed are {', '.join(DTYPE_BYTES)}.")
+        if not _same_numbers(shape, list(expected[name])):
+            shown = tuple(shape) if isinstance(shape, list) else shape
+            raise AdapterError(f"{adapter}: {name!r} has shape {shown!r:.80}, this model needs {expected[name]}.")
+        total += DTYPE_BYTES[dtype] * expected[name][0] * expected[name][1]
+    if total != len(body) - 8 - size:
+        raise AdapterError(
+            f"{adapter}: {len(body) - 8 - size} bytes of tensors, its safetensors header says {total}; send it again."
+        )
+
+
+def _same_numbers(given: object, wanted: list[int]) -> bool:
+    # JSON's true equals 1 in Python, and 4.0 equals 4.
+    return isinstance(given, list) and given == wanted and all(type(number) is int for number in given)
+
+
+def _check_metadata(metadata: object, adapter: str) -> None:
+    if metadata is None:
+        return
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise AdapterError(f"{adapter}: the file's __metadata__ must map text to text.")
+    size = sum(len(key) + len(value) for key, value in metadata.items())
+    if size > _METADATA_BYTES:
+        raise AdapterError(f"{adapter}: __metadata__ of {size} characters; allowed are {_METADATA_BYTES}.")

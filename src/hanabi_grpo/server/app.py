@@ -1,22 +1,28 @@
-"""The app: the key on every route, errors as JSON, and what the server says of itself."""
+"""The app: the key and the limits on every route, errors as JSON, and what the server says of itself."""
 
-import hmac
+import logging
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
 
-from hanabi_grpo.errors import AdapterError, HanabiGrpoError, SettingsError, VersionError
+from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import problem
+from hanabi_grpo.server.answers import problem, status_of
+from hanabi_grpo.server.bodies import BoundedBodies
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.key_check import KeyCheck
+from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.routes_adapters import adapter_routes
 from hanabi_grpo.server.routes_play import play_routes
 from hanabi_grpo.server.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
 
 
 def create_app(
@@ -27,33 +33,62 @@ def create_app(
     ring: LineRing,
     *,
     api_key: str | None,
+    limits: Limits | None = None,
 ) -> FastAPI:
-    """Build the app around a running engine."""
+    """Build the app around a running engine.
+
+    Args:
+        engine: Samples replies.
+        store: Holds the adapters.
+        scheduler: Plays the games.
+        identity: What this server is.
+        ring: Its newest log lines.
+        api_key: What every request must carry; None lets everybody in.
+        limits: What a client may use; None: the defaults.
+    """
+    limits = limits or Limits()
     app = FastAPI(title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None)
     started = time.time()
 
-    @app.middleware("http")
-    async def check_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if api_key and not hmac.compare_digest(given.encode(), api_key.encode()):
-            return problem(401, "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too.")
-        return await call_next(request)
+    # The one added last is asked first: a stranger without the key is refused before a body is looked at.
+    app.add_middleware(BoundedBodies, limits=limits)
+    app.add_middleware(KeyCheck, api_key=api_key)
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        status = (
-            409 if isinstance(error, VersionError) else 422 if isinstance(error, AdapterError | SettingsError) else 500
+        return problem(status_of(error, engine_dead=engine.is_dead), str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(_: Request, error: RequestValidationError) -> Response:
+        return problem(422, "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
+
+    @app.exception_handler(RecursionError)
+    async def too_deep(_: Request, error: RecursionError) -> Response:
+        return problem(422, "the request is nested too deeply; send plain JSON.")
+
+    @app.exception_handler(HTTPException)
+    async def not_served(request: Request, error: HTTPException) -> Response:
+        return problem(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        # The traceback is in the server's log (uvicorn's); a client learns the kind of fault, not our values.
+        logger.error("%s %s failed: %s", request.method, request.url.path[:200], type(error).__name__)
+        status = 503 if engine.is_dead else 500
+        return problem(
+            status, f"the server failed: {type(error).__name__}; its log, in the other terminal, says where."
         )
-        return problem(status, str(error))
 
     @app.get("/health")
     @app.get("/health/")
     async def health() -> Response:
         body = {
-            "status": "engine dead: restart this server" if engine.is_dead else "ok",
+            "status": "engine dead: the server starts again or ends; its log says which" if engine.is_dead else "ok",
             "instance_id": identity.instance_id,
             "games_in_flight": scheduler.games_in_flight,
             "games_played": scheduler.games_played,
+            "games_retried": scheduler.games_retried,
+            "games_failed": scheduler.games_failed,
             "versions": store.versions(),
             "uptime_s": round(time.time() - started, 1),
         }
@@ -70,5 +105,5 @@ def create_app(
         return {"next": number, "lines": lines}
 
     app.include_router(adapter_routes(store, scheduler, identity))
-    app.include_router(play_routes(engine, store, scheduler))
+    app.include_router(play_routes(engine, store, scheduler, max_model_len=identity.max_model_len))
     return app

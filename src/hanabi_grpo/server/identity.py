@@ -1,8 +1,16 @@
-"""What a rollout server is."""
+"""What a rollout server is, and whether a trainer fits it."""
 
-from pydantic import BaseModel
+from collections.abc import Iterator
 
+from pydantic import BaseModel, ValidationError
+
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.handshake import GameClaim, SessionRequest, prompt_hash
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
 from hanabi_grpo.wire import PROTOCOL
+
+_SAME_CODE = "install the same hanabi_grpo version on both sides"
 
 
 class ServerIdentity(BaseModel):
@@ -12,8 +20,105 @@ class ServerIdentity(BaseModel):
     instance_id: str
     model: str
     model_fingerprint: str
+    tokenizer_hash: str
     chat_hash: str
     dtype: str
     max_lora_rank: int
     max_players: int
     max_model_len: int
+    session_timeout: float = 60.0
+    """Seconds of a trainer's silence after which another may take over."""
+
+
+def read_session_request(identity: ServerIdentity, body: bytes) -> SessionRequest:
+    """Return the request of a body.
+
+    Raises:
+        SettingsError: Another protocol, or not a session request.
+    """
+    try:
+        return SessionRequest.model_validate_json(body)
+    except ValidationError as error:
+        theirs = _protocol_of(body)
+        if theirs is not None and theirs != identity.protocol:
+            # Another protocol has other fields: that, not the first of them, is what the trainer must be told.
+            raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
+        value = "" if first["type"] == "missing" else f"={first['input']!r:.80}"
+        raise SettingsError(f"session request: {name}{value}: {first['msg']}; {_SAME_CODE}.") from error
+
+
+def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:
+    """Compare both sides; the first difference is the answer.
+
+    Raises:
+        SettingsError: What differs, both values, and what to do.
+    """
+    for what, here, there, remedy in (
+        ("protocol", identity.protocol, wanted.protocol, _SAME_CODE),
+        ("base model", identity.model_fingerprint, wanted.model_fingerprint, "start both sides with the same MODEL"),
+        ("tokenizer", identity.tokenizer_hash, wanted.tokenizer_hash, "copy the tokenizer files of one side's MODEL"),
+        ("number format", identity.dtype, wanted.dtype, "use the same HANABI_DTYPE on both sides"),
+        ("chat format", identity.chat_hash, wanted.chat_hash, "use the same MODEL and HANABI_THINKING on both sides"),
+    ):
+        if here != there:
+            raise _differs(what, f"{here} ({identity.model})" if what != "protocol" else here, there, remedy)
+    if wanted.lora_rank > identity.max_lora_rank:
+        raise SettingsError(
+            f"LORA_RANK={wanted.lora_rank}: this server was started with LORA_RANK={identity.max_lora_rank}. "
+            f"Restart it with LORA_RANK={wanted.lora_rank} or train with at most {identity.max_lora_rank}."
+        )
+    if len(wanted.adapters) > identity.max_players:
+        raise _too_many_players(f"{len(wanted.adapters)} adapters", len(wanted.adapters), identity)
+    expected = (SHARED_ADAPTER,), player_names(len(wanted.adapters))
+    if tuple(wanted.adapters) not in expected:
+        raise SettingsError(
+            f"adapters {', '.join(wanted.adapters)}: allowed are {SHARED_ADAPTER} alone, or player_0 and the others "
+            f"in turn order, here {', '.join(expected[1])}; set HANABI_ADAPTERS=per_player or shared."
+        )
+    for claim in wanted.games:
+        for what, here, there, remedy in _game_differences(identity, claim, wanted.adapters):
+            if here != there:
+                raise _differs(what, here, there, remedy)
+
+
+def _game_differences(
+    identity: ServerIdentity, claim: GameClaim, adapters: list[str]
+) -> Iterator[tuple[str, str, str, str]]:
+    try:
+        config = EnvConfig.parse(claim.env_config)
+        board = config.spec()
+    except HanabiGrpoError as error:
+        raise SettingsError(f"the server cannot play a game of this trainer: {error} Or {_SAME_CODE}.") from error
+    if config.players > identity.max_players:
+        raise _too_many_players(f"games of {config.players} players", config.players, identity)
+    if adapters != [SHARED_ADAPTER] and len(adapters) < config.players:
+        raise SettingsError(
+            f"games of {config.players} players, but {len(adapters)} adapters ({', '.join(adapters)}): give each "
+            "player one (HANABI_PLAYERS), or let all share one (HANABI_ADAPTERS=shared)."
+        )
+    name = f"{config.preset}, {config.players} players"
+    yield f"board ({name})", board.hash, claim.board_hash, f"{_SAME_CODE}, with the same open_spiel"
+    yield f"prompts ({name}, {config.observation})", prompt_hash(config), claim.prompt_hash, _SAME_CODE
+
+
+def _differs(what: str, here: object, there: object, remedy: str) -> SettingsError:
+    return SettingsError(f"{what} differs: server {here}, trainer {there}; {remedy}.")
+
+
+def _too_many_players(what: str, players: int, identity: ServerIdentity) -> SettingsError:
+    return SettingsError(
+        f"{what}: this server was started for {identity.max_players} players; restart it with HANABI_PLAYERS={players}."
+    )
+
+
+class _AnyRequest(BaseModel):
+    protocol: int
+
+
+def _protocol_of(body: bytes) -> int | None:
+    try:
+        return _AnyRequest.model_validate_json(body).protocol
+    except ValidationError:
+        return None

@@ -1,4 +1,4 @@
-"""Start the rollout server: port first, then the engine, then the routes."""
+"""Start the rollout server: port first, then the engine, then the routes; and again when the engine dies."""
 
 import asyncio
 import logging
@@ -9,9 +9,10 @@ import sys
 import uuid
 from typing import TYPE_CHECKING
 
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
 from hanabi_grpo.server.plugin import PLUGIN_NAME, die_with_parent
+from hanabi_grpo.server.restart import Restarts, reap_children, restart_at_latest, stop_within
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings import Settings
@@ -29,7 +30,10 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
     Raises:
         ServerError: The port is taken.
         SettingsError: MODEL cannot be had.
+        SystemExit: A signal, or the engine died too often (`restart.EXIT_CODE`).
     """
+    restarts = Restarts(allowed=settings.engine_restarts)
+    reap_children()
     ring = LineRing()
     set_up_logging(ring=ring)
     listener = _listen(settings.host, settings.port)
@@ -37,7 +41,18 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
         die_with_parent(signal.SIGTERM)
     _prepare_environment(settings.device == "cpu")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    asyncio.run(_run(settings, extra_args, listener, ring))
+    try:
+        died = asyncio.run(_run(settings, extra_args, listener, ring, restarts))
+    except HanabiGrpoError:
+        raise
+    except Exception:
+        if restarts.count == 0:
+            raise
+        # It started before with the same settings: what the dead one held may not be free yet.
+        logger.exception("the engine did not start again")
+        died = True
+    if died:
+        restarts.after_engine_death()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -71,18 +86,22 @@ def _prepare_environment(on_cpu: bool) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-async def _run(settings: "Settings", extra_args: list[str], listener: socket.socket, ring: LineRing) -> None:
-    import uvicorn
-    from transformers import AutoTokenizer
+async def _run(
+    settings: "Settings", extra_args: list[str], listener: socket.socket, ring: LineRing, restarts: Restarts
+) -> bool:
+    from transformers import AutoConfig, AutoTokenizer
 
     from hanabi_grpo.chat import ChatFormat
     from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+    from hanabi_grpo.handshake import tokenizer_hash
     from hanabi_grpo.server.adapter_files import linear_shapes
     from hanabi_grpo.server.adapter_store import AdapterStore
     from hanabi_grpo.server.app import create_app
     from hanabi_grpo.server.engine import Engine, EngineConfig
     from hanabi_grpo.server.identity import ServerIdentity
+    from hanabi_grpo.server.limits import Limits
     from hanabi_grpo.server.scheduler import Scheduler
+    from hanabi_grpo.server.serving import serve_until_dead
 
     folder = resolve_model(settings.model)
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
@@ -103,17 +122,24 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
         ),
         extra_args,
     )
-    store = AdapterStore(engine, max_rank=settings.lora_rank, shapes=linear_shapes(folder))
+    store = AdapterStore(
+        engine,
+        max_rank=settings.lora_rank,
+        shapes=linear_shapes(folder),
+        session_timeout=settings.session_timeout,
+    )
     try:
         identity = ServerIdentity(
             instance_id=uuid.uuid4().hex[:12],
             model=settings.model,
             model_fingerprint=fingerprint,
+            tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
             max_lora_rank=settings.lora_rank,
             max_players=settings.players,
             max_model_len=settings.max_model_len,
+            session_timeout=settings.session_timeout,
         )
         scheduler = Scheduler(
             engine,
@@ -122,20 +148,23 @@ async def _run(settings: "Settings", extra_args: list[str], listener: socket.soc
             max_model_len=settings.max_model_len,
             games_at_once=settings.games_at_once,
             instance_id=identity.instance_id,
+            vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
         )
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key)
-        # A slow client may not hold a connection open for ever; a rollout itself may take as long as it takes.
-        config = uvicorn.Config(
-            app,
-            log_level="warning",
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=5,
-            h11_max_incomplete_event_size=64 << 10,
-        )
+        limits = Limits(adapter_bytes=store.max_upload_bytes)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, identity.instance_id)
-        await uvicorn.Server(config).serve(sockets=[listener])
+        return await serve_until_dead(
+            app,
+            listener,
+            lambda: engine.is_dead,
+            limits=limits,
+            on_death=lambda: restart_at_latest(restarts),
+        )
     finally:
         store.close()
-        engine.stop()
+        if engine.is_dead:
+            stop_within(engine.stop)
+        else:
+            engine.stop()
         logger.info("stopped; engine core and workers ended")

@@ -1,81 +1,78 @@
 """Routes of a trainer: its session, and its adapters' uploads and commits."""
 
-import json
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
 
-from hanabi_grpo.errors import AdapterError, SettingsError, VersionError
+from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.handshake import MAX_VERSION
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import read_body
-from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.answers import problem, read_body
+from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.strict_json import strict_json
 
+MAX_SESSION_BYTES = 1 << 20
 
-class SessionRequest(BaseModel):
-    """What a trainer says of itself; the server refuses one that does not fit."""
-
-    model_config = ConfigDict(extra="forbid")
-    protocol: int
-    run_id: str = Field(min_length=1, max_length=200)
-    adapters: list[str] = Field(min_length=1, max_length=5)
-    lora_rank: int
-    model_fingerprint: str
-    chat_hash: str
-    dtype: str
+_Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
 def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerIdentity) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 
+    def state() -> dict[str, Any]:
+        session = store.session.run_id if store.session else None
+        return {"instance_id": identity.instance_id, "run_id": session, "versions": store.versions()}
+
     @router.post("/session/")
-    async def open_session(wanted: SessionRequest) -> dict[str, Any]:
-        _compare(identity, wanted)
-        same = store.session is not None and store.session.run_id == wanted.run_id
-        if not same and scheduler.games_in_flight:
-            running = store.session.run_id if store.session else "an evaluation"
-            raise VersionError(
-                f"this server is playing {scheduler.games_in_flight} games for {running}; "
-                "one trainer at a time. Wait for it, stop it, or start a second server on another PORT."
-            )
-        if not same:
-            await store.open_session(wanted.run_id, wanted.adapters, wanted.lora_rank)
-        return {**identity.model_dump(), "run_id": wanted.run_id, "versions": store.versions()}
+    async def open_session(request: Request) -> dict[str, Any]:
+        body = await read_body(request, limit=MAX_SESSION_BYTES, what="session request")
+        wanted = read_session_request(identity, body)
+        check_fit(identity, wanted)
+        await store.open_session(wanted)
+        return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
+
+    @router.post("/session/heartbeat")
+    async def heartbeat(request: Request) -> Response:
+        if store.session is None:
+            # Not 409: nobody took over, this is a new server process that has to be told of the run.
+            return problem(404, "no trainer has opened a session on this server; open one first (POST /session/).")
+        store.check_owner(request.headers)
+        return JSONResponse(state())
+
+    @router.delete("/session/")
+    async def release(request: Request) -> dict[str, Any]:
+        store.release(request.headers)
+        return state()
 
     @router.put("/adapters/{adapter}")
-    async def put_adapter(adapter: str, version: int, request: Request) -> dict[str, Any]:
-        try:
-            config = json.loads(request.headers["x-peft-config"])
-            sha256 = request.headers["x-sha256"]
-        except (KeyError, ValueError) as error:
-            raise AdapterError(
-                f"{adapter}@{version}: headers x-sha256 and x-peft-config (JSON) are needed; {error!r}"
-            ) from error
-        store.check_run(request.headers.get("x-run-id"))
-        body = await read_body(request)
+    async def put_adapter(adapter: str, version: _Version, request: Request) -> dict[str, Any]:
+        store.check_owner(request.headers)
+        store.check_upload(adapter, version)
+        sha256, config = _upload_headers(request, f"{adapter}@{version}")
+        body = await read_body(request, limit=store.max_upload_bytes, what="adapter upload")
+        # Again: another trainer may have taken over while the body came in.
+        store.check_owner(request.headers)
         return store.stage(adapter, version, body, sha256, config).receipt
 
     @router.post("/adapters/commit")
-    async def commit(version: int, request: Request) -> dict[str, Any]:
-        store.check_run(request.headers.get("x-run-id"))
+    async def commit(version: _Version, request: Request) -> dict[str, Any]:
+        store.check_owner(request.headers)
         return {"instance_id": identity.instance_id, "receipts": await store.commit(version)}
 
     return router
 
 
-def _compare(identity: ServerIdentity, wanted: SessionRequest) -> None:
-    for what, here, there, remedy in (
-        ("protocol", identity.protocol, wanted.protocol, "install the same hanabi_grpo version on both sides"),
-        ("base model", identity.model_fingerprint, wanted.model_fingerprint, "start both sides with the same MODEL"),
-        ("number format", identity.dtype, wanted.dtype, "use the same HANABI_DTYPE on both sides"),
-        ("chat format", identity.chat_hash, wanted.chat_hash, "use the same MODEL and HANABI_THINKING on both sides"),
-    ):
-        if here != there:
-            raise SettingsError(f"{what} differs: server {here} ({identity.model}), trainer {there}; {remedy}.")
-    if len(wanted.adapters) > identity.max_players:
-        raise SettingsError(
-            f"{len(wanted.adapters)} adapters: this server was started for {identity.max_players} players; "
-            f"restart it with HANABI_PLAYERS={len(wanted.adapters)}."
-        )
+def _upload_headers(request: Request, name: str) -> tuple[str, dict[str, Any]]:
+    try:
+        sha256 = request.headers["x-sha256"]
+        config = strict_json(request.headers["x-peft-config"].encode("latin-1"))
+    except (KeyError, ValueError) as error:
+        raise AdapterError(
+            f"{name}: headers x-sha256 and x-peft-config (JSON) are needed; {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(config, dict):
+        raise AdapterError(f"{name}: x-peft-config is a JSON {type(config).__name__}; a JSON object is needed.")
+    return sha256, config

@@ -1,58 +1,66 @@
 """Routes that play games, and those that ms-swift's `VLLMClient` calls beside them."""
 
 import asyncio
+import logging
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, read_body
-from hanabi_grpo.server.engine import Engine, SamplingConfig
+from hanabi_grpo.server.engine import Engine
+from hanabi_grpo.server.rollout_request import parse_rollout_request
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 
+logger = logging.getLogger(__name__)
 
-class InferRequest(BaseModel):
-    """ms-swift's rollout request, and our `adapters`: per player "adapter@version" or null for the base model."""
-
-    model_config = ConfigDict(extra="ignore")
-    infer_requests: list[dict[str, Any]]
-    request_config: dict[str, Any] | None = None
-    adapters: dict[str, str | None] | None = None
+_INLINE_BYTES = 1 << 20
 
 
-def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> APIRouter:
-    """Build the routes."""
+def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, max_model_len: int) -> APIRouter:
+    """Build the routes.
+
+    Args:
+        engine: Samples replies.
+        store: Holds the adapters.
+        scheduler: Plays the games.
+        max_model_len: Tokens of one conversation.
+    """
     router = APIRouter()
 
     @router.post("/infer/")
     async def infer(request: Request) -> Response:
-        try:
-            wanted = InferRequest.model_validate_json(await read_body(request))
-        except ValidationError as error:
-            raise SettingsError(f"rollout request: {error}") from error
+        body = await read_body(request, what="rollout request")
+        # A body of many megabytes takes seconds to check; small ones are not worth a thread.
+        large = len(body) > _INLINE_BYTES
+        wanted, rows = await asyncio.to_thread(parse_rollout_request, body) if large else parse_rollout_request(body)
+        sampling = wanted.sampling(max_model_len)
         if wanted.adapters and any(wanted.adapters.values()) and "x-run-id" in request.headers:
-            store.check_run(request.headers["x-run-id"])
-        play = asyncio.ensure_future(
-            scheduler.run(wanted.infer_requests, _sampling(wanted.request_config), wanted.adapters)
-        )
+            store.check_owner(request.headers)
+        play = asyncio.ensure_future(scheduler.run(rows, sampling, wanted.adapters))
         watch = asyncio.ensure_future(_wait_for_hangup(request))
         try:
             await asyncio.wait({play, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not play.done():
                 play.cancel()
+                await asyncio.wait({play})
                 return problem(499, "the client hung up; its games were cancelled.")
             return JSONResponse(play.result())
-        except BaseExceptionGroup as group:
-            inner = unwrap(group)
+        except HanabiGrpoError:
+            raise
+        except (Exception, BaseExceptionGroup) as error:
+            inner = unwrap(error)
             if isinstance(inner, HanabiGrpoError):
-                raise inner from group
+                raise inner from error
+            logger.exception("rollout failed in the engine")
             return problem(
                 503 if engine.is_dead else 500, f"rollout failed in the engine: {type(inner).__name__}: {inner}"
             )
         finally:
+            # Also when the server stops: games of a request that nobody waits for must not go on.
+            play.cancel()
             watch.cancel()
 
     @router.get("/get_world_size/")
@@ -79,27 +87,6 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
     ):
         router.post(f"/{route}/")(nothing_to_do)
     return router
-
-
-def _sampling(request_config: dict[str, Any] | None) -> SamplingConfig:
-    given = request_config or {}
-    for name, neutral in (
-        ("top_p", (None, 1, 1.0)),
-        ("top_k", (None, 0, -1)),
-        ("min_p", (None, 0, 0.0)),
-        ("n", (None, 1)),
-    ):
-        if given.get(name) not in neutral:
-            raise SettingsError(
-                f"request_config.{name}={given[name]!r}: only {neutral[1]} keeps logprobs those of the policy."
-            )
-    try:
-        return SamplingConfig(
-            max_tokens=int(given.get("max_tokens") or 512),
-            temperature=float(1.0 if given.get("temperature") is None else given["temperature"]),
-        )
-    except (TypeError, ValueError) as error:
-        raise SettingsError(f"request_config: {error}") from error
 
 
 async def _wait_for_hangup(request: Request) -> None:

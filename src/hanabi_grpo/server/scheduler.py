@@ -1,76 +1,44 @@
-"""Request rows in, games out: pairs the rows of a deal into games and plays them concurrently.
+"""Request rows in, games out: plays the deals of a request concurrently, one coroutine a game.
 
-A row asks for one player's trajectory in one game: `data_dict` carries `env_config`, `suite`, `seed` and
-`player`. The n-th row of a player for a deal belongs to game n, so 16 rows per player are a group of 16 games.
+A game that fails is played once more from its start and then dropped; the others of its request go on. Three things
+end a whole request instead: a request that could never be played, a dead engine, and failure of every single game.
 """
 
 import asyncio
 import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError, VersionError
+from hanabi_grpo.deal_rows import Deal, group_rows
+from hanabi_grpo.episode_check import check_episode
+from hanabi_grpo.errors import (
+    GameParameterError,
+    HanabiGrpoError,
+    ServerError,
+    ServerGoneError,
+    SettingsError,
+    VersionError,
+)
 from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
-from hanabi_grpo.types import Episode, ReplyKind, adapter_of, player_name
-from hanabi_grpo.wire import episode_to_outputs
+from hanabi_grpo.types import DroppedGame, Episode, ReplyKind, adapter_of, player_name
+from hanabi_grpo.wire import dropped_to_outputs, episode_to_outputs
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deal:
-    """One deal to be played `num_games` times; `rows[player][game]` are positions in the request."""
-
-    config: EnvConfig
-    suite: str
-    seed: int
-    rows: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_games(self) -> int:
-        """Size of the group."""
-        return len(self.rows[0])
-
-
-def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
-    """Group request rows into deals, in order of first appearance.
-
-    Raises:
-        SettingsError: A row that cannot be played, or a deal whose players do not have equally many rows.
-    """
-    found: dict[tuple[str, str, int], dict[int, list[int]]] = {}
-    configs: dict[str, EnvConfig] = {}
-    for position, row in enumerate(rows):
-        data = row.get("data_dict") or {}
-        try:
-            config = EnvConfig.parse(data["env_config"])
-            suite, seed, player = str(data["suite"]), int(data["seed"]), int(data["player"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SettingsError(
-                f"request row {position}: data_dict needs env_config, suite, seed and player; "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        if not 0 <= player < config.players:
-            raise SettingsError(f"request row {position}: player={player}: allowed are 0 to {config.players - 1}.")
-        key = config.model_dump_json()
-        configs[key] = config
-        found.setdefault((key, suite, seed), {}).setdefault(player, []).append(position)
-    deals = []
-    for (key, suite, seed), by_player in found.items():
-        counts = [len(by_player.get(player, ())) for player in range(configs[key].players)]
-        if len(set(counts)) != 1:
-            raise SettingsError(f"deal {suite}/{seed}: rows per player are {counts}; every player needs equally many.")
-        players = tuple(tuple(by_player[player]) for player in range(configs[key].players))
-        deals.append(Deal(config=configs[key], suite=suite, seed=seed, rows=players))
-    return deals
+ATTEMPTS = 2
+"""How often a game is started before it is dropped."""
+_MODEL = "hanabi_grpo"
+_MAX_REASON_CHARS = 300
+_IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
+"""What these say of one game holds for the whole request, now and at the next attempt."""
 
 
 class Scheduler:
@@ -85,6 +53,7 @@ class Scheduler:
         max_model_len: int,
         games_at_once: int,
         instance_id: str,
+        vocab_size: int | None = None,
     ) -> None:
         """Bind the engine, the conversation format and the adapters.
 
@@ -95,12 +64,18 @@ class Scheduler:
             max_model_len: Token budget of one conversation.
             games_at_once: How many games may wait on the engine together.
             instance_id: Stamped on every episode.
+            vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
         """
         self._sampler, self._chat, self._store = sampler, chat, store
-        self._max_model_len, self._instance_id = max_model_len, instance_id
+        self._max_model_len, self._instance_id, self._vocab_size = max_model_len, instance_id, vocab_size
         self._places = asyncio.Semaphore(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
+        """Games that came to their end."""
+        self.games_retried = 0
+        """Games that failed and were started once more."""
+        self.games_failed = 0
+        """Games that failed at every attempt and were dropped."""
 
     async def run(
         self, rows: Sequence[Mapping[str, Any]], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
@@ -108,17 +83,19 @@ class Scheduler:
         """Play every game that the rows ask for.
 
         Args:
-            rows: Request rows, see the module docstring.
+            rows: Request rows, see `deal_rows`.
             sampling: Limits and temperature.
             adapters: Per player name "adapter@version" that must be served, or None for the base model; no mapping
                 at all takes what is served now.
 
         Returns:
-            One RolloutOutput dict per row, in row order.
+            One RolloutOutput dict per row, in row order; those of a dropped game say so in `rollout_infos.dropped`.
 
         Raises:
             SettingsError: Rows that cannot be played.
             VersionError: A required version is not served; nothing was sampled.
+            ServerGoneError: The engine is dead.
+            ServerError: Not one of the games could be played.
         """
         deals = group_rows(rows)
         if sampling.max_tokens >= self._max_model_len:
@@ -126,48 +103,103 @@ class Scheduler:
                 f"MAX_COMPLETION_LENGTH={sampling.max_tokens}: a reply must be shorter than the conversation that this "
                 f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
             )
-        wanted = _wanted(adapters)
-        async with self._store.lease(wanted) as leased:
-            tasks: dict[tuple[int, int], asyncio.Task[Episode]] = {}
-            policies = []
-            async with asyncio.TaskGroup() as group:
-                for index, deal in enumerate(deals):
-                    policy = ServedPolicy(
-                        self._sampler,
-                        self._chat,
-                        loras=_loras(deal.config.players, adapters, leased),
-                        sampling=sampling,
-                        config=deal.config,
-                        max_model_len=self._max_model_len,
-                    )
-                    policies.append(policy)
-                    games = [group.create_task(self._play(deal, policy, game)) for game in range(deal.num_games)]
-                    tasks.update({(index, game): task for game, task in enumerate(games)})
-                    group.create_task(_report(deal, games, leased))
         outputs: list[dict[str, Any]] = [{} for _ in rows]
-        for (index, game), task in tasks.items():
-            systems = [policies[index].system(player) for player in range(deals[index].config.players)]
-            for player, output in enumerate(
-                episode_to_outputs(task.result(), model="hanabi_grpo", system_prompts=systems)
-            ):
-                outputs[deals[index].rows[player][game]] = output
+        reasons: list[str] = []
+        for deal, policy, games in await self._play_all(deals, sampling, adapters):
+            num_players = deal.config.players
+            systems = [policy.system(player) for player in range(num_players)]
+            for number, game in enumerate(games):
+                if isinstance(game, Episode):
+                    answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
+                else:
+                    reasons.append(f"deal {game.suite}/{game.seed}, game {game.game}: {game.reason}")
+                    answers = dropped_to_outputs(game, num_players=num_players, model=_MODEL)
+                for player, answer in enumerate(answers):
+                    outputs[deal.rows[player][number]] = answer
+        if reasons and len(reasons) == sum(deal.num_games for deal in deals):
+            raise ServerError(
+                f"none of the {len(reasons)} games could be played, so this is no bad luck; the first, {reasons[0]}. "
+                "Look at the server's log, and check model, adapters and settings."
+            )
         return outputs
 
-    async def _play(self, deal: Deal, policy: ServedPolicy, game: int) -> Episode:
+    async def _play_all(
+        self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
+    ) -> list[tuple[Deal, ServedPolicy, list[Episode | DroppedGame]]]:
+        started = []
+        async with self._store.lease(_wanted(adapters)) as leased:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for deal in deals:
+                        policy = ServedPolicy(
+                            self._sampler,
+                            self._chat,
+                            loras=_loras(deal.config.players, adapters, leased),
+                            sampling=sampling,
+                            config=deal.config,
+                            max_model_len=self._max_model_len,
+                        )
+                        games = [group.create_task(self._play(deal, policy, game)) for game in range(deal.num_games)]
+                        started.append((deal, policy, games))
+                        group.create_task(_report(deal, games, leased))
+            except BaseExceptionGroup as failed:
+                raise unwrap(failed) from failed
+        return [(deal, policy, [task.result() for task in games]) for deal, policy, games in started]
+
+    async def _play(self, deal: Deal, policy: ServedPolicy, game: int) -> Episode | DroppedGame:
         async with self._places:
             self.games_in_flight += 1
             try:
-                return await play_episode(
-                    deal.config,
-                    [policy] * deal.config.players,
-                    suite=deal.suite,
-                    seed=deal.seed,
-                    game=game,
-                    instance_id=self._instance_id,
-                )
+                for attempt in range(1, ATTEMPTS + 1):
+                    played = await self._attempt(deal, policy, game, attempt)
+                    if isinstance(played, Episode):
+                        self.games_played += 1
+                        return played
+                    if attempt < ATTEMPTS:
+                        self.games_retried += 1
+                self.games_failed += 1
+                return played
             finally:
                 self.games_in_flight -= 1
-                self.games_played += 1
+
+    async def _attempt(self, deal: Deal, policy: ServedPolicy, game: int, attempt: int) -> Episode | DroppedGame:
+        where = f"deal {deal.suite}/{deal.seed}, game {game}"
+        try:
+            episode = await play_episode(
+                deal.config,
+                [policy] * deal.config.players,
+                suite=deal.suite,
+                seed=deal.seed,
+                game=game,
+                instance_id=self._instance_id,
+            )
+            check_episode(episode, vocab_size=self._vocab_size)
+            return episode
+        except _IMPOSSIBLE:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Nobody cancelled this game, so the engine did, and it would look like one that its client gave up.
+            raise self._gone(where, "the engine cancelled a reply") from error
+        except Exception as error:
+            if self._sampler.is_dead:
+                raise self._gone(where, _reason(error)) from error
+            logger.warning(
+                "%s failed, attempt %d of %d (%s): %s",
+                where,
+                attempt,
+                ATTEMPTS,
+                "it is played again" if attempt < ATTEMPTS else "it is dropped",
+                f"{_reason(error)} [{_place(error)}]",
+            )
+            return DroppedGame(suite=deal.suite, seed=deal.seed, game=game, reason=_reason(error))
+
+    def _gone(self, where: str, reason: str) -> ServerError:
+        if self._sampler.is_dead:
+            return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
+        return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
 
 
 def _wanted(adapters: Mapping[str, str | None] | None) -> dict[str, int] | None:
@@ -203,22 +235,24 @@ def _loras(
     return loras
 
 
-async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode]], leased: Mapping[str, Any]) -> None:
+async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame]], leased: Mapping[str, Any]) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
-    if len(episodes) < len(results) or not episodes:
+    dropped = sum(isinstance(result, DroppedGame) for result in results)
+    if len(episodes) + dropped < len(results) or not episodes:
         return
     seconds = time.perf_counter() - start
     turns = [turn for episode in episodes for turn in episode.turns]
     kinds = Counter(turn.kind for turn in turns)
     statuses = Counter(str(episode.status) for episode in episodes)
     logger.info(
-        "deal %s/%d: %d games, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, "
+        "deal %s/%d: %d games%s, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, "
         "%.0f tok/s, %s",
         deal.suite,
         deal.seed,
         len(episodes),
+        f" ({dropped} dropped)" if dropped else "",
         sum(episode.score for episode in episodes) / len(episodes),
         sum(episode.score_kept for episode in episodes) / len(episodes),
         len(turns) / len(episodes),
@@ -229,6 +263,17 @@ async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode]], leased: Ma
         sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9),
         " ".join(f"{held.adapter}@{held.version}" for held in leased.values()) or "base model",
     )
+
+
+def _reason(error: BaseException) -> str:
+    # One line of text that UTF-8 can hold: it travels as JSON and ends up in logs.
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text[:_MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
+
+
+def _place(error: BaseException) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def unwrap(error: BaseException) -> BaseException:

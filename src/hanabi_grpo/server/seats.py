@@ -17,6 +17,10 @@ class Sampler(Protocol):
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
         """Sample one reply."""
 
+    @property
+    def is_dead(self) -> bool:
+        """True once it has failed for good; no reply comes any more."""
+
 
 class ServedPolicy:
     """Lets the adapters that are served now sit in the seats of one rollout."""

@@ -9,7 +9,7 @@ show        the table, the JSON form and the README's table
 batch       how many deals, games and micro-batches make one step
 """
 
-from hanabi_grpo.settings.batch import BatchPlan, batch_plan
+from hanabi_grpo.settings.batch import BatchPlan, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
@@ -23,6 +23,7 @@ __all__ = [
     "Settings",
     "Variable",
     "batch_plan",
+    "deepspeed_stage",
     "environment_markdown",
     "load_settings",
     "read_settings",

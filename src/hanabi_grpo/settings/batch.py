@@ -1,10 +1,12 @@
 """How deals, games and micro-batches make one optimizer step."""
 
+import json
 from dataclasses import dataclass
 from math import gcd
+from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,21 @@ def batch_plan(settings: Settings) -> BatchPlan:
         gradient_accumulation_steps=settings.players * micro_batches,
         per_device_train_batch_size=batch,
     )
+
+
+def deepspeed_stage(settings: Settings) -> int:
+    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed.
+
+    Raises:
+        SettingsError: The configuration file is not JSON.
+    """
+    if settings.deepspeed in DEEPSPEED_STAGES:
+        return DEEPSPEED_STAGES.index(settings.deepspeed)
+    try:
+        config = json.loads(Path(settings.deepspeed).read_text(encoding="utf-8"))
+        return int(config.get("zero_optimization", {}).get("stage", 0))
+    except (OSError, ValueError, AttributeError) as error:
+        raise SettingsError(f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error}).") from error
 
 
 def _ways_out(settings: Settings) -> str:

@@ -92,7 +92,7 @@ class Settings(BaseModel):
         "server",
         "Tokens of one private conversation, replies included.",
         1024,
-        gpu=16384,
+        gpu=40960,
         ge=64,
     )
     gpu_memory_utilization: float = setting(
@@ -105,7 +105,21 @@ class Settings(BaseModel):
     die_with_parent: bool = setting(
         "HANABI_DIE_WITH_PARENT", "server", "The server stops when the process that started it is gone.", False
     )
+    session_timeout: float = setting(
+        "HANABI_SESSION_TIMEOUT",
+        "server",
+        "Seconds without a sign of life after which another trainer may take over the server.",
+        60.0,
+        gt=0,
+    )
     games_at_once: int = setting("HANABI_GAMES_AT_ONCE", "server", "Games in play at once.", 256, ge=1)
+    engine_restarts: int = setting(
+        "HANABI_ENGINE_RESTARTS",
+        "server",
+        "Restarts of the server after its engine died, without ten healthy minutes in between; 0: it exits.",
+        3,
+        ge=0,
+    )
 
     # game
     preset: str | None = setting("HANABI_PRESET", "game", "Board; unset: as the dataset says.", both=True)
@@ -163,6 +177,7 @@ class Settings(BaseModel):
     learning_rate: float = setting("LEARNING_RATE", "trainer", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
     lr_scheduler_type: str = setting("LR_SCHEDULER_TYPE", "trainer", "Schedule, by its transformers name.", "constant")
     warmup_steps: int = setting("WARMUP_STEPS", "trainer", "Steps of linear warm-up.", 0, ge=0)
+    max_grad_norm: float = setting("MAX_GRAD_NORM", "trainer", "Largest norm of one player's gradient.", 1.0, gt=0)
     lora_rank: Annotated[int, AfterValidator(_loadable_rank)] = setting(
         "LORA_RANK",
         "trainer",
@@ -194,6 +209,12 @@ class Settings(BaseModel):
         0.001,
         gpu=0.05,
         gt=0,
+    )
+    resume: str | None = setting(
+        "RESUME",
+        "trainer",
+        "What to go on from; unset: a new run. With another OUTPUT_DIR: a new run from that checkpoint.",
+        allowed="latest, or the folder of a run or of one of its checkpoints",
     )
     save_steps: int = setting("SAVE_STEPS", "trainer", "Steps between checkpoints.", 50, ge=1)
     save_total_limit: int = setting("SAVE_TOTAL_LIMIT", "trainer", "Checkpoints kept.", 3, ge=1)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_safetensors
-from safetensors.torch import save_file
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 
@@ -105,6 +106,27 @@ def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[byt
     """Return one adapter as (safetensors bytes, PEFT configuration) for the rollout server."""
     config = adapter_config_for_wire(model.peft_config[name].to_dict())
     return to_safetensors(adapter_tensors(model, name, dtype)), config
+
+
+def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
+    """Put the tensors of a saved adapter into the model, bit by bit.
+
+    Raises:
+        RunFolderError: The file holds other tensors than this adapter has.
+    """
+    saved = load_file(folder / "adapter_model.safetensors")
+    infix = f".{name}.weight"
+    parameters = {
+        key.removesuffix(infix) + ".weight": value for key, value in model.named_parameters() if key.endswith(infix)
+    }
+    if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in parameters.items()}:
+        raise RunFolderError(
+            f"{folder}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "
+            "tensors); resume with the MODEL and LORA_RANK of the run."
+        )
+    with torch.no_grad():
+        for key, value in saved.items():
+            parameters[key].copy_(value)
 
 
 def save_adapter(model: PeftModel, name: str, folder: Path) -> None:

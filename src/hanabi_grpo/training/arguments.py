@@ -8,7 +8,7 @@ from swift.arguments import RLHFArguments
 from swift.model import MODEL_MAPPING
 
 from hanabi_grpo.fingerprint import resolve_model
-from hanabi_grpo.settings import Settings, batch_plan, read_settings
+from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
 from hanabi_grpo.training.link import ServerLink
 
 
@@ -65,6 +65,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         # ms-swift's 0.1 would pull a player's adapter towards the base model also in steps without its data.
         "weight_decay": 0.0,
         "beta": settings.beta,
+        # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
+        "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
         # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
         "loss_type": "dapo",
         "seed": settings.seed,

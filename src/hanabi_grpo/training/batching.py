@@ -5,6 +5,8 @@ loss on the replies. Every rank computes the same plan from the same episodes, s
 player at the same micro-step, which DeepSpeed's collectives need.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,11 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.advantages import Estimator
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.episode_check import check_episode
+from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.types import DroppedGame, Episode, player_name
+
+_MAX_REASONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +41,79 @@ class PlayerBatch(GRPOBatch):
     player: str = ""
 
 
+def usable_groups(
+    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame], *, min_games: int = 2
+) -> tuple[list[list[Episode]], list[str]]:
+    """Return the groups that can be trained on, and a sentence for each deal that lost games.
+
+    Every rank computes the same from the same arguments.
+
+    Args:
+        groups: Per deal the games that were played.
+        dropped: The games that the server gave up.
+        min_games: A group with fewer games has no baseline and is left out.
+    """
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for one in dropped:
+        reasons[f"{one.suite}/{one.seed}"].append(f"game {one.game}: {one.reason}")
+    left: dict[str, int] = dict.fromkeys(reasons, 0)
+    kept_groups: list[list[Episode]] = []
+    left_out: set[str] = set()
+    for group in groups:
+        kept = []
+        for episode in group:
+            name = f"{episode.suite}/{episode.seed}"
+            left.setdefault(name, 0)
+            try:
+                check_episode(episode, vocab_size=None)
+            except (NonFiniteError, ServerError) as error:
+                reasons[name].append(f"game {episode.game}: {error}")
+            else:
+                left[name] += 1
+                kept.append(episode)
+        if len(kept) >= min_games:
+            kept_groups.append(kept)
+        elif group:
+            left_out.add(f"{group[0].suite}/{group[0].seed}")
+    sentences = []
+    for name, count in left.items():
+        why = reasons[name]
+        if why:
+            shown = "; ".join(why[:_MAX_REASONS]) + ("; …" if len(why) > _MAX_REASONS else "")
+            sentence = f"deal {name}: {len(why)} of {count + len(why)} games dropped ({shown})"
+        elif name in left_out:
+            sentence = f"deal {name}: {count} game(s) played"
+        else:
+            continue
+        too_few = name in left_out or count < min_games
+        sentences.append(f"{sentence}; a group needs {min_games}, so it is left out." if too_few else f"{sentence}.")
+    return kept_groups, sentences
+
+
+def players_with_data(groups: Sequence[Sequence[Episode]]) -> set[str]:
+    """Return the players that said something in any game, e.g. {"player_0"}; the same on every rank.
+
+    A rank's own share of a step may lack a player whose games all went to the other ranks.
+    """
+    return {
+        player_name(turn.player) for group in groups for episode in group for turn in episode.turns if turn.reply_ids
+    }
+
+
 def sequences_of(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[TokenRow]:
-    """Return a player's sequences over all groups; games in which it had no turn are left out."""
+    """Return a player's sequences over all groups; games in which it had no turn are left out.
+
+    Raises:
+        NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
+    """
     found = []
     for episodes in groups:
         for episode, values in zip(episodes, estimator(episodes, player), strict=True):
+            if not all(map(math.isfinite, values)):
+                raise NonFiniteError(
+                    f"{player_name(player)}, deal {episode.suite}/{episode.seed}, game {episode.game}: advantages "
+                    f"{values}; they must be finite. Use smaller reward weights (reward_* in the dataset's env_config)."
+                )
             ids: list[int] = []
             mask: list[bool] = []
             logprobs: list[float] = []

@@ -1,51 +1,55 @@
-"""Checkpoints: every player's adapter, written whole or not at all."""
+"""What goes into a checkpoint: every player's adapter for everybody, and `trainer/` for a resume."""
 
-import json
-import logging
-import os
-import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from peft import PeftModel
 
-from hanabi_grpo.training.adapters import save_adapter
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.training.adapters import adapter_tensors, save_adapter
+from hanabi_grpo.training.training_state import save_training_state
 
-logger = logging.getLogger(__name__)
+TRAINER = "trainer"
+SAVE_TRIES = 3
+"""Failed saves in a row after which a run stops; the steps after a failed one try again."""
 
 
 def save_checkpoint(
-    model: PeftModel, names: tuple[str, ...], run_folder: Path, step: int, state: Mapping[str, object]
+    model: PeftModel,
+    names: tuple[str, ...],
+    run_folder: Path,
+    step: int,
+    facts: Mapping[str, object],
+    *,
+    moments: dict[str, torch.Tensor] | None,
+    groups: list[dict[str, object]],
+    random_states: list[dict[str, object]],
 ) -> Path:
-    """Write `checkpoint-<step>/<adapter>/{adapter_config.json,adapter_model.safetensors}` and a manifest.
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes.
 
-    The folder appears by a rename once every file in it is on disk.
+    Args:
+        model: Holds the adapters.
+        names: Of the adapters.
+        run_folder: Where the checkpoint appears, by a rename once all of it is on disk.
+        step: Optimizer steps behind it.
+        facts: Further entries of the manifest.
+        moments: From `OptimizerState.collect`; None leaves `trainer/` out, and the run cannot be resumed from here.
+        groups: The optimizer's groups.
+        random_states: Per rank.
+
+    Raises:
+        RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.
     """
-    target = run_folder / f"checkpoint-{step}"
-    partial = run_folder / f".checkpoint-{step}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+
+    def fill(partial: Path) -> None:
+        for name in names:
+            save_adapter(model, name, partial / name)
+        if moments is not None:
+            save_training_state(partial / TRAINER, moments, groups, random_states)
+
+    tensors = [*(moments or {}).values()]
     for name in names:
-        save_adapter(model, name, partial / name)
-    manifest = {"step": step, "adapters": list(names), **state}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for path in [*partial.rglob("*"), partial]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(partial, target)
-    logger.info("checkpoint: %s", target)
-    return target
-
-
-def rotate_checkpoints(run_folder: Path, keep: int) -> None:
-    """Remove the oldest checkpoints so that `keep` remain."""
-    found = [
-        (int(match[1]), path)
-        for path in run_folder.iterdir()
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
-    ]
-    for _, path in sorted(found)[:-keep]:
-        shutil.rmtree(path)
+        tensors += adapter_tensors(model, name, torch.float32).values()
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return write_checkpoint(run_folder, step, fill, {"adapters": list(names), **facts}, needed_bytes=needed)

@@ -31,17 +31,18 @@ class DealSampler(Sampler[list[int]]):
     games of its group, therefore never falls apart over batches or ranks.
     """
 
-    def __init__(self, *, num_steps: int, deals_per_step: int, micro_steps: int) -> None:
-        """Plan `num_steps` steps of `micro_steps` micro-steps each."""
-        self._num_steps, self._deals_per_step, self._micro_steps = num_steps, deals_per_step, micro_steps
+    def __init__(self, *, num_steps: int, deals_per_step: int, micro_steps: int, first_step: int = 0) -> None:
+        """Plan the steps from `first_step` up to `num_steps`, of `micro_steps` micro-steps each."""
+        self._steps = range(first_step, num_steps)
+        self._deals_per_step, self._micro_steps = deals_per_step, micro_steps
 
     def __len__(self) -> int:
         """Return the number of micro-steps."""
-        return self._num_steps * self._micro_steps
+        return len(self._steps) * self._micro_steps
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of deal numbers."""
-        for step in range(self._num_steps):
+        for step in self._steps:
             batch = list(range(step * self._deals_per_step, (step + 1) * self._deals_per_step))
             for _ in range(self._micro_steps):
                 yield batch

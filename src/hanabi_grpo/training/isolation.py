@@ -1,51 +1,133 @@
-"""Players that do not move each other: gradients are clipped, and dropped, player by player."""
+"""Players that do not move each other, and steps that are dropped rather than poisoned.
+
+Every player is a parameter group of its own, and a hook before the optimizer's step looks at each group alone: its
+gradient is clipped by its own norm, removed when the player had no data, and removed and counted when it is not
+finite. Without a gradient torch's optimizers leave weights, moments and step counters alone. DeepSpeed's ZeRO-1 and -2
+flatten each group into a partition and step the same torch optimizer group by group, so the same hook holds there.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hanabi_grpo.errors import NonFiniteError
 
+BAD_STEPS_IN_A_ROW = 3
+"""Dropped updates of one player, or steps without a game, after which a run stops."""
 
-def parameters_by_adapter(model: torch.nn.Module, names: Sequence[str]) -> dict[str, list[torch.nn.Parameter]]:
-    """Return each adapter's trainable parameters."""
-    return {
-        name: [value for key, value in model.named_parameters() if f".{name}." in key and value.requires_grad]
+
+def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter: its parameters, its name, and how often it was updated."""
+    return [
+        {
+            "params": [value for key, value in model.named_parameters() if f".{name}." in key and value.requires_grad],
+            "player": name,
+            "updates": 0,
+        }
         for name in names
-    }
+    ]
 
 
-def clip_per_player(
-    parameters: Mapping[str, Sequence[torch.nn.Parameter]], with_data: Collection[str], max_norm: float
-) -> dict[str, float]:
-    """Clip each player's gradient by its own norm, and remove those of players without data.
+class PlayerGuard:
+    """Decides, before each optimizer step, whose gradient counts and how much."""
 
-    One norm over all players would let a large gradient of one shrink the others' steps. A gradient of zeros would
-    still move its player by momentum; without a gradient torch's optimizers leave weights and state alone.
+    def __init__(self, *, max_norm: float | None, sharded: bool, report: Callable[..., None]) -> None:
+        """Prepare; `attach` makes it act.
 
-    Args:
-        parameters: Per adapter its parameters, their gradients filled.
-        with_data: Adapters that had at least one token with a loss in this step.
-        max_norm: Largest norm of one player's gradient.
+        Args:
+            max_norm: Largest norm of one player's gradient; None leaves clipping to somebody else (ZeRO-3).
+            sharded: Whether each rank's groups hold only its share of the gradient.
+            report: Called as report(kind, message, **details) for each dropped update.
+        """
+        self._max_norm, self._sharded, self._report = max_norm, sharded, report
+        self._with_data: frozenset[str] | None = None
+        self._seen: set[str] = set()
+        self.norms: dict[str, float] = {}
+        self.dropped: list[str] = []
+        self.streaks: Counter[str] = Counter()
+        self.stepping = False
+        """True while the optimizer moves weights: what an interrupt leaves then is no finished step."""
 
-    Returns:
-        Per adapter with data the norm before clipping.
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Look at every step of `optimizer` from now on; its groups come from `player_groups`."""
+        optimizer.register_step_pre_hook(self._before_step)
 
-    Raises:
-        NonFiniteError: A gradient holds a value that is not a number; nothing was updated.
-    """
-    norms = {}
-    for name, values in parameters.items():
-        if name not in with_data:
-            for value in values:
-                value.grad = None
-            continue
-        norm = torch.nn.utils.clip_grad_norm_(values, max_norm).item()
+    def begin(self, with_data: Collection[str]) -> None:
+        """Announce the next step.
+
+        Args:
+            with_data: Adapters with at least one token in the loss, over all ranks.
+        """
+        self._with_data, self._seen = frozenset(with_data), set()
+        self.norms, self.dropped = {}, []
+
+    def finish(self) -> None:
+        """Close the step: count updates that never reached the optimizer, and stop after too many in a row.
+
+        Raises:
+            NonFiniteError: A player's update was dropped three times in a row.
+        """
+        for name in sorted((self._with_data or frozenset()) - self._seen):
+            # DeepSpeed leaves the optimizer out when the norm over all groups is not finite.
+            self._drop(name, "the step was skipped by DeepSpeed, whose gradient norm over all players is not finite")
+        self._with_data = None
+        self.stepping = False
+        for name, count in self.streaks.items():
+            if count >= BAD_STEPS_IN_A_ROW:
+                raise NonFiniteError(
+                    f"{name}: {count} updates in a row were dropped because the gradient was not finite; the weights "
+                    "are those before them. Lower LEARNING_RATE or MAX_GRAD_NORM, or look at the last recorded games "
+                    "for rewards and logprobs that are out of range; RESUME=latest starts from the last checkpoint."
+                )
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._with_data is None:
+            # Not a training step: DeepSpeed steps once to allocate.
+            return
+        self.stepping = True
+        for group in optimizer.param_groups:
+            self._check(group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        name = group["player"]
+        self._seen.add(name)
+        if name not in (self._with_data or ()):
+            return _forget_gradient(group)
+        gradients = [value.grad for value in group["params"] if value.grad is not None]
+        norm = self._norm(gradients, group["params"][0].device)
         if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"{name}: the gradient's norm is {norm}; nothing was updated in this step. Lower LEARNING_RATE "
-                "or look at the last recorded games for rewards and logprobs that are out of range."
-            )
-        norms[name] = norm
-    return norms
+            _forget_gradient(group)
+            return self._drop(name, f"the gradient's norm is {norm}")
+        if self._max_norm is not None and norm > self._max_norm:
+            torch._foreach_mul_(gradients, self._max_norm / (norm + 1e-6))
+        self.norms[name] = norm
+        self.streaks[name] = 0
+        group["updates"] += 1
+        return None
+
+    def _norm(self, gradients: Sequence[torch.Tensor], device: torch.device) -> float:
+        norms = torch._foreach_norm([gradient.float() for gradient in gradients]) if gradients else []
+        total = torch.stack(list(norms)).square().sum() if norms else torch.zeros((), device=device)
+        if self._sharded:
+            dist.all_reduce(total)
+        return float(total.sqrt().item())
+
+    def _drop(self, name: str, reason: str) -> None:
+        self.dropped.append(name)
+        self.streaks[name] += 1
+        self._report(
+            "update_dropped",
+            f"{name}: {reason}; its weights and optimizer state stay as they were "
+            f"({self.streaks[name]} in a row, {BAD_STEPS_IN_A_ROW} stop the run)",
+            player=name,
+        )
+
+
+def _forget_gradient(group: dict[str, Any]) -> None:
+    for value in group["params"]:
+        value.grad = None

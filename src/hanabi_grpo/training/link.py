@@ -1,16 +1,37 @@
-"""The trainer's link to the rollout server, in the place where ms-swift keeps its `VLLMClient`."""
+"""The trainer's link to the rollout server, in the place where ms-swift keeps its `VLLMClient`.
 
+A server that dies is waited for, recognised by its new instance id, given the run's adapters again and asked for the
+same games again. Games reach the trainer only as the whole answer to one request, so none is consumed twice.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
 
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.client import RolloutClient, RolloutResult
+from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import ServerError, ServerGoneError, VersionError
+from hanabi_grpo.heartbeat import Heartbeat
+from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
 from hanabi_grpo.types import Episode, adapter_of, player_name, player_names
+from hanabi_grpo.waiting import wait_for_server
+
+logger = logging.getLogger(__name__)
+
+TRIES_ON_ONE_SERVER = 3
+"""How often a call that got no answer is repeated while the same server process says that it is healthy."""
+_SAY_SECONDS = 60.0
+_Answer = TypeVar("_Answer")
 
 
 class ServerLink:
@@ -26,55 +47,73 @@ class ServerLink:
         """Prepare a link; `connect` does the talking."""
         self.settings = settings
         self.run_folder = run_folder
+        self.incidents = IncidentLog(run_folder)
         self.instance_id = ""
         self.spec_hashes: list[str] = []
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._log_seen = 0
+        self._version = 0
+        self._adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
         self.client = RolloutClient.from_settings(settings)
+        self._heartbeat: Heartbeat | None = None
 
-    def connect(self) -> None:
+    def connect(self, version: int) -> None:
         """Introduce this run to the server; `hanabi-grpo train` has waited for it.
 
+        Args:
+            version: The first version that will be pushed; above 0 for a resumed run.
+
         Raises:
-            ServerError: No server, or one with another base model, chat format, fewer players or a smaller rank.
+            ServerError: No server, one that works for another trainer, or one that does not fit.
         """
-        settings = self.settings
-        answer = self.client.introduce(
-            settings,
-            run_id=str(self.run_folder.resolve()),
-            adapters=adapter_names(settings.players, settings.adapters),
-            lora_rank=settings.lora_rank,
-        )
-        self.instance_id = answer["instance_id"]
-        self._log_seen, _ = self.client.log(0)
+        self._version = version
+        self._introduce()
+        self._heartbeat = Heartbeat.from_client(self.client)
+        self._heartbeat.start()
+
+    def disconnect(self) -> None:
+        """Release the server for the next trainer; it goes on serving the last adapters."""
+        if self._heartbeat is None:
+            return
+        self._heartbeat.stop()
+        self._heartbeat = None
+        try:
+            self.client.release()
+        except ServerError as error:
+            logger.info("the server was not released (%s); it frees itself after a while", error)
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
         """Upload and commit every adapter in the server's number format; the receipts are checked."""
-        answer = self.client.push(version, {name: export_adapter(model, name, self._dtype) for name in names})
-        if answer["instance_id"] != self.instance_id:
-            raise ServerError(
-                f"{self.client.url}: instance {self.instance_id} was replaced by {answer['instance_id']} "
-                "during the run; restart the trainer with a new OUTPUT_DIR."
-            )
+        self._version = version
+        self._adapters = {name: export_adapter(model, name, self._dtype) for name in names}
+        self._reliably(self._send, f"the push of version {version}")
 
-    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> list[list[Episode]]:
+    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
         """Play one step's deals with exactly the pushed version; every turn's stamp is checked."""
         settings = self.settings
         wanted = {player: f"{adapter_of(player, names)}@{version}" for player in player_names(settings.players)}
-        groups = self.client.play(
-            deals,
-            num_games=settings.num_generations,
-            max_tokens=settings.max_completion_length,
-            temperature=settings.temperature,
-            adapters=wanted,
-        )
-        self._check_stamps(groups, version)
-        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups)})
-        return groups
+
+        def ask() -> RolloutResult:
+            return self.client.play(
+                deals,
+                num_games=settings.num_generations,
+                max_tokens=settings.max_completion_length,
+                temperature=settings.temperature,
+                adapters=wanted,
+            )
+
+        result = self._reliably(ask, f"the games of version {version}")
+        self._check_stamps(result.groups, version)
+        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
+        return result
 
     def copy_log(self) -> None:
-        """Append the server's new log lines to `server.log` in the run folder."""
-        self._log_seen, lines = self.client.log(self._log_seen)
+        """Append the server's new log lines to `server.log` in the run folder; a lost server loses them only."""
+        try:
+            self._log_seen, lines = self.client.log(self._log_seen)
+        except ServerGoneError as error:
+            logger.info("no log lines from the server this time: %s", error)
+            return
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 
@@ -83,6 +122,88 @@ class ServerLink:
 
     def reset_mm_cache(self) -> None:
         """ms-swift calls this at start; text models have no such cache."""
+
+    def _introduce(self) -> None:
+        settings, run_id = self.settings, str(self.run_folder.resolve())
+        identity = self.client.identity()
+        newer = {}
+        if identity.get("run_id") == run_id:
+            newer = {name: held for name, held in identity["versions"].items() if held > self._version}
+        if newer:
+            self.incidents.record(
+                "versions_replaced",
+                f"the server holds {', '.join(f'{name}@{held}' for name, held in newer.items())} of this run, the "
+                f"trainer goes on from version {self._version}: the steps in between were not saved and are made "
+                "again; the server is told to drop them",
+                versions=newer,
+            )
+        rows = load_rows(Path(settings.dataset), settings)
+        answer = self.client.introduce(
+            settings,
+            run_id=run_id,
+            adapters=adapter_names(settings.players, settings.adapters),
+            lora_rank=settings.lora_rank,
+            configs=list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows)),
+            version=self._version,
+            replaces=newer or None,
+        )
+        self.instance_id = answer["instance_id"]
+        self._log_seen, _ = self.client.log(0)
+
+    def _send(self) -> None:
+        answer = self.client.push(self._version, self._adapters)
+        if answer["instance_id"] != self.instance_id:
+            raise ServerError(f"{self.client.url}: the receipt is from instance {answer['instance_id']}.")
+
+    def _reliably(self, call: Callable[[], _Answer], what: str) -> _Answer:
+        """Make a call; when the server is gone, wait for one, hand it the adapters, and make the call again."""
+        tries = 0
+        while True:
+            if self._heartbeat is not None and self._heartbeat.lost:
+                raise VersionError(f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete.")
+            try:
+                with _says_so(f"{what} from {self.client.url}"):
+                    return call()
+            except ServerError as error:
+                before, reason = self.instance_id, error
+                if not isinstance(error, ServerGoneError) and not self._was_replaced():
+                    raise
+            tries += 1
+            if tries > 2 * TRIES_ON_ONE_SERVER:
+                raise ServerError(f"{what}: {tries} tries on several servers failed, the last with: {reason}")
+            self.incidents.record("server_gone", f"{what}: {reason}", version=self._version, instance=before)
+            command = "bash tools/rollout/rollout_hanabi_gym.sh"
+            health = wait_for_server(self.settings, logger.warning, server_command=command)
+            try:
+                self._return_to(health["instance_id"], what)
+            except ServerGoneError as error:
+                logger.warning("the server was lost again (%s)", error)
+                continue
+            if self.instance_id == before and tries >= TRIES_ON_ONE_SERVER:
+                raise reason
+            time.sleep(min(tries, 5))
+
+    def _was_replaced(self) -> bool:
+        try:
+            return bool(self.client.identity()["instance_id"] != self.instance_id)
+        except ServerGoneError:
+            return True
+
+    def _return_to(self, instance_id: str, what: str) -> None:
+        before = self.instance_id
+        if instance_id == before:
+            logger.warning("the same server (instance %s) answers again; asking for %s again", before, what)
+            return
+        self._introduce()
+        if self._adapters:
+            self._send()
+        self.incidents.record(
+            "server_replaced",
+            f"instance {self.instance_id} took the place of {before}; it was given version {self._version} and is "
+            f"asked for {what} again",
+            version=self._version,
+            instance=self.instance_id,
+        )
 
     def _check_stamps(self, groups: list[list[Episode]], version: int) -> None:
         for episode in (episode for group in groups for episode in group):
@@ -93,3 +214,22 @@ class ServerLink:
                         f"{episode.instance_id}, required was version {version} of instance {self.instance_id}; "
                         "its data cannot be trained on. Restart the server, then the trainer."
                     )
+
+
+@contextmanager
+def _says_so(what: str) -> Iterator[None]:
+    """Log once a minute for what the trainer waits."""
+    done = threading.Event()
+
+    def remind() -> None:
+        seconds = 0.0
+        while not done.wait(_SAY_SECONDS):
+            seconds += _SAY_SECONDS
+            logger.info("waiting for %s since %.0f s", what, seconds)
+
+    thread = threading.Thread(target=remind, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -32,15 +32,18 @@ class ParityGate:
             mask: [batch, tokens], True on sampled tokens.
 
         Returns:
-            The mean absolute difference.
+            The mean absolute difference; not a number when the trainer's own forward pass is not. Its gradient is
+            then not finite either, and the update is dropped there.
 
         Raises:
-            ParityError: It is above the tolerance, or not a number.
+            ParityError: It is above the tolerance.
         """
         if not bool(mask.any()):
             return 0.0
         gap = (trainer.detach().float() - sampler)[mask].abs()
         mean = gap.mean().item()
+        if not bool(trainer.detach()[mask].isfinite().all()):
+            return math.nan
         if not math.isfinite(mean) or mean > self.tolerance:
             raise ParityError(
                 f"{player}@{version}: trainer and sampler logprobs differ by {mean:.3g} on average "

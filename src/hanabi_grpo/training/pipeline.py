@@ -50,7 +50,7 @@ class HanabiPipeline(SwiftRLHF):
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
         tracking = TrackingCallback(self.settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
-            trainer.link.connect()
+            trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)
             trainer.add_callback(tracking)
@@ -62,6 +62,8 @@ class HanabiPipeline(SwiftRLHF):
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())
             tracking.close(trainer.state.last_model_checkpoint, exit_code=1)
             raise
+        finally:
+            trainer.link.disconnect()
 
 
 def register_trainer() -> None:

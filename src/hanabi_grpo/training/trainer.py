@@ -1,12 +1,13 @@
 """ms-swift's GRPO trainer, taught that a batch belongs to players.
 
 What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a new version moves one of these):
-- `get_train_dataloader`: a deal's players and games stay together.
+- `get_train_dataloader`: a deal's players and games stay together; a resumed run starts at its next deal.
 - `_generate_and_score_completions`: games come from the rollout server as token ids; no re-encoding, no
   grouping of rewards by position, a player without a turn is left out.
 - `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, and parity is checked.
 - `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games.
-- `_clip_grad_norm`: each player's gradient has its own norm, and none where it had no data.
+- `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
+- `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
 - `_save_checkpoint`: ms-swift saves an adapter named `default` only.
 """
 
@@ -16,24 +17,35 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data_collator
 from torch.utils.data import DataLoader
+from transformers import TrainerCallback
 
 from hanabi_grpo.advantages import ESTIMATORS
-from hanabi_grpo.errors import ParityError
-from hanabi_grpo.metrics import episode_metrics
+from hanabi_grpo.checkpoints import rotate
+from hanabi_grpo.errors import NonFiniteError, ParityError, RunFolderError
+from hanabi_grpo.metrics import episode_metrics, step_warnings
 from hanabi_grpo.records import write_episodes
-from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.resume import read_resume
+from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.training import adapters
-from hanabi_grpo.training.batching import PlayerBatch, plan_batches
-from hanabi_grpo.training.checkpoints import rotate_checkpoints, save_checkpoint
+from hanabi_grpo.training.batching import PlayerBatch, plan_batches, players_with_data, usable_groups
+from hanabi_grpo.training.checkpoints import SAVE_TRIES, TRAINER, save_checkpoint
 from hanabi_grpo.training.deals import DealSampler
-from hanabi_grpo.training.isolation import clip_per_player, parameters_by_adapter
+from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.parity import ParityGate
-from hanabi_grpo.types import Episode, adapter_of
+from hanabi_grpo.training.schedule import PlayerSchedule
+from hanabi_grpo.training.training_state import (
+    OptimizerState,
+    load_moments,
+    random_state,
+    restore_counts,
+    restore_random_state,
+)
+from hanabi_grpo.types import DroppedGame, Episode, adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,29 +61,86 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.plan = batch_plan(self.settings)
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.gate = ParityGate(self.settings.parity_tolerance)
+        self.resume = read_resume(link.run_folder)
         self.pushed_version: int | None = None
         self._played_at = time.perf_counter()
-        self._with_data: set[str] = set()
+        self._empty_steps = self.failed_saves = 0
+        stage = deepspeed_stage(self.settings)
+        self.guard = PlayerGuard(
+            max_norm=None if stage == 3 else self.settings.max_grad_norm, sharded=stage in (1, 2), report=self._incident
+        )
+        self._resumable = stage != 3
         super().__init__(*args, **kwargs)
+        self.add_callback(_AfterStep(self))
         self._base_checksum = adapters.base_checksum(self.model)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
-        if skip_batches:
-            raise NotImplementedError("resuming in the middle of a run is not available yet; start a new OUTPUT_DIR")
         sampler = DealSampler(
+            first_step=self.first_step,
             num_steps=self.args.max_steps,
             deals_per_step=self.plan.deals,
             micro_steps=self.plan.gradient_accumulation_steps,
         )
         return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=identity_data_collator)
 
+    @property
+    def first_step(self) -> int:
+        """Optimizer steps that were made before this process started."""
+        return self.resume.step if self.resume else 0
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Make the optimizer that ms-swift's options name, with one group per player."""
+        kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
+        groups = [
+            {**group, "weight_decay": self.args.weight_decay} for group in player_groups(self.model, self.adapter_names)
+        ]
+        self._optimizer_ori = self.optimizer = kind(groups, **options)
+        self.guard.attach(self.optimizer)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
+        """Make the schedule; each player is at its own count of updates."""
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        self.lr_scheduler = PlayerSchedule(
+            self._optimizer_ori, self.settings.lr_scheduler_type, num_steps=num_training_steps, num_warmup_steps=warmup
+        )
+        return self.lr_scheduler
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        found = super()._init_training_state(max_steps, *args, **kwargs)
+        self.state.global_step = self.first_step
+        return found
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        self._restore()
+        return prepared
+
+    def _restore(self) -> None:
+        if self.resume is None:
+            return
+        folder = self.resume.checkpoint
+        model = self.accelerator.unwrap_model(self.model)
+        for name in self.adapter_names:
+            adapters.load_adapter(model, name, folder / name)
+        state = OptimizerState(model, self.optimizer)
+        state.restore(load_moments(folder / TRAINER))
+        restore_counts(folder / TRAINER, state.groups)
+        self.lr_scheduler.refresh()
+        rank = self.accelerator.process_index
+        if not restore_random_state(folder / TRAINER, rank):
+            logger.warning("process %d: the checkpoint has no random state for it; it keeps its own", rank)
+        logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         start = time.perf_counter()
         version = self.push()
         pushed = time.perf_counter()
-        groups = self._play(inputs, version)
+        groups, dropped = self._play(inputs, version)
         played = time.perf_counter()
+        groups, problems = usable_groups(groups, dropped)
+        self.guard.begin({adapter_of(player, self.adapter_names) for player in players_with_data(groups)})
         batches = plan_batches(
             groups,
             num_players=self.settings.players,
@@ -82,16 +151,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
             pad_id=self.processing_class.pad_token_id,
             device=self.accelerator.device,
         )
-        self._with_data = {
-            adapter_of(batch["grpo_batch"].player, self.adapter_names)
-            for batch in batches
-            if batch["grpo_batch"].completion_mask.any()
-        }
         if self.beta:
             self._add_reference(batches)
-        self._record(
-            groups, version, {"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at}
-        )
+        self._record(groups, problems, version)
+        self._time({"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at})
         self._played_at = time.perf_counter()
         return batches
 
@@ -110,11 +173,12 @@ class HanabiGRPOTrainer(GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(self, deals: list[dict[str, Any]], version: int) -> list[list[Episode]]:
-        groups = None
+    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[list[list[Episode]], tuple[DroppedGame, ...]]:
+        answer = None
         if self.accelerator.is_main_process:
-            groups = self.link.play(deals, self.adapter_names, version)
-        return broadcast_object_list([groups], from_process=0)[0]
+            result = self.link.play(deals, self.adapter_names, version)
+            answer = (result.groups, result.dropped)
+        return broadcast_object_list([answer], from_process=0)[0]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, model_inputs: dict[str, Any], grpo_batch: PlayerBatch, **kwargs: Any
@@ -141,51 +205,120 @@ class HanabiGRPOTrainer(GRPOTrainer):
                     self.model, inputs, batch["grpo_batch"]
                 )[0]
 
-    def _clip_grad_norm(self, model: Any) -> Any:
-        if self.is_deepspeed_enabled:
-            # DeepSpeed clips inside its own optimizer, over all players together.
-            return super()._clip_grad_norm(model)
-        parameters = parameters_by_adapter(self.accelerator.unwrap_model(self.model), self.adapter_names)
-        norms = clip_per_player(parameters, self._with_data, self.args.max_grad_norm)
-        for name, norm in norms.items():
-            self._metrics["train"][f"{name}/grad_norm"].append(norm)
-        return sum(norm**2 for norm in norms.values()) ** 0.5
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
+        return None
 
-    def _record(self, groups: list[list[Episode]], version: int, seconds: dict[str, float]) -> None:
-        metrics = episode_metrics(groups)
-        metrics |= {f"time/{phase}": value for phase, value in seconds.items()}
+    def after_step(self) -> None:
+        """Count and show what the guard did with the step that was just made."""
+        self.guard.finish()
+        for name, norm in self.guard.norms.items():
+            self._metrics["train"][f"{name}/grad_norm"].append(norm)
+        self._metrics["train"]["grad_norm"].append(sum(norm**2 for norm in self.guard.norms.values()) ** 0.5)
+        self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
+
+    def _record(self, groups: list[list[Episode]], problems: list[str], version: int) -> None:
+        missing = self.plan.games - sum(len(group) for group in groups)
+        metrics = episode_metrics(groups, games_dropped=missing, groups_dropped=self.plan.deals - len(groups))
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
+        for problem in problems:
+            self._incident("games_dropped", problem, step=version)
+        for warning in step_warnings(metrics, len(groups)):
+            logger.warning("step %d: %s", version + 1, warning)
         if self.accelerator.is_main_process:
             self.link.copy_log()
             if version % self.settings.episodes_every == 0:
                 write_episodes(self.link.run_folder, version, groups)
+        self._empty_steps = 0 if groups else self._empty_steps + 1
+        if not groups:
+            self._incident("step_dropped", "no group of games could be used; nothing moves in this step", step=version)
+        if self._empty_steps >= BAD_STEPS_IN_A_ROW:
+            raise NonFiniteError(
+                f"{self._empty_steps} steps in a row had no usable game; the last reasons: {'; '.join(problems[:3])}. "
+                "Look at the server's log, and go on with RESUME=latest."
+            )
+
+    def _time(self, seconds: dict[str, float]) -> None:
+        for phase, value in seconds.items():
+            self._metrics["train"][f"time/{phase}"].append(value)
+
+    def _incident(self, kind: str, message: str, **details: object) -> None:
+        if self.accelerator.is_main_process:
+            self.link.incidents.record(kind, message, **details)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Gathering is for all ranks, writing for one; how it went, for all again.
         step = int(self.state.global_step)
+        state = OptimizerState(self.accelerator.unwrap_model(self.model), self.optimizer) if self._resumable else None
+        moments = state.collect() if state else None
+        random_states = gather_object([random_state()])
+        problem = None
         with self._whole_adapters():
             if self.accelerator.is_main_process:
-                unwrapped = self.accelerator.unwrap_model(self.model)
-                checksum = adapters.base_checksum(unwrapped)
-                if checksum != self._base_checksum:
-                    raise ParityError(
-                        "the base model's weights changed during training "
-                        f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
-                        "Nothing was saved; look for a merge or an optimizer over base weights."
-                    )
-                state = {"board_hashes": self.link.spec_hashes, "model": self.settings.model, "base_checksum": checksum}
-                folder = save_checkpoint(unwrapped, self.adapter_names, self.link.run_folder, step, state)
-                self.state.last_model_checkpoint = str(folder)
-                rotate_checkpoints(self.link.run_folder, self.settings.save_total_limit)
-        self.accelerator.wait_for_everyone()
+                try:
+                    self._write_checkpoint(step, moments, state.groups if state else [], random_states)
+                except RunFolderError as error:
+                    problem = str(error)
+        problem = broadcast_object_list([problem], from_process=0)[0]
+        self.failed_saves = self.failed_saves + 1 if problem else 0
+        if problem:
+            self._incident(
+                "save_failed", f"{problem} ({self.failed_saves} in a row, {SAVE_TRIES} stop the run)", step=step
+            )
+            if self.failed_saves >= SAVE_TRIES:
+                raise RunFolderError(
+                    f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
+                    "then go on with RESUME=latest."
+                )
+
+    def _write_checkpoint(self, step: int, moments: Any, groups: list[Any], random_states: list[Any]) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        checksum = adapters.base_checksum(model)
+        if checksum != self._base_checksum:
+            raise ParityError(
+                "the base model's weights changed during training "
+                f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
+                "Nothing was saved; look for a merge or an optimizer over base weights."
+            )
+        facts = {"board_hashes": self.link.spec_hashes, "model": self.settings.model, "base_checksum": checksum}
+        folder = save_checkpoint(
+            model,
+            self.adapter_names,
+            self.link.run_folder,
+            step,
+            facts,
+            moments=moments,
+            groups=groups,
+            random_states=random_states,
+        )
+        self.state.last_model_checkpoint = str(folder)
+        rotate(self.link.run_folder, self.settings.save_total_limit)
 
     def save_now(self) -> str:
         """Save the last finished step when a run is interrupted; returns what was done, for the log."""
         step = int(self.state.global_step)
-        if not step:
+        if step == self.first_step:
             return "no step was finished, so there is nothing to save"
+        if self.guard.stepping:
+            return "the update was cut in the middle; the newest checkpoint in the run folder stays the last one"
         if self.accelerator.num_processes > 1:
             return "the newest checkpoint in the run folder stays the last one (several processes were interrupted)"
         if not (self.link.run_folder / f"checkpoint-{step}").exists():
             self._save_checkpoint(None, None)
+        if self.failed_saves:
+            return f"step {step} could not be saved; the earlier checkpoints are complete"
         return f"step {step} is saved in {self.link.run_folder / f'checkpoint-{step}'}"
+
+
+class _AfterStep(TrainerCallback):
+    """Runs on every rank after each optimizer step, and asks for another save after a failed one."""
+
+    def __init__(self, trainer: HanabiGRPOTrainer) -> None:
+        self._trainer = trainer
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.after_step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_save = control.should_save or self._trainer.failed_saves > 0

@@ -1,0 +1,82 @@
+"""The dataset, the arithmetic of a step, and one game to see that the rules run here."""
+
+import time
+from collections.abc import Iterator
+
+from hanabi_grpo.commands.train import plan_line
+from hanabi_grpo.datasets import load_rows, num_steps
+from hanabi_grpo.doctor.check import Check, fail, ok, skip
+from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.policies.scripted import RandomPolicy
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.settings import batch_plan
+
+_SHOWN = 3
+
+
+def dataset_checks(context: Context) -> Iterator[Check]:
+    """Read and check every row."""
+    settings = context.settings
+    try:
+        rows = load_rows(settings.dataset, settings)
+    except SettingsError as error:
+        way = ".venv/bin/hanabi-grpo dataset --preset laptop --out my.jsonl\nexport DATASET=my.jsonl"
+        yield fail("dataset", str(error), way)
+        return
+    boards = [f"{game.preset} ({game.players} players, {game.observation})" for game in context.games]
+    fixed = sum(len(row["seeds"] or ()) for row in rows)
+    endless = sum(1 for row in rows if not row["seeds"])
+    kinds = [f"{fixed} fixed deals"] if fixed else []
+    kinds += [f"{endless} with fresh deals"] if endless else []
+    more = f" and {len(boards) - _SHOWN} more" if len(boards) > _SHOWN else ""
+    yield ok(
+        "dataset", f"{settings.dataset}: {len(rows)} row(s), {', '.join(kinds)}; {', '.join(boards[:_SHOWN])}{more}"
+    )
+
+
+def batch_checks(context: Context) -> Iterator[Check]:
+    """Show the arithmetic of a step, or what does not divide."""
+    settings = context.settings
+    try:
+        plan = batch_plan(settings)
+    except SettingsError as error:
+        if settings.nproc_per_node > 1 and settings.deepspeed == "none":
+            yield fail("batch", str(error), "export DEEPSPEED=zero2")
+        else:
+            yield fail("batch", str(error), f"export {_dividing(context)}")
+        return
+    if context.rows is None:
+        yield skip("batch", "needs the dataset")
+        return
+    try:
+        steps = num_steps(settings, context.rows)
+    except SettingsError as error:
+        yield fail("batch", str(error), "export MAX_STEPS=500; unset NUM_TRAIN_EPOCHS")
+        return
+    yield ok("batch", plan_line(settings, plan, steps))
+
+
+def game_checks(context: Context) -> Iterator[Check]:
+    """Play one random game on the dataset's first board."""
+    if not context.games:
+        yield skip("game", "needs the dataset")
+        return
+    config = context.games[0]
+    policies = [RandomPolicy()] * config.players
+    play_episodes_sync(config, policies, "doctor", [1])  # the first one also loads the rules
+    start = time.perf_counter()
+    [episode] = play_episodes_sync(config, policies, "doctor", [0])
+    spent = 1000 * (time.perf_counter() - start)
+    points = f"{episode.score} of {config.spec().max_score} points"
+    finding = f"a random one on {config.preset}: {points}, {episode.status.value}, {len(episode.turns)} turns"
+    yield ok("game", f"{finding}, {spent:.1f} ms")
+
+
+def _dividing(context: Context) -> str:
+    settings = context.settings
+    share = settings.deals_per_step * settings.num_generations // settings.nproc_per_node
+    fitting = [size for size in range(1, settings.per_device_train_batch_size + 1) if share % size == 0]
+    if share * settings.nproc_per_node == settings.deals_per_step * settings.num_generations:
+        return f"PER_DEVICE_TRAIN_BATCH_SIZE={fitting[-1]}"
+    return f"HANABI_DEALS_PER_STEP={settings.nproc_per_node * settings.per_device_train_batch_size}"

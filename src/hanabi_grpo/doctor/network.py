@@ -1,0 +1,132 @@
+"""Ports, proxies, and what earlier servers left behind."""
+
+import errno
+import shlex
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hanabi_grpo.doctor.check import Check, fail, ok, warn
+from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.doctor.processes import orphaned_engines, port_owner, rollout_servers
+from hanabi_grpo.doctor.server import ask_health, is_local
+
+_PROXIES = ("HTTP_PROXY", "ALL_PROXY")
+_ADAPTERS = "hanabi-adapters-"
+
+
+def port_checks(context: Context) -> Iterator[Check]:
+    """Tell whether the server can listen on PORT, or who does."""
+    settings = context.settings
+    host, port = settings.host, settings.port
+    problem = _bind(host, port)
+    if problem is None:
+        yield ok("port", f"{host}:{port} is free")
+        return
+    number, reason = problem
+    if number not in (errno.EACCES, errno.EADDRINUSE):
+        yield fail("port", f"HANABI_HOST={host} PORT={port}: cannot listen there ({reason})", "unset HANABI_HOST")
+        return
+    free = _free_port(host)
+    move = f"export PORT={free} VLLM_SERVER_PORT={free}"
+    if number == errno.EACCES:
+        yield fail("port", f"PORT={port}: {reason}; ports below 1024 need rights", move)
+    else:
+        local = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host
+        answer = ask_health(local, port, settings)
+        owner = port_owner(port)
+        who = f"pid {owner.pid}, {owner.command[:60]}" if owner else "a process of another user"
+        stop = f"kill {owner.pid}" if owner else f"sudo ss -ltnp 'sport = :{port}'"
+        # It listens before its engine has started, and answers after that.
+        starting = owner is not None and owner.pid in {server.pid for server in rollout_servers()}
+        if not answer.is_ours and not starting:
+            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{stop}")
+        elif context.role == "server":
+            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{stop}\n{move}")
+        else:
+            yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
+
+
+def port_agreement_checks(context: Context) -> Iterator[Check]:
+    """Tell whether the trainer would look for the server where it listens."""
+    settings = context.settings
+    if not is_local(settings.vllm_server_host):
+        yield ok("ports agree", f"the trainer's server is elsewhere: {settings.vllm_server_host}")
+    elif settings.port != settings.vllm_server_port:
+        finding = f"PORT={settings.port}, but VLLM_SERVER_PORT={settings.vllm_server_port}: the trainer would wait"
+        way = f"export VLLM_SERVER_PORT={settings.port}"
+        yield warn("ports agree", f"{finding} at a port where no server of these settings listens", way)
+    else:
+        yield ok("ports agree", f"PORT and VLLM_SERVER_PORT are {settings.port}")
+
+
+def proxy_checks(context: Context) -> Iterator[Check]:
+    """Tell whether a proxy of this shell would catch requests to the server."""
+    environ = context.environ
+    found = [name for name in _PROXIES for name in (name, name.lower()) if environ.get(name)]
+    if not found:
+        yield ok("proxy", "none set")
+        return
+    host = context.settings.vllm_server_host
+    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    if _is_exempt(host, exempt):
+        yield ok("proxy", f"{', '.join(found)} set, NO_PROXY covers {host}")
+        return
+    name = "no_proxy" if environ.get("no_proxy") else "NO_PROXY"
+    finding = f"{', '.join(found)} set and {name} lacks {host}: serve, train and evaluate ignore proxies, but curl and "
+    finding += "other programs of this shell would send requests for the server there"
+    yield warn("proxy", finding, f'export {name}="{f"${name}," if exempt else ""}{host},localhost"')
+
+
+def leftover_checks(context: Context) -> Iterator[Check]:
+    """List rollout servers of this machine and what killed ones left."""
+    expected = port_owner(context.settings.port)
+    others = [server for server in rollout_servers() if expected is None or server.pid != expected.pid]
+    for server in others:
+        what = f"another rollout server runs: pid {server.pid}, {server.command[-60:]}"
+        yield warn("leftovers", what, f"kill {server.pid}")
+    orphans = orphaned_engines()
+    if orphans:
+        pids = " ".join(str(process.pid) for process in orphans)
+        yield warn("leftovers", f"engine processes without their server: pid {pids}", f"kill {pids}")
+    home = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
+    stale = stale_adapter_folders(home)
+    if stale:
+        size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
+        dead = sorted({folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in stale})
+        finding = f"{len(stale)} adapter folder(s) of servers that were killed ({size / 1e6:.1f} MB)"
+        # The pattern is safe: no process has this number.
+        patterns = " ".join(f"{shlex.quote(str(home))}/{_ADAPTERS}{pid}-*" for pid in dead)
+        yield warn("leftovers", f"{finding}; the next server removes them", f"rm -r {patterns}")
+    if not (others or orphans or stale):
+        yield ok("leftovers", "no other rollout server, nothing left by killed ones")
+
+
+def stale_adapter_folders(home: Path) -> list[Path]:
+    """Return the adapter folders in `home` whose server is gone."""
+    owners = {folder: folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in home.glob(f"{_ADAPTERS}*-*")}
+    return sorted(folder for folder, pid in owners.items() if pid.isdecimal() and not Path(f"/proc/{pid}").exists())
+
+
+def _is_exempt(host: str, exempt: str) -> bool:
+    names = [name.strip().lower().removeprefix(".") for name in exempt.split(",") if name.strip()]
+    return any(name == "*" or host.lower() == name or host.lower().endswith(f".{name}") for name in names)
+
+
+def _bind(host: str, port: int) -> tuple[int, str] | None:
+    try:
+        # As the server does it.
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            probe.listen(1)
+    except OSError as error:
+        return error.errno or 0, error.strerror or str(error)
+    return None
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,151 @@
+"""The rollout server that is running, against these settings. Nothing is changed on it: no session is opened."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from hanabi_grpo.client import server_url
+from hanabi_grpo.commands.console import server_command
+from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.doctor.context import Context, read_chat
+from hanabi_grpo.doctor.processes import port_owner, rollout_servers
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.wire import PROTOCOL
+
+_CLAIMS = {
+    "chat_hash": "the chat format differs (another tokenizer, or HANABI_THINKING)",
+    "tokenizer_hash": "the tokenizer differs (copy the tokenizer files of one side's MODEL)",
+}
+_LIMIT = httpx.Timeout(3.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back from an address."""
+
+    status: int = 0
+    """HTTP status; 0 when there was no answer."""
+    problem: str = ""
+    """Why there was none."""
+    body: Mapping[str, Any] = field(default_factory=dict)
+    """The answer's JSON object; empty for any other content."""
+
+    @property
+    def is_ours(self) -> bool:
+        """True when a rollout server of this project answers, be it only that the key is wrong."""
+        return "instance_id" in self.body or (self.status == 401 and "HANABI_API_KEY" in str(self.body.get("detail")))
+
+
+def ask(url: str, settings: Settings) -> Answer:
+    """Send one GET with the key and a time limit."""
+    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    try:
+        # trust_env=False, as everywhere: a proxy variable must not catch it.
+        answer = httpx.get(url, headers=headers, timeout=_LIMIT, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Answer(problem=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    try:
+        body = answer.json()
+    except ValueError:
+        body = None
+    return Answer(status=answer.status_code, body=body if isinstance(body, dict) else {})
+
+
+def ask_health(host: str, port: int, settings: Settings) -> Answer:
+    """Ask an address how it is."""
+    return ask(f"http://{f'[{host}]' if ':' in host else host}:{port}/health/", settings)
+
+
+def is_local(host: str) -> bool:
+    """Tell whether a host name is this machine by its loopback address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def server_checks(context: Context) -> Iterator[Check]:
+    """Tell whether the trainer's server answers, and whether it fits these settings."""
+    settings, answer = context.settings, context.health
+    host, port = settings.vllm_server_host, settings.vllm_server_port
+    where, start = f"{host}:{port}", server_command(context.loaded)
+    if not answer.status:
+        if answer.problem.startswith("ConnectError") and is_local(host):
+            yield skip("server", f"none runs at {where} yet; the trainer waits for it", start)
+        elif is_local(host) and (owner := port_owner(port)) and owner.pid in {found.pid for found in rollout_servers()}:
+            yield skip("server", f"{where}: pid {owner.pid} is starting its engine; the trainer waits for it")
+        else:
+            yield warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
+    elif answer.status in (401, 403) and answer.is_ours:
+        way = "export HANABI_API_KEY=…   # the value of the server's terminal"
+        yield fail("server", f"{where} refuses this key ({answer.status})", way)
+    elif not answer.is_ours:
+        way = f"export PORT={port + 1} VLLM_SERVER_PORT={port + 1}\n{start}"
+        yield fail("server", f"{where} answers {answer.status}, but not as a rollout server of this project", way)
+    elif answer.status != 200:
+        yield fail("server", f"{where} answers {answer.status}: {answer.body.get('status')}", start)
+    else:
+        yield from _fits(context, where)
+
+
+def _fits(context: Context, where: str) -> Iterator[Check]:
+    settings = context.settings
+    identity = ask(f"{server_url(settings)}/identity/", settings).body
+    if "instance_id" not in identity:
+        finding = f"{where} is healthy but does not say what it is; it may be of another version of this project"
+        yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")
+        return
+    differing = list(_differences(context, identity))
+    session = f", working for {identity['run_id']}" if identity.get("run_id") else ""
+    if differing:
+        finding = f"{where} does not fit: {'; '.join(differing)}{session}"
+        yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")
+    else:
+        what = f"instance {identity.get('instance_id')}, {identity.get('model')}, {identity.get('dtype')}"
+        yield ok("server", f"{where} fits ({what}{session})")
+    length = identity.get("max_model_len")
+    if length and length != settings.max_model_len:
+        finding = f"HANABI_MAX_MODEL_LEN is {length} there and {settings.max_model_len} here"
+        yield warn("server length", finding, f"export HANABI_MAX_MODEL_LEN={length}")
+
+
+def _differences(context: Context, identity: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs; a field that the server does not tell is not compared."""
+    settings, folder = context.settings, context.model_folder
+    if identity.get("protocol", PROTOCOL) != PROTOCOL:
+        yield f"it speaks protocol {identity['protocol']}, this checkout {PROTOCOL}"
+    if identity.get("dtype", settings.dtype) != settings.dtype:
+        yield f"HANABI_DTYPE is {identity['dtype']} there and {settings.dtype} here"
+    if identity.get("max_lora_rank", settings.lora_rank) < settings.lora_rank:
+        yield f"LORA_RANK is {identity['max_lora_rank']} there and {settings.lora_rank} here"
+    if identity.get("max_players", settings.players) < settings.players:
+        yield f"HANABI_PLAYERS is {identity['max_players']} there and {settings.players} here"
+    if folder is None:
+        return
+    if "model_fingerprint" in identity and identity["model_fingerprint"] != model_fingerprint(folder):
+        yield f"MODEL is {identity.get('model')} there, and its weights are not those of {settings.model}"
+        return
+    claims = {key: identity[key] for key in ("chat_hash", "tokenizer_hash") if identity.get(key)}
+    # The quick reading is nearly always the same; only the slow one, which both processes use, counts as a difference.
+    for key in _different_claims(folder, settings, claims) and _different_claims(
+        folder, settings, claims, automatic=True
+    ):
+        yield _CLAIMS[key]
+
+
+def _different_claims(
+    folder: Path, settings: Settings, claims: Mapping[str, str], *, automatic: bool = False
+) -> list[str]:
+    try:
+        chat = read_chat(folder, settings.thinking, automatic=automatic)
+    except SettingsError:
+        return []  # the check of the chat template says so
+    ours = {"chat_hash": chat.hash, "tokenizer_hash": tokenizer_hash(chat.tokenizer)}
+    return [key for key, claim in claims.items() if claim != ours[key]]

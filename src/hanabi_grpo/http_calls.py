@@ -1,0 +1,103 @@
+"""One HTTP call to the rollout server: what came back as JSON, or an error that says whom to ask and what to do."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from hanabi_grpo.errors import ServerError, ServerGoneError
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+_WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
+_PAUSE = 0.5
+
+
+def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int) -> Any:
+    """Make a call and return the JSON of its answer.
+
+    Args:
+        url: Of the server, for messages.
+        call: Makes the request; called again after a lost connection.
+        what: Name of the call, for messages.
+        tries: How often a connection may be lost; 1 where a repeat would do harm.
+
+    Raises:
+        ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
+        ServerError: Any other answer than 200 with JSON, or a request that cannot be sent.
+    """
+    response = _response(url, call, what, tries)
+    try:
+        data = json.loads(response.content)
+    except (ValueError, RecursionError):
+        data = None
+    if response.status_code != 200:
+        raise _refusal(url, response, data, what)
+    if data is None:
+        raise ServerError(
+            f"{url}: {what}: the answer is not JSON, or only a part of it: {response.text[:200]!r}. {_WHO}"
+        )
+    return data
+
+
+def as_object(url: str, data: Any, what: str) -> dict[str, Any]:
+    """Return an answer that must be a JSON object.
+
+    Raises:
+        ServerError: It is not.
+    """
+    if not isinstance(data, dict):
+        raise ServerError(f"{url}: {what}: the answer is no JSON object: {str(data)[:200]!r}. {_WHO}")
+    return data
+
+
+def as_model(url: str, model: type[_Answer], data: Any, what: str) -> _Answer:
+    """Return an answer with its fields checked.
+
+    Raises:
+        ServerError: A field is missing or malformed.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "all of it"
+        raise ServerError(
+            f"{url}: {what}: the answer does not fit ({name}: {first['msg']}): {str(data)[:200]!r}. {_WHO}"
+        ) from error
+
+
+def _response(url: str, call: Callable[[], httpx.Response], what: str, tries: int) -> httpx.Response:
+    start, attempt = time.monotonic(), 1
+    while True:
+        try:
+            return call()
+        except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise ServerError(f"{url}: {what} cannot be sent: {error}. Check VLLM_SERVER_HOST.") from error
+        except httpx.TransportError as error:
+            # A server that took all of its time is not given the same time again.
+            if attempt >= tries or isinstance(error, httpx.TimeoutException):
+                raise ServerGoneError(
+                    f"{url}: {what}: no answer after {time.monotonic() - start:.1f} s and {attempt} attempt(s) "
+                    f"({type(error).__name__}: {error}). Is the rollout server running? Look at the other terminal."
+                ) from error
+            time.sleep(_PAUSE * attempt)
+            attempt += 1
+        except httpx.RequestError as error:
+            raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {_WHO}") from error
+
+
+def _refusal(url: str, response: httpx.Response, data: Any, what: str) -> ServerError:
+    status = response.status_code
+    if response.is_redirect:
+        return ServerError(
+            f"{url}: {what}: the server answered {status} and points to "
+            f"{response.headers.get('location', '')[:200]!r}; redirects are not followed. {_WHO}"
+        )
+    detail = data.get("detail") if isinstance(data, dict) else None
+    if isinstance(detail, list | dict):
+        detail = json.dumps(detail)[:500]
+    message = f"{url}: {what}: the server answered {status}: {detail or response.text[:500]}"
+    return ServerGoneError(message) if status in (502, 503, 504) else ServerError(message)

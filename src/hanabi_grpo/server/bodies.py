@@ -1,0 +1,152 @@
+"""Bounds on every request body: its size, its pace and how many at once, before a route sees the request.
+
+The bounds hold for all routes, also for those that leave reading to the framework: a body that breaks one ends in
+this middleware's answer, whatever the route made of the interrupted read.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hanabi_grpo.errors import RequestError
+from hanabi_grpo.server.answers import problem
+from hanabi_grpo.server.limits import BodyRule, Limits, body_rule
+
+logger = logging.getLogger(__name__)
+
+
+class BoundedBodies:
+    """ASGI middleware that refuses bodies: too large (413), too slow (408), of another type (415), too many (429)."""
+
+    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+        """Guard `app`."""
+        self._app, self._limits = app, limits
+        self._open: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer why not."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        rule = body_rule(scope["method"], scope["path"], self._limits)
+        try:
+            expected = _check_head(scope, rule, self._open[rule.what])
+        except RequestError as error:
+            await problem(error.status, str(error))(scope, receive, send)
+            return
+        body = _Body(receive, rule, self._limits, expected)
+        started = False
+
+        async def answer(message: Message) -> None:
+            nonlocal started
+            if body.refused is not None and not started:
+                return  # The route answers to an interrupted read; the reason is known here.
+            started = True
+            await send(message)
+
+        self._open[rule.what] += 1
+        try:
+            await self._app(scope, body.receive, answer)
+        except RequestError:
+            if body.refused is None:
+                raise
+        except ClientDisconnect:
+            # Nobody is left to be told.
+            logger.info("a client hung up in the middle of its %s", rule.what)
+        finally:
+            self._open[rule.what] -= 1
+        if body.refused is not None and not started:
+            # The rest of a large body is read and thrown away for a while: closing at once would reset the connection,
+            # and the client would never see the reason.
+            refusal = problem(body.refused.status, str(body.refused), close=body.refused.status == 408)
+            await refusal(scope, receive, send)
+
+
+class _Body:
+    """One body on its way in."""
+
+    def __init__(self, receive: Receive, rule: BodyRule, limits: Limits, expected: int | None) -> None:
+        self._receive, self._rule, self._limits, self._expected = receive, rule, limits, expected
+        self._size = 0
+        self._start: float | None = None
+        self._complete = False
+        self.refused: RequestError | None = None
+
+    async def receive(self) -> Message:
+        if self.refused is not None:
+            raise self.refused
+        if self._complete:
+            # What remains is waiting for the client to hang up, which may take as long as the games.
+            return await self._receive()
+        if self._start is None:
+            self._start = time.monotonic()
+        try:
+            message = await self._next()
+            if message["type"] == "http.request":
+                self._size += len(message.get("body", b""))
+                self._complete = not message.get("more_body", False)
+                self._check()
+            return message
+        except RequestError as error:
+            self.refused = error
+            raise
+
+    async def _next(self) -> Message:
+        seconds = self._limits.chunk_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._receive()
+        except TimeoutError:
+            pass
+        try:
+            # When the event loop itself was held up, the data may be here all the same.
+            async with asyncio.timeout(0.05):
+                return await self._receive()
+        except TimeoutError:
+            raise RequestError(408, f"{self._got()}; nothing came for {seconds:g} s. Send it again.") from None
+
+    def _check(self) -> None:
+        if self._size > self._rule.max_bytes:
+            raise too_large(self._rule.what, f"more than {self._rule.max_bytes}", self._rule.max_bytes)
+        elapsed = time.monotonic() - (self._start or 0.0)
+        slowest = self._limits.body_bytes_per_second
+        if not self._complete and elapsed > self._limits.chunk_seconds and self._size < slowest * elapsed:
+            raise RequestError(
+                408,
+                f"{self._got()} in {elapsed:.0f} s; the slowest allowed is {slowest} bytes per second. Send it again.",
+            )
+
+    def _got(self) -> str:
+        expected = "an unknown number" if self._expected is None else self._expected
+        return f"{self._rule.what}: {self._size} of {expected} bytes received"
+
+
+def too_large(what: str, size: object, limit: int) -> RequestError:
+    """Return the refusal of a body over its limit."""
+    return RequestError(413, f"{what}: {size} bytes; allowed are at most {limit}. Send less at once.")
+
+
+def _check_head(scope: Scope, rule: BodyRule, already_open: int) -> int | None:
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+    if given and rule.content_types is not None and given not in rule.content_types:
+        raise RequestError(415, f"{rule.what}: content-type {given!r}; allowed is {' or '.join(rule.content_types)}.")
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
+    if encoding not in ("identity", ""):
+        raise RequestError(415, f"{rule.what}: content-encoding {encoding!r}; send it uncompressed.")
+    if rule.at_once is not None and already_open >= rule.at_once:
+        raise RequestError(
+            429,
+            f"{rule.what}: {already_open} are open already, allowed are {rule.at_once} at once. Wait for one to end.",
+        )
+    # h11 has made sure that it is one number; its own bound of 20 digits keeps int() harmless.
+    length = headers.get(b"content-length")
+    if length is None:
+        return None
+    if int(length) > rule.max_bytes:
+        raise too_large(rule.what, int(length), rule.max_bytes)
+    return int(length)

@@ -1,0 +1,65 @@
+"""Every bound at the server's door: sizes, times and how many at once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a client may use. Tests give shorter times; the server uses the defaults and its own adapter size.
+
+    Example:
+        Limits(adapter_bytes=max_adapter_bytes(shapes, 16))
+    """
+
+    rollout_bytes: int = 64 << 20
+    """Body of one rollout request."""
+    adapter_bytes: int = 2 << 30
+    """Body of one adapter upload; `max_adapter_bytes` knows what the base model can have."""
+    other_bytes: int = 1 << 20
+    """Body of every other request."""
+    header_bytes: int = 64 << 10
+    """Request line and headers together."""
+    head_seconds: float = 30.0
+    """To send a whole request head, counted from the connection's start or its last answer."""
+    chunk_seconds: float = 20.0
+    """Longest silence inside a body."""
+    body_bytes_per_second: int = 16 << 10
+    """Slowest body, as a mean over all of it; looked at after `chunk_seconds`."""
+    connections: int = 256
+    """Open at once. Twice as many are let in to be told so."""
+    rollouts_at_once: int = 16
+    """Rollout requests read, waiting or played at once."""
+    uploads_at_once: int = 16
+    """Adapter uploads read at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyRule:
+    """What may come as the body of one kind of request."""
+
+    what: str
+    max_bytes: int
+    at_once: int | None
+    """How many such requests may be open; None: as many as there are connections."""
+    content_types: tuple[str, ...] | None
+    """Allowed where the client names one; None: any, since nobody reads the body."""
+
+
+def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
+    """Return the rule for a request."""
+    if method == "POST" and path.rstrip("/") == "/infer":
+        return BodyRule(
+            what="rollout request",
+            max_bytes=limits.rollout_bytes,
+            at_once=limits.rollouts_at_once,
+            content_types=("application/json",),
+        )
+    if method == "PUT" and path.startswith("/adapters/"):
+        return BodyRule(
+            what="adapter upload",
+            max_bytes=limits.adapter_bytes,
+            at_once=limits.uploads_at_once,
+            content_types=("application/octet-stream",),
+        )
+    types = ("application/json",) if path.startswith("/session") else None
+    return BodyRule(what="request body", max_bytes=limits.other_bytes, at_once=None, content_types=types)

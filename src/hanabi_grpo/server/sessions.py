@@ -1,0 +1,159 @@
+"""Which trainer the server works for: one at a time, until it leaves or has been silent for too long."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hanabi_grpo.errors import SessionError, VersionError
+from hanabi_grpo.handshake import SessionRequest, read_session_headers
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The trainer that the server works for now."""
+
+    run_id: str
+    trainer_id: str
+    adapters: tuple[str, ...]
+    lora_rank: int
+    heard: float
+    """When its last sign of life came, in seconds of a monotonic clock."""
+    released: bool = False
+
+
+class Ownership:
+    """Decides who may open, use and end a session. Used from one event loop; nothing here waits."""
+
+    def __init__(self, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without a session.
+
+        Args:
+            timeout: Seconds of silence after which another trainer may take over.
+            clock: Seconds, never going back.
+        """
+        self._timeout, self._clock = timeout, clock
+        self.session: Session | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """True while the session belongs to its trainer and nobody else may open one."""
+        session = self.session
+        return session is not None and not session.released and self.silence <= self._timeout
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the last sign of life; 0 without a session."""
+        return self._clock() - self.session.heard if self.session else 0.0
+
+    def refuse_stranger(self, wanted: SessionRequest) -> None:
+        """Refuse a trainer while another one is alive.
+
+        Raises:
+            SessionError: Names the run that holds the server, and the ways out.
+        """
+        session = self.session
+        if session is None or not self.is_alive or wanted.trainer_id == session.trainer_id:
+            return
+        who = "another trainer process of this run" if wanted.run_id == session.run_id else f"run {session.run_id}"
+        raise SessionError(
+            f"this server works for {who}, heard {self.silence:.0f} s ago. One trainer at a time: stop it, or, if it "
+            f"is gone, wait {max(0.0, self._timeout - self.silence):.0f} s; or start a second server on another PORT."
+        )
+
+    def open(self, wanted: SessionRequest) -> Session:
+        """Give the server to a trainer, or note that its trainer is there."""
+        old, adapters = self.session, tuple(wanted.adapters)
+        if old is not None and (old.run_id, old.trainer_id, old.adapters, old.lora_rank) == (
+            wanted.run_id,
+            wanted.trainer_id,
+            adapters,
+            wanted.lora_rank,
+        ):
+            old.heard, old.released = self._clock(), False
+            return old
+        if old is not None:
+            left = "left" if old.released else f"was last heard {self.silence:.0f} s ago"
+            logger.info("session: %s (trainer %s) %s", old.run_id, old.trainer_id[:8], left)
+        logger.info("session: now working for %s (trainer %s)", wanted.run_id, wanted.trainer_id[:8])
+        self.session = Session(
+            run_id=wanted.run_id,
+            trainer_id=wanted.trainer_id,
+            adapters=adapters,
+            lora_rank=wanted.lora_rank,
+            heard=self._clock(),
+        )
+        return self.session
+
+    def check(self, headers: Mapping[str, str]) -> Session:
+        """Return the session of a request's trainer; the request counts as a sign of life.
+
+        Raises:
+            SessionError: No session is open, or the request is not from its trainer.
+        """
+        run_id, trainer_id = read_session_headers(headers)
+        session = self._belongs_to(run_id, trainer_id)
+        if session.released:
+            raise SessionError(f"run {run_id} has released this server; open a session again (POST /session/).")
+        session.heard = self._clock()
+        return session
+
+    def release(self, headers: Mapping[str, str]) -> None:
+        """End the session of a request's trainer; a second time is harmless.
+
+        Raises:
+            SessionError: No session is open, or the request is not from its trainer.
+        """
+        session = self._belongs_to(*read_session_headers(headers))
+        if not session.released:
+            logger.info("session: %s (trainer %s) has released this server", session.run_id, session.trainer_id[:8])
+        session.released = True
+
+    def _belongs_to(self, run_id: str | None, trainer_id: str | None) -> Session:
+        session = self.session
+        if session is None:
+            raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
+        if run_id is None or trainer_id is None:
+            raise SessionError(
+                f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must say which trainer asks; "
+                "both are those of POST /session/."
+            )
+        if run_id != session.run_id:
+            raise SessionError(
+                f"run {run_id} is not the one that this server works for ({session.run_id}): another trainer or an "
+                "evaluation opened a session. One at a time: stop it, restart this trainer, or use a second server."
+            )
+        if trainer_id != session.trainer_id:
+            raise SessionError(
+                f"run {run_id}: trainer {trainer_id[:32]} is not the one that this server works for "
+                f"({session.trainer_id}): a second trainer process of the same run took over. Stop one of them."
+            )
+        return session
+
+
+def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Mapping[str, int]) -> dict[str, int]:
+    """Return the served versions that a resumed trainer replaces.
+
+    Args:
+        session: What the server worked for until now.
+        wanted: The trainer that introduces itself.
+        served: Version of each adapter.
+
+    Raises:
+        VersionError: The server holds newer versions of this run, and the trainer does not name exactly those.
+    """
+    if session is None or session.run_id != wanted.run_id:
+        return {}
+    newer = {name: version for name, version in served.items() if version > wanted.version}
+    if newer and wanted.replaces != newer:
+        held = ", ".join(f"{name}@{version}" for name, version in newer.items())
+        named = "none" if wanted.replaces is None else f"{wanted.replaces}"
+        raise VersionError(
+            f"this server holds {held} of this run; the trainer resumes at {wanted.version}: steps "
+            f"{wanted.version + 1}-{max(newer.values())} were not saved and would be made again. It must say so "
+            f"(replaces={newer}, got {named}). Or resume from a newer checkpoint, choose another OUTPUT_DIR, or "
+            "restart the server."
+        )
+    return newer

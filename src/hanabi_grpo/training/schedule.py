@@ -1,0 +1,51 @@
+"""Learning rates that count each player's own updates."""
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_scheduler
+
+from hanabi_grpo.errors import SettingsError
+
+
+class PlayerSchedule(LRScheduler):
+    """transformers' schedule of one name, at each group's own count of updates.
+
+    A step without a player's data then moves nothing of that player, its place in warm-up and decay included.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: int, **options: Any) -> None:
+        """Build the schedule.
+
+        Args:
+            optimizer: Its groups count "updates".
+            name: As transformers names it, e.g. "cosine".
+            num_steps: Updates from the peak to the end.
+            options: Further arguments of `transformers.get_scheduler`.
+
+        Raises:
+            SettingsError: The schedule is not a function of the number of updates.
+        """
+        probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        try:
+            stock = get_scheduler(name, optimizer=probe, num_training_steps=num_steps, **options)
+        except (ValueError, TypeError) as error:
+            raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
+        if not isinstance(stock, LambdaLR):
+            raise SettingsError(
+                f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
+                "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+            )
+        self._factor = stock.lr_lambdas[0]
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        """Return each group's rate."""
+        return [group["initial_lr"] * self._factor(group["updates"]) for group in self.optimizer.param_groups]
+
+    def refresh(self) -> None:
+        """Set the rates again after the groups' counts were restored."""
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate

@@ -1,0 +1,158 @@
+"""A real trainer whose games are played by scripted players in its own process; no server takes part.
+
+ms-swift, DeepSpeed, adapters, gates, optimizer and checkpoints are the real ones. The moves are fixed by the deal, and
+the sampler's logprobs are those of the trainer's own model, so two runs of the same steps have the same data.
+
+`SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a player's turns,
+{"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes that player's forward pass not a
+number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_disk": [2]} lets that save fail.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.games import PlayerView
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.prompts import system_prompt
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.training import adapters, checkpoints
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.main import main
+from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, adapter_of, player_name
+
+PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
+
+
+class _Seat:
+    """A scripted seat that also keeps the conversation as token ids."""
+
+    def __init__(self, inner: Any, conversation: Conversation, version: int) -> None:
+        self._inner, self._conversation, self._version = inner, conversation, version
+
+    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+        text = (await self._inner.reply(view, prompt)).text
+        chat = self._conversation._chat
+        added = self._conversation.ask(prompt())
+        ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id]
+        self._conversation.answer(ids)
+        return Reply(
+            text=text,
+            prompt=prompt(),
+            prompt_ids=tuple(added),
+            reply_ids=tuple(ids),
+            logprobs=(0.0,) * len(ids),
+            version=self._version,
+        )
+
+
+class _Policy:
+    """Random play of game number `game` of its group, as a policy for every seat."""
+
+    name = "scripted"
+
+    def __init__(self, chat: ChatFormat, config: EnvConfig, game: int, version: int) -> None:
+        self._chat, self._config, self._game, self._version = chat, config, game, version
+
+    def seat(self, player: int, *, spec: Any, suite: str, seed: int, game: int) -> _Seat:
+        system = system_prompt(spec, self._config.observation, player, bomb_rule=self._config.bomb_rule)
+        inner = make_policy("random").seat(player, spec=spec, suite=suite, seed=seed, game=self._game)
+        return _Seat(inner, Conversation(self._chat, system), self._version)
+
+
+def _with_logprobs(model: Any, episode: Episode, names: tuple[str, ...]) -> Episode:
+    turns = list(episode.turns)
+    for player in range(episode.num_players):
+        own = [index for index, turn in enumerate(turns) if turn.player == player]
+        if not own:
+            continue
+        ids = [token for index in own for token in (*turns[index].prompt_ids, *turns[index].reply_ids)]
+        adapters.use_adapter(model, adapter_of(player_name(player), names))
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0].float()
+        logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        place = 0
+        for index in own:
+            turn = turns[index]
+            place += len(turn.prompt_ids)
+            said = logprobs[place - 1 : place - 1 + len(turn.reply_ids)]
+            place += len(turn.reply_ids)
+            turns[index] = dataclasses.replace(turn, logprobs=tuple(said))
+    return dataclasses.replace(episode, turns=tuple(turns), instance_id="scripted")
+
+
+def _push(link: Any, model: Any, names: tuple[str, ...], version: int) -> None:
+    link.model = model
+
+
+def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
+    groups: list[list[Episode]] = []
+    for deal in deals:
+        config = EnvConfig.parse(deal["env_config"])
+        group = []
+        for game in range(link.settings.num_generations):
+            seats = [_Policy(chat, config, game, version)] * config.players
+            [episode] = play_episodes_sync(config, seats, deal["suite"], [deal["seed"]])
+            group.append(_with_logprobs(link.model, dataclasses.replace(episode, game=game), names))
+        groups.append(group)
+    absent = PLAN.get("absent", {})
+    if version in absent.get("steps", []):
+        groups = [[_without(episode, absent["player"]) for episode in group] for group in groups]
+    if version in PLAN.get("nan_reward", []):
+        episode = groups[0][0]
+        bad = dataclasses.replace(episode.turns[0], rewards={"score": float("nan")})
+        groups[0][0] = dataclasses.replace(episode, turns=(bad, *episode.turns[1:]))
+    if version in PLAN.get("empty", []):
+        dropped = [DroppedGame(suite="train", seed=deal["seed"], game=0, reason="planted") for deal in deals]
+        return RolloutResult(groups=[[] for _ in deals], dropped=tuple(dropped))
+    link.spec_hashes = sorted({group[0].spec_hash for group in groups})
+    return RolloutResult(groups=groups, dropped=())
+
+
+def _without(episode: Episode, player: int) -> Episode:
+    kept: list[Turn] = [turn for turn in episode.turns if turn.player != player]
+    return dataclasses.replace(episode, turns=tuple(kept))
+
+
+_real_logps = HanabiGRPOTrainer._get_per_token_logps_and_entropies
+
+
+def _logps(trainer: Any, model: Any, model_inputs: Any, grpo_batch: Any, **options: Any) -> Any:
+    logps, entropies = _real_logps(trainer, model, model_inputs, grpo_batch, **options)
+    planted = PLAN.get("nan_loss", {})
+    if trainer.state.global_step in planted.get("steps", []) and grpo_batch.player == player_name(planted["player"]):
+        logps = logps * float("nan")
+    return logps, entropies
+
+
+_real_save = checkpoints.save_adapter
+
+
+def _save(model: Any, name: str, folder: Path) -> None:
+    if int(folder.parent.name.split("-")[1].split(".")[0]) in PLAN.get("full_disk", []):
+        raise OSError(28, "No space left on device")
+    _real_save(model, name, folder)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+if __name__ == "__main__":
+    ServerLink.push, ServerLink.play = _push, _play
+    ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
+    HanabiGRPOTrainer._get_per_token_logps_and_entropies = _logps
+    checkpoints.save_adapter = _save
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,179 @@
+"""A resumed run makes the steps that an uninterrupted run makes, and no player moves by another's data.
+
+The trainers are real; their games come from scripts (scripted_trainer.py), so that two runs see the same data.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest_e2e import VARIABLES, clean_environment
+from hanabi_grpo.checkpoints import check_checkpoint, find_checkpoint
+from hanabi_grpo.settings import load_settings, settings_json
+
+pytestmark = pytest.mark.e2e
+SCRIPT = Path(__file__).parent / "scripted_trainer.py"
+PLAYERS = ("player_0", "player_1")
+STAGES = {
+    "torch": {},
+    "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
+    "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
+}
+
+
+def write_settings(folder: Path, model: Path, **variables: str) -> Path:
+    """Write settings.json as `hanabi-grpo train` does; returns its path."""
+    folder.mkdir(exist_ok=True)
+    given = {
+        **VARIABLES,
+        "MODEL": str(model),
+        "DATASET": str(Path("data/hanabi.laptop.jsonl").resolve()),
+        "OUTPUT_DIR": str(folder),
+        "LR_SCHEDULER_TYPE": "linear",
+        "WARMUP_STEPS": "2",
+        "SAVE_TOTAL_LIMIT": "20",
+        **variables,
+    }
+    os.environ.update(given)
+    path = folder / "settings.json"
+    path.write_text(json.dumps(settings_json(load_settings())))
+    return path
+
+
+def start(settings: Path, *, processes: int = 1, plan: dict[str, Any] | None = None) -> "subprocess.Popen[str]":
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return subprocess.Popen(
+        [sys.executable, *(launcher if processes > 1 else []), str(SCRIPT), "--settings", str(settings)],
+        env={**clean_environment(), "SCRIPTED": json.dumps(plan or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(settings: Path, **options: Any) -> str:
+    process = start(settings, **options)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output[-5000:]
+    return output
+
+
+def resume_at(folder: Path, step: int) -> None:
+    """Do what `RESUME` does in `hanabi-grpo train`, without its server."""
+    point = {"checkpoint": str(folder / f"checkpoint-{step}"), "step": step, "skipped": []}
+    (folder / "resume.json").write_text(json.dumps(point))
+
+
+def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
+    """Return a player's weights, moments and counters."""
+    moments = load_file(checkpoint / "trainer/optimizer.safetensors")
+    own = {key: value for key, value in moments.items() if f".{player}." in key}
+    assert any(key.endswith("|exp_avg") for key in own), sorted(own)[:4]
+    groups = {group["player"]: group for group in json.loads((checkpoint / "trainer/groups.json").read_text())}
+    counts = {key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")}
+    return {**load_file(checkpoint / player / "adapter_model.safetensors"), **own, **counts}
+
+
+def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+@pytest.fixture(autouse=True)
+def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(stage: str, tiny_model: Path, tmp_path: Path) -> None:
+    variables = STAGES[stage]
+    processes = int(variables.get("NPROC_PER_NODE", "1"))
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(write_settings(whole, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    # Killed after its second checkpoint, wherever it is by then.
+    process = start(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    deadline = time.monotonic() + 300
+    while not (cut / "checkpoint-2").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        one.kill()
+    process.communicate()
+    found = find_checkpoint(cut)
+    assert found.manifest.step >= 2
+    resume_at(cut, 2)
+    output = run(write_settings(cut, tiny_model, MAX_STEPS="4", **variables), processes=processes)
+    assert "the next step is number 3" in output
+    for step in (3, 4):
+        check_checkpoint(cut / f"checkpoint-{step}")
+        for player in PLAYERS:
+            one, other = (everything(folder / f"checkpoint-{step}", player) for folder in (whole, cut))
+            assert differing(one, other) == [], f"step {step}, {player}"
+            assert one["updates"] == step
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
+    stage: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    variables = STAGES[stage]
+    settings = write_settings(tmp_path / "run", tiny_model, MAX_STEPS="3", **variables)
+    processes = int(variables.get("NPROC_PER_NODE", "1"))
+    run(settings, processes=processes, plan={"absent": {"player": 1, "steps": [1, 2]}})
+    first, last = (tmp_path / "run" / f"checkpoint-{step}" for step in (1, 3))
+    assert differing(everything(first, "player_1"), everything(last, "player_1")) == []
+    mine = everything(last, "player_0")
+    assert mine["updates"] == 3
+    moved = differing(everything(first, "player_0"), mine)
+    assert any("lora_B" in name and "|" not in name for name in moved)
+    assert any(name.endswith("|exp_avg_sq") for name in moved)
+
+
+def test_bad_days_inside_a_step_are_dropped_counted_and_reported(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    plan = {"nan_loss": {"player": 1, "steps": [1]}, "nan_reward": [2], "empty": [3], "full_disk": [2]}
+    output = run(write_settings(folder, tiny_model, MAX_STEPS="5"), plan=plan)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["updates_dropped"] for row in rows] == [0, 1, 0, 0, 0]
+    assert [row["games_dropped"] for row in rows][2] == 1
+    assert rows[3]["groups_dropped"] == 2
+    kinds = [json.loads(line)["kind"] for line in (folder / "incidents.jsonl").read_text().splitlines()]
+    assert {kind: kinds.count(kind) for kind in ("update_dropped", "step_dropped", "save_failed")} == {
+        "update_dropped": 1,
+        "step_dropped": 1,
+        "save_failed": 1,
+    }
+    assert "games_dropped" in kinds
+    assert not (folder / "checkpoint-2").exists()
+    assert not list(folder.glob(".checkpoint-*"))
+    assert (folder / "checkpoint-3").exists(), output[-3000:]
+    at_four, at_five = (everything(folder / f"checkpoint-{step}", "player_1")["updates"] for step in (4, 5))
+    # Steps 1, 3 and 5 moved player 1: its second update and everybody's fourth were dropped.
+    assert (at_four, at_five) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"nan_loss": {"player": 1, "steps": [0, 1, 2]}}, "NonFiniteError: player_1: 3 updates in a row were dropped"),
+        ({"empty": [0, 1, 2]}, "NonFiniteError: 3 steps in a row had no usable game; the last reasons: "),
+        ({"full_disk": [1, 2, 3]}, "RunFolderError: .* 3 saves in a row failed; the earlier checkpoints are complete"),
+    ],
+)
+def test_three_bad_steps_in_a_row_stop_the_run(
+    plan: dict[str, Any], message: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    process = start(write_settings(tmp_path / "run", tiny_model, MAX_STEPS="9"), plan=plan)
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 2, output[-4000:]
+    assert re.search(message, output), output[-4000:]

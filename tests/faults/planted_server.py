@@ -1,0 +1,81 @@
+"""The real server with one fault at a time, chosen by the word in the file that `PLANT_FILE` names.
+
+Every receipt, version and stamp stays right; only what is sampled is wrong. Nothing but the logprobs can tell.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.commands.serve import serve
+from hanabi_grpo.server.engine import Engine
+from hanabi_grpo.server.seats import ServedPolicy
+
+FAULTS = {
+    "none": "",
+    "swapped": "player 0's weights sit under player 1 and the other way round",
+    "base": "the base model is sampled, no adapter is attached",
+    "skipped": "the commit loads nothing and goes on with the old weights",
+    "stale": "player 1's first upload is loaded at every version",
+    "cache": "an adapter is reloaded under its old name, so that cached prefixes of the old version are reused",
+    "alpha": "LoRA's alpha is loaded doubled",
+}
+
+_real_load, _real_unload, _real_policy = Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__
+_first: dict[str, str] = {}
+_handles: dict[str, Any] = {}
+
+
+def _fault() -> str:
+    fault = Path(os.environ["PLANT_FILE"]).read_text().strip()
+    return fault if fault in FAULTS else "none"
+
+
+async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
+    adapter, _, version = name.partition("@")
+    fault = _fault()
+    if version == "0":
+        kept = f"{path}-kept"
+        shutil.copytree(path, kept)
+        _first[adapter] = kept
+    elif fault == "stale" and adapter == "player_1":
+        path = _first[adapter]
+    elif fault == "skipped":
+        return _handles[adapter]
+    if fault == "alpha":
+        # Loaded from a copy: the store compares the upload's own file with its digest.
+        shutil.copytree(path, f"{path}-doubled")
+        path = f"{path}-doubled"
+        config = Path(path) / "adapter_config.json"
+        given = json.loads(config.read_text())
+        config.write_text(json.dumps({**given, "lora_alpha": 2 * given["lora_alpha"]}))
+    if fault == "cache":
+        fixed = Path(path).parent / f"fixed-{adapter}"
+        shutil.rmtree(fixed, ignore_errors=True)
+        shutil.copytree(path, fixed)
+        name, number, path = adapter, 900 + int(adapter.removeprefix("player_")), str(fixed)
+        await _real_unload(engine, number)
+    _handles[adapter] = await _real_load(engine, name, number, path)
+    return _handles[adapter]
+
+
+async def _unload(engine: Engine, number: int) -> None:
+    if _fault() not in ("skipped", "cache"):
+        await _real_unload(engine, number)
+
+
+def _policy(policy: ServedPolicy, *args: Any, loras: Any, **options: Any) -> None:
+    fault = _fault()
+    if fault == "base":
+        loras = {player: (None, version) for player, (_, version) in loras.items()}
+    if fault == "swapped" and len(loras) == 2:
+        (one, (lora, version)), (other, (other_lora, _)) = loras.items()
+        loras = {one: (other_lora, version), other: (lora, version)}
+    _real_policy(policy, *args, loras=loras, **options)
+
+
+if __name__ == "__main__":
+    Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__ = _load, _unload, _policy
+    serve([])

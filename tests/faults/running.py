@@ -1,0 +1,88 @@
+"""Trainers that run while something else is broken, and what can be asked of them."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+
+from conftest_e2e import ROOT, Server, reset_signals
+
+ENDLESS = 100_000
+
+
+class Training:
+    """A train script in the background."""
+
+    def __init__(self, server: Server, folder: Path, **variables: object) -> None:
+        """Start it; its output goes to a file beside its run folder."""
+        self.folder = folder
+        self.log = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
+        given = {"MAX_STEPS": ENDLESS, "SAVE_STEPS": 1, "SAVE_TOTAL_LIMIT": 3, "HANABI_EPISODES_EVERY": 50, **variables}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")],
+                env=server.environment(OUTPUT_DIR=folder, **given),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=reset_signals,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def steps(self) -> list[int]:
+        """Return the numbers of the recorded steps, a torn last line left out."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def incidents(self, kind: str) -> int:
+        path = self.folder / "incidents.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return sum(json.loads(line)["kind"] == kind for line in lines)
+
+    def wait_for_step(self, number: int, seconds: float = 300.0) -> None:
+        """Return when step `number` is recorded; fail when the trainer ends before or the time is up."""
+        deadline = time.monotonic() + seconds
+        while (self.steps() or [0])[-1] < number:
+            code = self.process.poll()
+            assert code is None, f"the trainer ended with {code}:\n{self.text[-4000:]}"
+            assert time.monotonic() < deadline, f"no step {number} after {seconds} s:\n{self.text[-4000:]}"
+            time.sleep(0.1)
+
+    def more_steps(self, count: int, seconds: float = 300.0) -> None:
+        """Return when `count` more steps than now are recorded."""
+        self.wait_for_step((self.steps() or [0])[-1] + count, seconds)
+
+    def kill(self) -> None:
+        """SIGKILL to the trainer and all its processes, as a machine that goes down does."""
+        try:
+            family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            family = []
+        for one in family:
+            one.kill()
+        self.process.wait(timeout=30)
+
+    def interrupt(self) -> int:
+        """Press Ctrl-C once and return the exit code."""
+        os.kill(self.process.pid, signal.SIGINT)
+        return self.process.wait(timeout=120)
+
+
+def engine_core(server: Server) -> psutil.Process:
+    """Return the process in which vLLM computes."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    [core] = [one for one in children if "EngineCore" in " ".join(one.cmdline()) or "EngineCore" in one.name()]
+    return core
+
+
+def memory(server: Server) -> int:
+    """Return the bytes that the server and its engine hold."""
+    process = psutil.Process(server.process.pid)
+    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])

@@ -1,0 +1,348 @@
+"""Disks that fill up, flip bits or turn read-only, writers that are killed: what a run can go on from.
+
+The processes here write small checkpoints with the code that the trainer uses; no trainer is started.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from conftest_e2e import ROOT
+from hanabi_grpo.checkpoint_manifest import check_checkpoint, manifest_sha256
+from hanabi_grpo.checkpoints import find_checkpoint
+from hanabi_grpo.cut_records import cut_records
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
+from hanabi_grpo.runs import append_jsonl, lock_run_folder
+from hanabi_grpo.saved_adapters import read_adapters
+from torn_checkpoints import FILES, copy_run, in_child, kill_writers, text_of, write
+
+Drills = Callable[..., object]
+
+
+def test_kill_9_while_a_checkpoint_is_written_loses_no_finished_one(tmp_path: Path, drill: Drills) -> None:
+    row = drill("kill -9 while checkpoints are written, replaced and rotated", short=10, long=300)
+    written = 0
+    for _ in row:
+        written += kill_writers(tmp_path, 1, seed=row.rng.getrandbits(32)).checkpoints
+    row.lost = f"the one being written ({written} finished ones all kept until rotated)"
+
+
+# --- a disk of one's own, 24 MiB, that the test fills and remounts ---
+
+_SMALL_DISK = """
+import json, random, shutil, subprocess, sys
+from pathlib import Path
+from torn_checkpoints import find_checkpoint, text_of, write, write_checkpoint
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs import append_jsonl, lock_run_folder
+
+disk, MiB = Path(sys.argv[1]), 1 << 20
+run, ballast = disk / "run", disk / "ballast"
+run.mkdir()
+
+def refused(call, *words):
+    try:
+        call()
+    except RunFolderError as error:
+        missing = [word for word in words if word not in str(error)]
+        assert not missing, f"{missing} not in: {error}"
+        return
+    raise AssertionError("not refused")
+
+def fill_disk(rng, step):
+    write(run, step, "the good one")
+    ballast.write_bytes(bytes(rng.randrange(7 * MiB)))
+    sizes = [rng.randrange(1, 9 * MiB) for _ in range(6)]
+    # More than the disk holds, so that it fills up inside one of the files; a writer that says so in advance needs
+    # to be told at once.
+    sizes.append(25 * MiB)
+
+    def fill(partial):
+        for number, size in enumerate(sizes):
+            (partial / f"folder{number}").mkdir()
+            (partial / f"folder{number}" / "file").write_bytes(bytes(size))
+
+    words = ("No space left on device", "SAVE_TOTAL_LIMIT", "RESUME=latest")
+    refused(lambda: write_checkpoint(run, step, fill, {}, needed_bytes=0), *words)
+    refused(lambda: write_checkpoint(run, step + 1, fill, {}, needed_bytes=0), *words)
+    refused(lambda: write_checkpoint(run, step + 1, fill, {}, needed_bytes=25 * MiB), "MiB are left")
+    check(step)
+    ballast.unlink()
+    write(run, step + 1)
+    assert find_checkpoint(run).manifest.step == step + 1
+
+def turn_read_only(rng, step):
+    write(run, step, "the good one")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    fill = lambda partial: (partial / "file").touch() or None
+    words = ("Read-only file system", f"Make {run} writable")
+    refused(lambda: write_checkpoint(run, step, fill, {}, needed_bytes=0), *words)
+    refused(lambda: write_checkpoint(run, step + 1, fill, {}, needed_bytes=0), *words)
+    refused(lambda: lock_run_folder(run), "Read-only file system", "writable")
+    check(step)
+    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+    lock_run_folder(run).close()
+    write(run, step + 1)
+    assert find_checkpoint(run).manifest.step == step + 1
+
+def fill_up_records(rng, step):
+    path, noted = run / "metrics.jsonl", []
+    free = rng.randrange(1, 5) * 4096
+    ballast.write_bytes(bytes(shutil.disk_usage(disk).free - free))
+    refusals = 0
+    for number in range(60):
+        try:
+            append_jsonl(path, {"step": number, "pad": "x" * rng.randrange(1200)})
+            noted.append(number)
+        except OSError as error:
+            assert error.errno == 28, error
+            refusals += 1
+    assert refusals, "the disk did not fill up"
+    ballast.unlink()
+    append_jsonl(path, {"step": 60})
+    kept = [json.loads(line)["step"] for line in path.read_bytes().splitlines()]
+    assert kept == [*noted, 60], f"{noted} were written without an error, {kept} are there"
+    path.unlink()
+
+def check(step):
+    found = find_checkpoint(run)
+    assert (found.manifest.step, text_of(found), found.skipped) == (step, "the good one", ()), found
+    assert not [path for path in run.iterdir() if path.name[0] == "." and path.name != ".lock"], list(run.iterdir())
+
+for line in sys.stdin:
+    fault, number = line.split()
+    for path in list(run.iterdir()):
+        if path.is_dir():
+            shutil.rmtree(path)
+    faults = {"full": fill_disk, "read-only": turn_read_only, "records": fill_up_records}
+    faults[fault](random.Random(int(number)), int(number) % 1000)
+    print("survived", flush=True)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Give `break_it(line)`: one fault on a disk of 24 MiB; the process that owns the mount says how it went."""
+    mount = f"mount -t tmpfs -o size=24m tmpfs {tmp_path}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("a small file system of one's own cannot be mounted here (unshare -rm)")
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$0" -c "$1" {tmp_path}', sys.executable, _SMALL_DISK]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT / "tests")])},
+    )
+    assert process.stdin and process.stdout and process.stderr
+
+    def break_it(line: str) -> None:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer == "survived\n", process.stderr.read()
+
+    yield break_it
+    process.stdin.close()
+    process.wait(timeout=20)
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_a_disk_that_fills_up_inside_a_checkpoint(small_disk: Callable[[str], None], drill: Drills) -> None:
+    row = drill("a real full disk at a random byte of a checkpoint", short=5, long=100, lost="the one being written")
+    for _ in row:
+        small_disk(f"full {row.rng.getrandbits(32)}")
+
+
+def test_a_run_folder_that_becomes_read_only(small_disk: Callable[[str], None], drill: Drills) -> None:
+    row = drill("the run folder becomes read-only", short=3, long=50, lost="the one being written")
+    for _ in row:
+        small_disk(f"read-only {row.rng.getrandbits(32)}")
+
+
+def test_a_disk_that_fills_up_inside_a_record(small_disk: Callable[[str], None], drill: Drills) -> None:
+    row = drill("a real full disk at a random byte of metrics.jsonl", short=5, long=200, lost="the rows that said so")
+    for _ in row:
+        small_disk(f"records {row.rng.getrandbits(32)}")
+
+
+# --- damage that happens later ---
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with the checkpoints 1 and 2; the adapters in them are as PEFT names them."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    write(folder, 1)
+    write(folder, 2)
+    return folder
+
+
+def _assert_seen(run: Path, name: str) -> None:
+    """The damaged checkpoint 2 is never used: not to resume, not to evaluate; checkpoint 1 is."""
+    found = find_checkpoint(run)
+    assert (found.manifest.step, text_of(found)) == (1, "step 1;")
+    [why] = found.skipped
+    assert str(run / "checkpoint-2") in why and name in why, why
+    if not name.startswith("trainer/"):
+        with pytest.raises(HanabiGrpoError, match="checkpoint-2"):
+            read_adapters(run / "checkpoint-2")
+
+
+def _every_file(run: Path) -> list[Path]:
+    return [run / "checkpoint-2" / name for name in (*FILES, "manifest.json")]
+
+
+def _name(path: Path, run: Path) -> str:
+    return path.relative_to(run / "checkpoint-2").as_posix()
+
+
+def test_one_flipped_bit_in_any_file_is_seen(run: Path, drill: Drills) -> None:
+    row = drill("one flipped bit, each file of a checkpoint in turn", short=80, long=2000, lost="that checkpoint")
+    files = _every_file(run)
+    for number in row:
+        path = files[number % len(files)]
+        good = path.read_bytes()
+        position, bit = row.rng.randrange(len(good)), row.rng.randrange(8)
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1 << bit]) + good[position + 1 :])
+        _assert_seen(run, _name(path, run))
+        path.write_bytes(good)
+        check_checkpoint(run / "checkpoint-2")
+
+
+def _damage(rng: random.Random, path: Path) -> None:
+    good = path.read_bytes()
+    match rng.choice(["cut", "cut", "emptied", "grown", "zeroed", "gone", "linked", "other step", "a folder"]):
+        case "cut":
+            path.write_bytes(good[: rng.randrange(len(good))])
+        case "emptied":
+            path.write_bytes(b"")
+        case "grown":
+            path.write_bytes(good + rng.choice((b"\0", b"x", rng.randbytes(4096))))
+        case "zeroed":
+            # What a file system may leave after a power cut: the right length and no content.
+            path.write_bytes(bytes(len(good)))
+        case "gone":
+            path.unlink()
+        case "linked":
+            # The right content, but somewhere else.
+            [*_, folder] = [parent for parent in path.parents if parent.name.startswith("checkpoint-")]
+            target = folder.parent / f"elsewhere-{path.name}"
+            path.rename(target)
+            path.symlink_to(target)
+        case "other step":
+            path.write_bytes(good.replace(b"step 2;", b"step 1;"))
+        case "a folder":
+            path.unlink()
+            path.mkdir()
+
+
+def test_a_damaged_file_is_seen_whatever_the_damage(run: Path, tmp_path: Path, drill: Drills) -> None:
+    row = drill("a file cut, emptied, grown, zeroed, removed, linked or of another step", short=40, long=800)
+    row.lost = "that checkpoint"
+    for number in row:
+        copy = copy_run(run, tmp_path / "deep" / "copy")
+        path = _every_file(copy)[number % 4]
+        _damage(row.rng, path)
+        _assert_seen(copy, _name(path, copy))
+
+
+_OUTSIDE = ["../outside", "../../outside", "player_0/../../../outside", "{root}/outside", "//{root}/outside", "..", "."]
+_OUTSIDE += ["./../outside", "a/./b", "a//b", "", "player_0/", "../checkpoint-1/" + FILES[0], "manifest.json", "a\0b"]
+
+
+def test_a_manifest_that_names_paths_outside_is_refused_with_all_hashes_right(
+    run: Path, tmp_path: Path, drill: Drills
+) -> None:
+    row = drill("a manifest that names files outside its checkpoint", short=len(_OUTSIDE), long=len(_OUTSIDE))
+    row.lost = "that checkpoint"
+    for name in ("outside", "run/outside"):
+        (tmp_path / name).write_text("secret")
+    entry = {"bytes": 6, "sha256": sha256(b"secret").hexdigest()}
+    path = run / "checkpoint-2" / "manifest.json"
+    good = json.loads(path.read_text())
+    for number in row:
+        name = _OUTSIDE[number].format(root=tmp_path)
+        data = {**good, "files": {**good["files"], name: entry}}
+        path.write_text(json.dumps({**data, "manifest_sha256": manifest_sha256(data)}))
+        _assert_seen(run, "is not the name of a file inside the checkpoint")
+
+
+# --- records, and who may write them ---
+
+
+def test_records_torn_by_a_power_cut_lose_no_whole_row(tmp_path: Path, drill: Drills) -> None:
+    row = drill("metrics.jsonl torn at a random byte, then resumed", short=60, long=3000, lost="the torn row")
+    path, discarded = tmp_path / "metrics.jsonl", tmp_path / "metrics.discarded.jsonl"
+    for _ in row:
+        path.unlink(missing_ok=True)
+        discarded.unlink(missing_ok=True)
+        steps = row.rng.randrange(1, 30)
+        append_jsonl(path, *({"step": step, "score": 0.5, "text": "é\u2028\n"} for step in range(1, steps + 1)))
+        written = path.read_bytes()
+        # Also often exactly before a line break: then the last row is whole.
+        ends = [position for position, byte in enumerate(written) if byte == ord("\n")]
+        torn = written[: row.rng.choice((row.rng.randrange(len(written) + 1), row.rng.choice(ends)))]
+        torn += row.rng.choice((b"", b"", b"\0" * row.rng.randrange(1, 600), row.rng.randbytes(20)))
+        path.write_bytes(torn)
+        rows = written.splitlines()
+        whole = [json.loads(line)["step"] for line in torn.splitlines() if line in rows]
+        step = row.rng.randrange(steps + 2)
+        cut_records(tmp_path, step)
+        append_jsonl(path, {"step": step + 1})
+        kept = [json.loads(line)["step"] for line in path.read_bytes().splitlines()]
+        assert kept == [*(one for one in whole if one <= step), step + 1]
+        aside = discarded.read_bytes() if discarded.exists() else b""
+        assert all(b'"step": %d,' % one in aside for one in whole if one > step), "a row is lost"
+
+
+def test_of_many_trainers_in_one_run_folder_one_gets_it(tmp_path: Path, drill: Drills) -> None:
+    row = drill("five trainers start in one run folder at once, the winner is killed", short=10, long=200)
+    row.lost = "the start of the other four"
+    for _ in row:
+        readable, writable = os.pipe()
+        pids = [in_child(lambda writable=writable: _contend(tmp_path, writable)) for _ in range(5)]
+        os.close(writable)
+        try:
+            with os.fdopen(readable, "rb", buffering=0) as pipe:
+                answers = b""
+                while answers.count(b"\n") < 5:
+                    more = pipe.read(4096)
+                    assert more, f"a contender ended without an answer: {answers!r}"
+                    answers += more
+            lines = answers.decode().splitlines()
+            [winner] = [int(line.split()[1]) for line in lines if line.startswith("has ")]
+            refused = [line for line in lines if line.startswith("refused ")]
+            assert len(refused) == 4
+            assert all("another trainer works in it" in line and "OUTPUT_DIR" in line for line in refused), refused
+            with pytest.raises(RunFolderError, match=rf"another trainer works in it \(pid {winner} on "):
+                lock_run_folder(tmp_path)
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        lock_run_folder(tmp_path).close()
+    shutil.rmtree(tmp_path)
+
+
+def _contend(folder: Path, writable: int) -> None:
+    try:
+        held = lock_run_folder(folder)
+        os.write(writable, b"has %d\n" % os.getpid())
+    except RunFolderError as error:
+        held = None
+        os.write(writable, f"refused {error}\n".encode())
+    signal.pause()
+    del held

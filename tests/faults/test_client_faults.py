@@ -1,0 +1,290 @@
+"""What a trainer's client makes of servers that are silent, rude, half dead, or something else altogether."""
+
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from bad_server import Behaviour, accepts_uploads, bad_server, full_backlog, http, resets, says, silent, stalls, timed
+
+from fake_engine import deal
+from hanabi_grpo import http_calls, waiting
+from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.heartbeat import Heartbeat
+from hanabi_grpo.settings import load_settings
+from hanabi_grpo.waiting import wait_for_server
+
+Drills = Callable[..., Any]
+Call = Callable[[RolloutClient], Any]
+
+QUICK = ClientTimeouts(connect=0.15, health=0.15, answer=0.15, rollout=0.25)
+COMMIT = replace(QUICK, answer=0.75)
+"""Uploads that come before it must be answered in time, on a busy machine too."""
+PATIENT = ClientTimeouts(rollout=60.0)
+BOUND = 8.0
+"""Seconds for a call on a busy machine; without a time limit of ours it would be minutes or for ever."""
+ADAPTERS = {"player_0": (b"x" * 300_000, {"r": 8}), "player_1": (b"y" * 300_000, {"r": 8})}
+BASE = {"player_0": None, "player_1": None}
+
+
+def _open(client: RolloutClient) -> Any:
+    names = ("model_fingerprint", "tokenizer_hash", "chat_hash", "dtype")
+    return client.open_session(
+        run_id="outputs/run",
+        adapters=("player_0", "player_1"),
+        lora_rank=8,
+        games=[],
+        **dict.fromkeys(names, "x"),
+    )
+
+
+def _release(client: RolloutClient) -> Any:
+    # As if a session had been opened before the server broke.
+    client.session_timeout = 60.0
+    return client.release()
+
+
+def _play(client: RolloutClient) -> Any:
+    return client.play([deal(1)], num_games=2, max_tokens=4, temperature=1.0, adapters=BASE)
+
+
+CALLS: dict[str, Call] = {
+    "health check": lambda client: client.health(),
+    "identity": lambda client: client.identity(),
+    "log": lambda client: client.log(0),
+    "opening a session": _open,
+    "heartbeat": lambda client: client.heartbeat(),
+    "releasing the session": _release,
+    "pushing player_0@1": lambda client: client.push(1, ADAPTERS),
+    "committing version 1": lambda client: client.push(1, ADAPTERS),
+    "playing games": _play,
+}
+"""Each call under the name that its errors give it."""
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries follow each other faster, so that a drill can be repeated more often."""
+    monkeypatch.setattr(http_calls, "_PAUSE", 0.01)
+
+
+def _behaviour(call: str, fault: Behaviour) -> Behaviour:
+    return accepts_uploads(fault) if call.startswith("committing") else fault
+
+
+def _assert_told(error: Exception, url: str, call: str) -> None:
+    """The error is ours, names server and call, and says what to do."""
+    assert isinstance(error, ServerError), repr(error)
+    text = str(error)
+    assert url in text and call in text, text[:300]
+    next_step = ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered")
+    assert any(word in text for word in next_step), text[:300]
+    assert len(text) < 3000, text[:300]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_black_hole_ends_every_call_within_its_time(call: str, drill: Drills) -> None:
+    row = drill(f"black hole: {call}", short=3, long=20, lost="the call")
+    limits, uploads = (COMMIT, 2) if call.startswith("committing") else (QUICK, 0)
+    with bad_server(_behaviour(call, silent)) as server:
+        for number in row:
+            with contextlib.closing(RolloutClient(server.url, timeouts=limits)) as client:
+                error, seconds = timed(lambda client=client: CALLS[call](client))
+            assert isinstance(error, ServerGoneError), repr(error)
+            _assert_told(error, server.url, call)
+            assert "Is the rollout server running? Look at the other terminal." in str(error)
+            assert seconds < BOUND
+            assert "1 attempt" in str(error), "a server that took all of its time is asked again"
+            deadline = time.monotonic() + BOUND
+            while server.asked < (number + 1) * (uploads + 1) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert server.asked == (number + 1) * (uploads + 1)
+
+
+def test_a_black_hole_at_the_start_of_training_says_for_whom_it_waits(
+    drill: Drills, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the 5 s that one question may take; the drill asks several times.
+    monkeypatch.setattr(waiting, "_ASK_SECONDS", 0.15)
+    row = drill("black hole: waiting for the server at start", short=3, long=20, lost="the start")
+    with bad_server(silent) as server:
+        environ = {"VLLM_SERVER_PORT": server.url.rpartition(":")[2], "HANABI_SERVER_TIMEOUT": "0.6"}
+        settings = load_settings(environ).settings
+        for _ in row:
+            said: list[str] = []
+            error, seconds = timed(
+                lambda said=said: wait_for_server(settings, said.append, server_command="the command", poll=0.05)
+            )
+            assert isinstance(error, ServerGoneError), repr(error)
+            for word in (server.url, "after 0.6 s", "the command", "HANABI_SERVER_TIMEOUT"):
+                assert word in str(error)
+            assert any("waiting for the rollout server" in line and "the command" in line for line in said), said
+            assert seconds < BOUND
+
+
+def test_an_address_where_nobody_listens_or_answers(drill: Drills) -> None:
+    # A commit is never reached there.
+    calls = [name for name in CALLS if not name.startswith("committing")]
+    with socket.socket() as held, full_backlog() as vanished:
+        held.bind(("127.0.0.1", 0))
+        nowhere = "http://no-such-host.invalid:8000"
+        urls = [f"http://127.0.0.1:{held.getsockname()[1]}", nowhere, vanished.url]
+        cases = _pairs(calls, urls)
+        row = drill("connection refused, no such host, vanished machine", short=12, long=5 * len(cases))
+        row.lost = "the call"
+        for number in row:
+            call, url = cases[number % len(cases)]
+            with contextlib.closing(RolloutClient(url, timeouts=QUICK)) as client:
+                error, seconds = timed(lambda call=call, client=client: CALLS[call](client))
+            assert isinstance(error, ServerGoneError), repr(error)
+            _assert_told(error, url, call)
+            # Looking up a name has the time limit of the system's resolver.
+            assert seconds < (60 if url == nowhere else BOUND)
+
+
+_HTML = b"<html><body><h1>It works!</h1></body></html>"
+_DEEP = b"[" * 100_000 + b"]" * 100_000
+GONE: dict[str, Behaviour] = {
+    "hangs up before its answer": says(b""),
+    "resets before its answer": resets(),
+    "hangs up in its head": says(b"HTTP/1.1 200 OK\r\ncontent-le"),
+    "hangs up in its answer": says(http(b'{"instance_id": "x"', length=4000)),
+    "resets in its answer": resets(http(b'{"instance_id": "x"', length=4000)),
+    "hangs up in a chunk": says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{"),
+    "stalls in its answer": stalls(http(b"{", length=4000)),
+    "is not HTTP": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
+    "answers noise": says(bytes(range(256)) * 40),
+    "answers a head without end": says(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 60_000),
+    "502 of a proxy": says(http(_HTML, "502 Bad Gateway")),
+    "503, engine dead": says(http(b'{"detail": "engine dead"}', "503 Service Unavailable")),
+    "504 of a proxy": says(http(b"", "504 Gateway Timeout")),
+}
+"""What may be over soon: asking again can help."""
+REFUSALS: dict[str, Behaviour] = {
+    "HTML": says(http(_HTML)),
+    "nothing": says(http(b"")),
+    "half a JSON": says(http(b'{"instance_id": "x", "ver')),
+    "JSON null": says(http(b"null")),
+    "a JSON number": says(http(b"7")),
+    "a JSON string": says(http(b'"ok"')),
+    "an empty list": says(http(b"[]")),
+    "a list of nonsense": says(http(b'[null, 1, "x", {}]')),
+    "JSON of enormous depth": says(http(_DEEP)),
+    "a number of 100 000 digits": says(http(b"9" * 100_000)),
+    "bytes that are no text": says(http(b"\xff\xfe\x00\xd8" * 50)),
+    "a wrong gzip": says(http(gzip.compress(_HTML)[:-9] + b"123456789", "200 OK", "content-encoding: gzip")),
+    "a redirect": says(http(b"", "307 Temporary Redirect", "location: http://127.0.0.1:1/elsewhere")),
+    "a redirect to itself": says(http(b"", "302 Found", "location: /health/")),
+    "204": says(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"),
+    "400 in HTML": says(http(_HTML, "400 Bad Request")),
+    "401": says(http(b'{"detail": "wrong or missing key: set HANABI_API_KEY"}', "401 Unauthorized")),
+    "404": says(http(b'{"detail": "Not Found"}', "404 Not Found")),
+    "409": says(http(b'{"detail": ["a", {"list": 1}]}', "409 Conflict")),
+    "422 of half a megabyte": says(http(json.dumps({"detail": "x" * 500_000}).encode(), "422 Unprocessable")),
+    "500": says(http(b'{"detail": "boom"}', "500 Internal Server Error")),
+    "500 without a word": says(http(b"", "500 Internal Server Error")),
+    "599": says(http(b"\xff", "599 ???")),
+}
+"""What asking again does not change."""
+_JSON = ("JSON null", "a JSON number", "a JSON string", "an empty list", "a list of nonsense")
+
+
+def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(drill: Drills) -> None:
+    cases = _pairs(CALLS, GONE)
+    row = drill("hang-ups, cut answers, no HTTP, 502, 503 and 504", short=3 * len(GONE), long=2 * len(cases))
+    row.lost = "the call"
+    for number in row:
+        call, fault = cases[number % len(cases)]
+        quick = COMMIT if call.startswith("committing") else QUICK
+        error = _meets(call, GONE[fault], quick if fault.startswith("stalls") else PATIENT)
+        assert isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
+
+
+def test_an_answer_that_no_rollout_server_gives_is_refused_with_its_first_characters(drill: Drills) -> None:
+    # Nothing is read of these two answers but that they are JSON; a push is checked by its receipts.
+    unread = ("releasing the session", "pushing player_0@1")
+    cases = [case for case in _pairs(CALLS, REFUSALS) if case[0] not in unread or case[1] not in _JSON]
+    row = drill("HTML, half a JSON, other JSON, redirects, 4xx, 500", short=3 * len(REFUSALS), long=2 * len(cases))
+    row.lost = "the call"
+    for number in row:
+        call, fault = cases[number % len(cases)]
+        error = _meets(call, REFUSALS[fault], PATIENT)
+        assert not isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
+
+
+def _pairs(some: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
+    """Return every pair, in an order whose beginning already has each of both; their numbers have no common divisor."""
+    one, other = list(some), list(others)
+    pairs = [(one[n % len(one)], other[n % len(other)]) for n in range(len(one) * len(other))]
+    assert len(set(pairs)) == len(pairs), "add or remove one fault"
+    return pairs
+
+
+def _meets(call: str, fault: Behaviour, timeouts: ClientTimeouts) -> Exception:
+    """Return the error with which a call ends; it came in time and tells what happened."""
+    with (
+        bad_server(_behaviour(call, fault)) as server,
+        contextlib.closing(RolloutClient(server.url, timeouts=timeouts)) as client,
+    ):
+        error, seconds = timed(lambda: CALLS[call](client))
+    _assert_told(error, server.url, call)
+    assert seconds < BOUND, call
+    return error
+
+
+def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None:
+    faults = {"black hole": silent, **GONE, **REFUSALS}
+    row = drill("heartbeats to every one of these servers", short=len(faults), long=3 * len(faults), lost="the beat")
+    before = threading.active_count()
+    for number in row:
+        fault = list(faults)[number % len(faults)]
+        with bad_server(faults[fault]) as server:
+            beating = Heartbeat(server.url, {"x-run-id": "r"}, every=0.05)
+            with beating:
+                deadline = time.monotonic() + BOUND
+                while not (beating.missed or beating.beats or beating.lost):
+                    assert time.monotonic() < deadline, fault
+                    time.sleep(0.01)
+                start = time.monotonic()
+            assert time.monotonic() - start < 2.0, fault
+            assert bool(beating.lost) == (fault == "409"), (fault, beating.lost)
+    deadline = time.monotonic() + BOUND
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threading.active_count() <= before, "threads stay behind"
+
+
+@pytest.fixture
+def flaky() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that hangs up on the first two of every three requests."""
+    heads: list[bytes] = []
+
+    def behave(connection: socket.socket, head: bytes) -> None:
+        heads.append(head)
+        if len(heads) % 3 == 0:
+            says(http(b'{"instance_id": "x", "next": 3, "lines": []}'))(connection, head)
+
+    with bad_server(behave) as server:
+        yield server.url, heads
+
+
+def test_only_calls_whose_repeat_is_harmless_are_repeated(flaky: tuple[str, list[bytes]], drill: Drills) -> None:
+    url, heads = flaky
+    row = drill("a server that hangs up on two of three requests", short=10, long=200)
+    with contextlib.closing(RolloutClient(url, timeouts=QUICK)) as client:
+        for number in row:
+            heads.clear()
+            if number % 2:
+                assert client.log(0) == (3, [])
+                assert len(heads) == 3
+            else:
+                with pytest.raises(ServerGoneError):
+                    _play(client)
+                assert len(heads) == 1, "games are never asked for twice in one call"

@@ -1,0 +1,235 @@
+"""The rollout server without vLLM: the real app, limits, store and scheduler on a real socket, and an engine of words.
+
+The engine samples nothing: its reply is a function of the adapter's bytes and the prompt, so a test sees at once when
+another policy than the pushed one was served.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
+from hanabi_grpo.handshake import SessionRequest, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.logs import LineRing
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.app import create_app
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.serving import serve_until_dead
+from hanabi_grpo.types import player_names
+from hanabi_grpo.wire import PROTOCOL
+
+SHAPES = {f"model.layers.{layer}.self_attn.{name}": (8, 6) for layer in (0, 1) for name in ("q_proj", "v_proj")}
+RANK = 8
+PLAYERS = player_names(2)
+RUN_ID, TRAINER_ID = "outputs/run", "0" * 32
+OWNER = session_headers(RUN_ID, TRAINER_ID)
+PEFT_CONFIG: dict[str, Any] = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "r": RANK,
+    "lora_alpha": 16,
+    "target_modules": ["q_proj", "v_proj"],
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "use_rslora": False,
+    "inference_mode": True,
+}
+_REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
+
+
+class WordEngine:
+    """Loads adapters by hashing their files; replies by hashing adapter and prompt."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        self.stopped = False
+        self.seconds = 0.0
+        """How long a reply takes."""
+        self.loaded: dict[int, str] = {}
+        self.config = SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1)
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        files = (Path(path) / "adapter_model.safetensors", Path(path) / "adapter_config.json")
+        self.loaded[number] = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+        return self.loaded[number]
+
+    async def unload_adapter(self, number: int) -> None:
+        del self.loaded[number]
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        await asyncio.sleep(self.seconds)
+        if self.is_dead:
+            raise RuntimeError("engine dead")
+        digest = hashlib.sha256(f"{lora} {prompt_ids}".encode()).digest()
+        return sample(_REPLIES[digest[0] % len(_REPLIES)])
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningApp:
+    """A server of this process, and what a test may look at from outside its thread."""
+
+    port: int
+    engine: WordEngine
+    store: AdapterStore
+    scheduler: Scheduler
+    identity: ServerIdentity
+    ring: LineRing
+    died: list[bool] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self, timeout: float = 10.0) -> socket.socket:
+        """A bare connection, for what no HTTP client would send."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+
+
+def make_identity(**other: Any) -> ServerIdentity:
+    """What a server with the laptop board's tokenizer says of itself."""
+    given = {
+        "instance_id": "test-instance",
+        "model": "test-model",
+        "model_fingerprint": "f" * 16,
+        "tokenizer_hash": tokenizer_hash(TOKENIZER),
+        "chat_hash": CHAT.hash,
+        "dtype": "float32",
+        "max_lora_rank": RANK,
+        "max_players": 2,
+        "max_model_len": 512,
+    }
+    return ServerIdentity(**{**given, **other})
+
+
+@contextlib.contextmanager
+def running_app(
+    *,
+    api_key: str | None = None,
+    limits: Limits | None = None,
+    poll: float = 0.05,
+    port: int = 0,
+    engine: WordEngine | None = None,
+    **identity: Any,
+) -> Iterator[RunningApp]:
+    """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
+    limits = limits or Limits()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    engine = engine or WordEngine()
+    ring = LineRing()
+    described = make_identity(**identity)
+    store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
+    scheduler = Scheduler(
+        engine,
+        CHAT,
+        store,
+        max_model_len=described.max_model_len,
+        games_at_once=256,
+        instance_id=described.instance_id,
+    )
+    app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
+    running = RunningApp(
+        port=listener.getsockname()[1],
+        engine=engine,
+        store=store,
+        scheduler=scheduler,
+        identity=described,
+        ring=ring,
+    )
+    stopping = threading.Event()
+
+    async def serve() -> None:
+        def ended() -> bool:
+            return engine.is_dead or stopping.is_set()
+
+        await serve_until_dead(app, listener, ended, limits=limits, poll=poll, graceful_seconds=1)
+        running.died.append(engine.is_dead)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="running-app")
+    thread.start()
+    try:
+        yield running
+    finally:
+        stopping.set()
+        thread.join(20)
+        store.close()
+        if thread.is_alive():
+            raise RuntimeError("the app's thread did not end within 20 s")
+
+
+def adapter_bytes(value: float = 0.5, *, dtype: torch.dtype = torch.float32, rank: int = RANK) -> bytes:
+    """A valid upload whose tensors all hold `value`."""
+    tensors = {}
+    for module, (num_out, num_in) in SHAPES.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, rank), value, dtype=dtype)
+    return save(tensors)
+
+
+def upload_headers(body: bytes, config: Mapping[str, Any] = PEFT_CONFIG) -> dict[str, str]:
+    """The headers of an upload, without those of its trainer."""
+    return {
+        "x-sha256": hashlib.sha256(body).hexdigest(),
+        "x-peft-config": json.dumps(config),
+        "content-type": "application/octet-stream",
+    }
+
+
+def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
+    """A session request that this server accepts."""
+    given = {
+        "protocol": PROTOCOL,
+        "run_id": RUN_ID,
+        "trainer_id": TRAINER_ID,
+        "adapters": list(PLAYERS),
+        "lora_rank": RANK,
+        "games": game_claims([LAPTOP]),
+        **identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}),
+    }
+    return SessionRequest(**{**given, **other}).model_dump(mode="json")
+
+
+def rollout_body(
+    *, num_deals: int = 1, num_games: int = 1, adapters: Mapping[str, str | None] | None = None, **config: Any
+) -> dict[str, Any]:
+    """A rollout request that this server plays."""
+    return {
+        "infer_requests": [
+            {
+                "messages": [],
+                "data_dict": {
+                    "env_config": LAPTOP.model_dump(mode="json"),
+                    "suite": "train",
+                    "seed": seed,
+                    "player": player,
+                },
+            }
+            for seed in range(num_deals)
+            for player in range(2)
+            for _ in range(num_games)
+        ],
+        "request_config": {"max_tokens": 4, "temperature": 1.0, **config},
+        "adapters": None if adapters is None else dict(adapters),
+    }

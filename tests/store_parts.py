@@ -1,0 +1,115 @@
+"""An adapter store without vLLM: an engine that notes what it is asked for, uploads, and what a rollout could see."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from hanabi_grpo.handshake import GameClaim, SessionRequest
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.wire import PROTOCOL
+
+SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+PLAYERS = ("player_0", "player_1", "player_2")
+A, B = "a" * 32, "b" * 32
+
+
+class Loads:
+    """Keeps what the store asks the engine for; refuses the adapters named in `broken`."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[int, str] = {}
+        self.broken: set[str] = set()
+        self.cannot_unload = False
+        self.gate: asyncio.Event | None = None
+        """Loading waits for it."""
+        self.num_loads = 0
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        assert (Path(path) / "adapter_model.safetensors").is_file()
+        self.num_loads += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if name in self.broken:
+            raise RuntimeError("cannot load")
+        self.loaded[number] = name
+        return f"handle of {name}"
+
+    async def unload_adapter(self, number: int) -> None:
+        await asyncio.sleep(0)
+        if self.cannot_unload:
+            raise RuntimeError("cannot unload")
+        del self.loaded[number]
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.loaded.values())
+
+
+def upload(value: float = 0.0, rank: int = 2, dtype: torch.dtype = torch.float32, **extra: Any) -> bytes:
+    prefix = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{prefix}.lora_A.weight": torch.full((rank, 4), value, dtype=dtype),
+        f"{prefix}.lora_B.weight": torch.full((4, rank), value, dtype=dtype),
+    }
+    return save({**tensors, **extra})
+
+
+def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionRequest:
+    given = {
+        "protocol": PROTOCOL,
+        "run_id": run_id,
+        "trainer_id": trainer_id,
+        "adapters": list(PLAYERS),
+        "lora_rank": 2,
+        "model_fingerprint": "m",
+        "tokenizer_hash": "t",
+        "chat_hash": "c",
+        "dtype": "float32",
+        "games": [GameClaim(env_config={"preset": "laptop"}, board_hash="b", prompt_hash="p")],
+    }
+    return SessionRequest(**{**given, **other})
+
+
+def stage(store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> None:
+    store.stage(name, version, body, hashlib.sha256(body).hexdigest(), config)
+
+
+async def push(store: AdapterStore, version: int, value: float = 0.0) -> dict[str, dict[str, Any]]:
+    for name in PLAYERS:
+        stage(store, name, version, upload(value))
+    return await store.commit(version)
+
+
+def served(store: AdapterStore) -> dict[str, Any]:
+    """Everything that a rollout could notice: names, handles and the bytes of every file."""
+    return {
+        name: (held.version, held.lora, held.number, {path.name: path.read_bytes() for path in held.folder.iterdir()})
+        for name, held in store._served.items()
+    }
+
+
+def folders_on_disk(store: AdapterStore) -> list[str]:
+    return sorted(path.name.rpartition("-")[0] for path in store._folders.root.iterdir())
+
+
+Scenario = Callable[[AdapterStore, Loads], Awaitable[None]]
+
+
+def run_scenario(scenario: Scenario, home: Path) -> None:
+    async def main() -> None:
+        engine = Loads()
+        store = AdapterStore(engine, max_rank=16, shapes=SHAPES, home=home)
+        await store.open_session(wanted())
+        try:
+            await scenario(store, engine)
+        finally:
+            store.close()
+        assert list(home.iterdir()) == []
+
+    asyncio.run(asyncio.wait_for(main(), 30))

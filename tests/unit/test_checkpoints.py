@@ -1,0 +1,332 @@
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hanabi_grpo.checkpoint_manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest, step_of
+from hanabi_grpo.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
+from hanabi_grpo.errors import RunFolderError, SettingsError
+from torn_checkpoints import FILES, copy_run, die_at_call, in_child, kill_writers, text_of, write
+
+ROOT = Path(__file__).parents[2]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def edit_manifest(folder: Path, **changes: object) -> None:
+    data = json.loads((folder / "manifest.json").read_text()) | changes
+    (folder / "manifest.json").write_text(json.dumps(data | {"manifest_sha256": manifest_sha256(data)}))
+
+
+def flipped(data: bytes, position: int, bit: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
+
+
+def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_hashes(tmp_path: Path) -> None:
+    folder = write(tmp_path, 50, "hello")
+    manifest = check_checkpoint(folder)
+    assert folder == tmp_path / "checkpoint-50" and names(tmp_path) == ["checkpoint-50"]
+    assert (manifest.step, manifest.facts, tuple(manifest.files)) == (50, {"text": "hello"}, FILES)
+    data = json.loads((folder / "manifest.json").read_text())
+    assert list(data) == ["format", "step", "text", "created", "files", "manifest_sha256"] and data["format"] == 1
+    state = folder / "trainer" / "state.json"
+    assert data["files"]["trainer/state.json"]["bytes"] == state.stat().st_size
+    assert len(data["files"]["trainer/state.json"]["sha256"]) == 64
+    assert step_of(folder) == 50
+    assert describe_step(folder) == f"step 50 ({folder}, saved {data['created']})"
+    assert data["created"].endswith("+00:00")
+
+
+def test_facts_come_back_as_json_holds_them(tmp_path: Path) -> None:
+    facts = {"é": float("nan"), "by_rank": {10: (1, 2), 9: None}, "model": "m"}
+    folder = write_checkpoint(tmp_path, 1, lambda folder: None, facts, needed_bytes=0)
+    assert check_checkpoint(folder).facts == {"é": None, "by_rank": {"10": [1, 2], "9": None}, "model": "m"}
+
+
+def test_a_fact_cannot_take_a_name_of_the_manifest(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="checkpoint facts files, step: the manifest has such keys itself"):
+        write_checkpoint(tmp_path, 1, lambda folder: None, {"step": 2, "files": []}, needed_bytes=0)
+
+
+def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
+    write(tmp_path, 5, "first")
+    write(tmp_path, 5, "second")
+    assert text_of(find_checkpoint(tmp_path)) == "second" and names(tmp_path) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bad"), SettingsError("ours")])
+def test_an_interrupted_write_leaves_nothing_and_raises_what_happened(tmp_path: Path, error: BaseException) -> None:
+    write(tmp_path, 5, "first")
+
+    def fill(partial: Path) -> None:
+        (partial / "file").write_text("half")
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        write_checkpoint(tmp_path, 5, fill, {}, needed_bytes=0)
+    assert caught.value is error
+    assert text_of(find_checkpoint(tmp_path)) == "first" and names(tmp_path) == ["checkpoint-5"]
+
+
+def test_an_interrupt_between_the_renames_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 5, "first")
+    rename = os.rename
+
+    def interrupted(source: Path, target: Path) -> None:
+        if Path(source).name == ".checkpoint-5.partial":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, 5, "second")
+    assert text_of(find_checkpoint(tmp_path)) == "first" and names(tmp_path) == ["checkpoint-5"]
+
+
+def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_path: Path) -> None:
+    start, run = tmp_path / "start", tmp_path / "run"
+    start.mkdir()
+    for step in (1, 2, 3):
+        write(start, step, f"{step} old")
+
+    def work() -> None:
+        write(run, 3, "3 new")
+        write(run, 4, "4 new")
+        rotate(run, 2)
+
+    seen, number = set(), 1
+    copy_run(start, run)
+    while die_at_call(number, work):
+        text = text_of(find_checkpoint(run))
+        seen.add(text)
+        recover_checkpoints(run)
+        assert text_of(find_checkpoint(run)) == text
+        assert all(name.startswith("checkpoint-") for name in names(run))
+        for name in names(run):
+            check_checkpoint(run / name)
+        copy_run(start, run)
+        number += 1
+    assert names(run) == ["checkpoint-3", "checkpoint-4"]
+    assert seen == {"3 old", "3 new", "4 new"} and number > 50
+
+
+def test_kill_9_at_random_moments_always_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    report = kill_writers(tmp_path, kills=30, seed=1)
+    assert report.kills == 30 and report.checkpoints >= 30
+    assert report.leftovers > 0, "no kill fell into a write; the test tests nothing"
+
+
+def test_a_flipped_bit_in_any_file_is_found(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    for name in FILES:
+        good = (folder / name).read_bytes()
+        for position in (0, len(good) // 2, len(good) - 1):
+            (folder / name).write_bytes(flipped(good, position, 0))
+            with pytest.raises(RunFolderError, match=f"{name} has sha256 "):
+                check_checkpoint(folder)
+            assert check_checkpoint(folder, full=False).step == 1
+        (folder / name).write_bytes(good)
+    assert check_checkpoint(folder).step == 1
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_found(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1, "hello")
+    good = (folder / "manifest.json").read_bytes()
+    for position in range(len(good)):
+        (folder / "manifest.json").write_bytes(flipped(good, position, position % 8))
+        with pytest.raises(RunFolderError, match=r"manifest\.json"):
+            check_checkpoint(folder)
+
+
+def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
+    good = write(tmp_path, 1)
+    state = Path("trainer/state.json")
+    size = (good / state).stat().st_size
+
+    def truncate(folder: Path) -> None:
+        os.truncate(folder / state, 10)
+
+    def link(folder: Path) -> None:
+        (folder / state).unlink()
+        (folder / state).symlink_to("/etc/hostname")
+
+    damages = {
+        f"trainer/state.json has 10 bytes, manifest.json says {size}": truncate,
+        "trainer/state.json is missing": lambda folder: (folder / state).unlink(),
+        "trainer/extra is not listed": lambda folder: (folder / "trainer/extra").touch(),
+        "trainer/state.json is not a plain file": link,
+        "no manifest.json; it was not written to its end": lambda folder: (folder / "manifest.json").unlink(),
+        "manifest.json is not one of this version": lambda folder: (folder / "manifest.json").write_text('{"step": 1}'),
+        "its manifest.json is that of step 2": lambda folder: edit_manifest(folder, step=2),
+        "format: Input should be 1": lambda folder: edit_manifest(folder, format=2),
+    }
+    for message, damage in damages.items():
+        folder = copy_run(good, tmp_path / "copy" / "checkpoint-1")
+        damage(folder)
+        for full in (True, False):
+            with pytest.raises(RunFolderError) as caught:
+                check_checkpoint(folder, full=full)
+            assert f"{folder}: " in str(caught.value) and message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "./a", "a//b", "", ".", "manifest.json", "a\0b"])
+def test_a_manifest_that_names_files_outside_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, 1)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    edit_manifest(folder, files=files | {name: files[FILES[0]]})
+    with pytest.raises(RunFolderError, match="is not the name of a file inside the checkpoint"):
+        read_manifest(folder)
+
+
+def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) -> None:
+    for step in (9, 10, 11, 12):
+        write(tmp_path, step)
+    (tmp_path / "checkpoint-12" / FILES[0]).write_text("x")
+    (tmp_path / "checkpoint-11" / "manifest.json").unlink()
+    (tmp_path / ".checkpoint-13.partial").mkdir()
+    (tmp_path / "checkpoint-best").mkdir()
+    found = find_checkpoint(tmp_path)
+    assert (found.folder.name, found.manifest.step) == ("checkpoint-10", 10)
+    assert found.skipped == (
+        f"{tmp_path}/.checkpoint-13.partial: was being written when its process ended.",
+        f"{tmp_path}/checkpoint-12: {FILES[0]} has 1 bytes, manifest.json says 2031.",
+        f"{tmp_path}/checkpoint-11: no manifest.json; it was not written to its end, or is no checkpoint.",
+    )
+
+
+def test_a_run_without_a_valid_checkpoint_says_why(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=r"no valid checkpoint to go on from\.\n  there is no checkpoint-N in it"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "checkpoint-3").mkdir()
+    with pytest.raises(RunFolderError, match=r"checkpoint-3: no manifest\.json"):
+        find_checkpoint(tmp_path)
+    with pytest.raises(RunFolderError, match="cannot be read as a run folder"):
+        find_checkpoint(tmp_path / "none")
+
+
+def test_a_checkpoint_without_the_needed_folder_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    write_checkpoint(tmp_path, 2, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0)
+    assert find_checkpoint(tmp_path).manifest.step == 2
+    found = find_checkpoint(tmp_path, needs="trainer")
+    assert (found.manifest.step, found.skipped) == (1, (f"{tmp_path}/checkpoint-2: is whole but holds no trainer/.",))
+
+
+def test_one_set_aside_is_found_and_brought_back(tmp_path: Path) -> None:
+    write(tmp_path, 5, "first").rename(tmp_path / ".checkpoint-5.old")
+    write(tmp_path, 4)
+    assert text_of(find_checkpoint(tmp_path)) == "first"
+    recover_checkpoints(tmp_path)
+    assert names(tmp_path) == ["checkpoint-4", "checkpoint-5"]
+    assert text_of(find_checkpoint(tmp_path)) == "first"
+
+
+def test_rotation_keeps_the_newest_and_sweeps_what_killed_processes_left(tmp_path: Path) -> None:
+    for step in (8, 9, 10, 11):
+        write(tmp_path, step)
+    for name in (".checkpoint-9.removed", ".checkpoint-12.partial", ".checkpoint-10.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / "metrics.jsonl").touch()
+    assert rotate(tmp_path, 2) == (tmp_path / "checkpoint-8", tmp_path / "checkpoint-9")
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-11", "metrics.jsonl"]
+    with pytest.raises(RunFolderError, match="SAVE_TOTAL_LIMIT=0"):
+        rotate(tmp_path, 0)
+
+
+def test_rotation_never_removes_the_last_valid_one(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+    for step in (2, 3):
+        (tmp_path / f"checkpoint-{step}" / FILES[0]).write_text("x")
+    assert rotate(tmp_path, 1) == ()
+    assert find_checkpoint(tmp_path).manifest.step == 1
+    write(tmp_path, 4)
+    assert rotate(tmp_path, 1) == tuple(tmp_path / f"checkpoint-{step}" for step in (1, 2, 3))
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(RunFolderError) as caught:
+        write_checkpoint(tmp_path, 7, lambda folder: None, {}, needed_bytes=2 * free)
+    assert "checkpoint-7: needs " in str(caught.value) and " MiB are left. Free space there" in str(caught.value)
+    assert f"{(2 * free + 2 * free // 10 + 2**24) / 2**20:.0f} MiB of free space" in str(caught.value)
+    assert names(tmp_path) == []
+
+
+def test_a_limit_on_file_sizes_is_an_error_of_ours_whoever_writes(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    fills = {
+        "plain": lambda folder: (folder / "x").write_bytes(bytes(200_000)) and None,
+        "safetensors": lambda folder: save_file({"a": np.zeros(50_000, np.float32)}, folder / "x"),
+    }
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        for fill in fills.values():
+            with pytest.raises(RunFolderError, match=r"File too large.*ulimit -f unlimited.*RESUME=latest"):
+                write_checkpoint(tmp_path, 2, fill, {}, needed_bytes=0)
+
+    _, status = os.waitpid(in_child(limited), 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert names(tmp_path) == ["checkpoint-1"] and find_checkpoint(tmp_path).manifest.step == 1
+
+
+_FULL_DISK = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+from torn_checkpoints import find_checkpoint, text_of, write, write_checkpoint
+from hanabi_grpo.errors import RunFolderError
+
+run = Path(sys.argv[1])
+write(run, 1, "first")
+big = 30 << 20
+fills = [
+    lambda folder: (folder / "x").write_bytes(bytes(big)) and None,
+    lambda folder: save_file({"a": np.zeros(big // 4, np.float32)}, folder / "x"),
+]
+for fill, needed in [(fills[0], 0), (fills[1], 0), (fills[0], big)]:
+    try:
+        write_checkpoint(run, 1, fill, {}, needed_bytes=needed)
+        print("written?!")
+    except RunFolderError as error:
+        print(str(error).split(". ")[0])
+    print(sorted(os.listdir(run)), text_of(find_checkpoint(run)))
+"""
+
+
+def test_a_full_disk_keeps_the_earlier_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=20m tmpfs {tmp_path}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("a small file system of one's own cannot be mounted here (unshare -rm)")
+    script = f'{mount} && exec "$0" -c "$1" {tmp_path}'
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, sys.executable, _FULL_DISK],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+    )
+    left = "['checkpoint-1'] first"
+    lines = done.stdout.splitlines()
+    full = f"{tmp_path}/checkpoint-1: cannot be written (No space left on device)"
+    assert lines[:5] == [
+        full,
+        left,
+        full,
+        left,
+        f"{tmp_path}/checkpoint-1: needs 49 MiB of free space, 20 MiB are left",
+    ]
+    assert lines[5:] == [left], done.stderr

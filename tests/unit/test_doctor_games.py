@@ -1,0 +1,206 @@
+"""Model, dataset, batch, context budget, trackers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from doctor_machines import find, make_model, only
+from hanabi_grpo.chat import ChatFormat
+from hanabi_grpo.doctor import context_budget, games, model, trackers
+from hanabi_grpo.doctor.context import read_chat
+from hanabi_grpo.doctor.context_budget import measure_budget
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.games import make_spec
+from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("doctor") / "model")
+
+
+def dataset(path: Path, **env_config: object) -> Path:
+    row = {"messages": [{"role": "user", "content": "Play."}], "env_config": {"preset": "laptop", **env_config}}
+    path.write_text(json.dumps(row) + "\n")
+    return path
+
+
+def test_a_whole_model_is_described(folder: Path) -> None:
+    check = only(find(model.model_checks, MODEL=folder))
+    assert check.status == "ok"
+    # 64 × 16 + 16 × 16 + 8 × 16 parameters; an adapter has 16 × (16 + 16) + 16 × (8 + 16).
+    assert "qwen3, 1.41 k parameters; 2 adapters of rank 16, 896 each, on q_proj, v_proj" in check.finding
+    assert "1 adapters" in only(find(model.model_checks, MODEL=folder, HANABI_ADAPTERS="shared")).finding
+
+
+def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check = only(find(model.model_checks, MODEL="outputs/tiny-model"))
+    assert (check.status, check.remedy) == ("warn", ".venv/bin/hanabi-grpo tiny-model --out outputs/tiny-model")
+    assert only(find(model.model_checks, MODEL="/no/model")).status == "fail"
+    assert only(find(model.chat_checks, MODEL="/no/model")).status == "skip"
+    assert only(find(model.memory_checks, MODEL="/no/model")).status == "skip"
+
+
+def test_a_model_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = only(find(model.model_checks, MODEL="nobody/nothing"))
+    assert (check.status, check.remedy) == ("warn", ".venv/bin/hf download nobody/nothing")
+    offline = only(find(model.model_checks, MODEL="nobody/nothing", shell={"HF_HUB_OFFLINE": "1"}))
+    assert offline.status == "fail"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (lambda file: file.write_bytes(file.read_bytes()[:-10]), "bytes are there"),
+        (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1"), "not a safetensors file"),
+        (lambda file: file.unlink(), "no config.json with *.safetensors weights"),
+    ],
+)
+def test_weights_that_are_not_whole_fail(tmp_path: Path, spoil: object, finding: str) -> None:
+    folder = make_model(tmp_path / "model")
+    spoil(folder / "model.safetensors")  # type: ignore[operator]
+    check = only(find(model.model_checks, MODEL=folder))
+    assert check.status == "fail" and finding in check.finding
+
+
+def test_a_missing_shard_fails(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model")
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00002-of-00002.safetensors: missing" in only(find(model.model_checks, MODEL=folder)).finding
+
+
+def test_a_model_that_brings_code_or_cannot_be_split_fails(tmp_path: Path) -> None:
+    code = make_model(tmp_path / "code", auto_map={"AutoModel": "x.Y"})
+    assert "auto_map" in only(find(model.model_checks, MODEL=code)).finding
+    heads = make_model(tmp_path / "heads", num_attention_heads=6)
+    check = only(find(model.model_checks, MODEL=heads, VLLM_TENSOR_PARALLEL_SIZE=4))
+    assert (check.status, check.remedy) == ("fail", "export VLLM_TENSOR_PARALLEL_SIZE=3")
+
+
+def test_a_chat_template_is_read_and_one_without_fails(folder: Path, tmp_path: Path) -> None:
+    assert "a reply ends with <|im_end|>" in only(find(model.chat_checks, MODEL=folder)).finding
+    bare = make_model(tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    check = only(find(model.chat_checks, MODEL=bare))
+    assert check.status == "fail" and "no chat template" in check.finding
+
+
+def test_memory_that_no_machine_has_is_warned_of(folder: Path) -> None:
+    usual = {"MODEL": folder, "VLLM_SERVER_PORT": 18125, "DATASET": "none"}
+    assert only(find(model.memory_checks, **usual)).status in ("ok", "warn")
+    check = only(find(model.memory_checks, PER_DEVICE_TRAIN_BATCH_SIZE=10**9, **usual))
+    assert check.status == "warn" and "GiB are free" in check.finding
+
+
+def test_a_dataset_is_summed_up_and_a_bad_row_fails(tmp_path: Path) -> None:
+    good = dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
+    check = only(find(games.dataset_checks, DATASET=good))
+    assert check.finding.endswith("1 row(s), 3 fixed deals; laptop (2 players, compact)")
+    bad = only(find(games.dataset_checks, DATASET=dataset(tmp_path / "bad.jsonl", seeds=[-1])))
+    assert bad.status == "fail" and "bad.jsonl line 1" in bad.finding
+    for function in (games.game_checks, games.batch_checks, context_budget.context_checks):
+        assert only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path)).status == "skip"
+
+
+def test_the_batch_is_shown_in_the_words_of_train(tmp_path: Path) -> None:
+    good = dataset(tmp_path / "good.jsonl")
+    assert only(find(games.batch_checks, DATASET=good)).finding.startswith(
+        "500 steps of 8 deals × 16 games = 128 games"
+    )
+    for settings, remedy in (
+        ({"NUM_GENERATIONS": 5}, "export PER_DEVICE_TRAIN_BATCH_SIZE=40"),
+        ({"NPROC_PER_NODE": 3, "DEEPSPEED": "zero2"}, "export HANABI_DEALS_PER_STEP=192"),
+        ({"NPROC_PER_NODE": 2}, "export DEEPSPEED=zero2"),
+        ({"NUM_TRAIN_EPOCHS": 1}, "export MAX_STEPS=500; unset NUM_TRAIN_EPOCHS"),
+    ):
+        check = only(find(games.batch_checks, DATASET=good, **settings))
+        assert (check.status, check.remedy) == ("fail", remedy)
+
+
+def test_a_remedy_for_the_batch_is_taken_when_it_is_typed(tmp_path: Path) -> None:
+    good = dataset(tmp_path / "good.jsonl")
+    for given in ({"NUM_GENERATIONS": 5}, {"NUM_GENERATIONS": 7, "NPROC_PER_NODE": 3, "DEEPSPEED": "zero2"}):
+        remedy = only(find(games.batch_checks, DATASET=good, **given)).remedy
+        name, _, value = remedy.removeprefix("export ").partition("=")
+        assert only(find(games.batch_checks, DATASET=good, **{**given, name: value})).status == "ok"
+
+
+def test_one_game_is_played_on_the_datasets_board(tmp_path: Path) -> None:
+    check = only(find(games.game_checks, DATASET=dataset(tmp_path / "d.jsonl", preset="marshal-mini")))
+    assert (
+        check.status == "ok" and "a random one on marshal-mini: " in check.finding and " of 4 points" in check.finding
+    )
+
+
+def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
+    budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
+    assert budget.turns == 4 and budget.longest == budget.prompts + 40
+    assert budget.opening <= budget.ordinary <= budget.longest <= budget.bound
+    assert budget.unknown == 0
+
+
+def test_a_stretched_game_is_nearly_as_long_as_the_rules_allow() -> None:
+    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
+    chat = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(make_spec("full"))))
+    bound = make_spec("full").max_turns / 2
+    assert bound - 5 <= measure_budget([full], chat, 1).turns <= bound
+
+
+def test_the_hungriest_board_decides(folder: Path) -> None:
+    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
+    assert measure_budget([LAPTOP, full], read_chat(folder, False), 4).preset == "full"
+
+
+def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
+    usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl")}
+    longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest
+    fits = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
+    assert fits.status == "ok" and f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
+    short = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))
+    assert short.status == "warn"
+    assert short.remedy.splitlines() == ["export HANABI_MAX_MODEL_LEN=256", "export MAX_COMPLETION_LENGTH=3"]
+    none = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=64, MAX_COMPLETION_LENGTH=100, **usual))
+    assert none.status == "fail" and "no move can be made" in none.finding
+    beyond = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))
+    assert (beyond.status, beyond.remedy) == ("fail", "export HANABI_MAX_MODEL_LEN=4096")
+
+
+def test_words_that_the_tokenizer_does_not_know_are_warned_of(folder: Path, tmp_path: Path) -> None:
+    known = only(find(context_budget.vocabulary_checks, MODEL=folder, DATASET=dataset(tmp_path / "a.jsonl")))
+    assert known.status == "ok"
+    other = dataset(tmp_path / "b.jsonl", preset="full")
+    check = only(find(context_budget.vocabulary_checks, MODEL=folder, DATASET=other))
+    assert check.status == "warn" and "HANABI_PRESET=full .venv/bin/hanabi-grpo tiny-model" in check.remedy
+
+
+def wandb(tmp_path: Path, netrc: str = "", mode: str = "online", **shell: str) -> tuple[str, str]:
+    if netrc:
+        (tmp_path / ".netrc").write_text(netrc)
+        (tmp_path / ".netrc").chmod(0o600)
+    check = only(
+        find(trackers.tracker_checks, REPORT_TO="wandb", WANDB_MODE=mode, shell={"HOME": str(tmp_path), **shell})
+    )
+    assert "topsecret" not in check.finding + check.remedy
+    return check.status, check.finding
+
+
+def test_wandb_online_needs_a_key(tmp_path: Path) -> None:
+    assert wandb(tmp_path)[0] == "fail"
+    assert wandb(tmp_path, mode="offline")[0] == "ok"
+    assert wandb(tmp_path, WANDB_API_KEY="topsecret")[1] == "online at api.wandb.ai, key from WANDB_API_KEY"
+    netrc = "machine api.wandb.ai\n  login user\n  password topsecret\n"
+    assert wandb(tmp_path, netrc)[0] == "ok"
+    assert wandb(tmp_path, WANDB_BASE_URL="https://wandb.example.org")[0] == "fail"
+    status, finding = wandb(tmp_path, "machine\ntopsecret topsecret topsecret")
+    assert status == "fail" and "is not in netrc's format" in finding
+
+
+def test_trackers_that_are_not_asked_for_are_skipped() -> None:
+    assert only(find(trackers.tracker_checks)).status == "skip"
+    assert [check.name for check in find(trackers.tracker_checks, REPORT_TO="tensorboard")] == ["tensorboard", "wandb"]

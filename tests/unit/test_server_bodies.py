@@ -1,0 +1,195 @@
+"""Request bodies that are too large, too slow, of another type, or too many."""
+
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from hanabi_grpo.server.limits import Limits
+from server_app import RunningApp, rollout_body, running_app
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    connection.settimeout(8)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
+QUICK = Limits(
+    chunk_seconds=0.4,
+    body_bytes_per_second=1000,
+    rollout_bytes=20_000,
+    adapter_bytes=10_000,
+    other_bytes=5_000,
+    rollouts_at_once=2,
+)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[RunningApp]:
+    with running_app(limits=QUICK) as app:
+        yield app
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what", "limit"),
+    [
+        ("POST", "/infer/", "rollout request", 20_000),
+        ("POST", "/infer", "rollout request", 20_000),
+        ("PUT", "/adapters/player_0?version=1", "adapter upload", 10_000),
+        ("POST", "/session/", "request body", 5_000),
+        ("POST", "/adapters/commit?version=1", "request body", 5_000),
+        ("POST", "/get_engine_type/", "request body", 5_000),
+        ("GET", "/health/", "request body", 5_000),
+        ("DELETE", "/session/", "request body", 5_000),
+        ("POST", "/no/such/route", "request body", 5_000),
+    ],
+)
+def test_a_body_over_its_limit_is_refused_before_it_is_read(
+    quick: RunningApp, method: str, path: str, what: str, limit: int
+) -> None:
+    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {limit + 1}\r\n\r\n"
+    with quick.connect() as client:
+        client.sendall(head.encode())
+        answer = read_to_end(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert f"{what}: {limit + 1} bytes; allowed are at most {limit}." in answer.decode()
+
+
+def test_a_body_without_a_length_is_refused_when_it_passes_the_limit(quick: RunningApp) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(50):
+            yield b" " * 1000
+
+    for path, limit in (("/infer/", 20_000), ("/session/", 5_000)):
+        answer = httpx.post(f"{quick.url}{path}", content=chunks(), trust_env=False)
+        assert answer.status_code == 413
+        assert f"more than {limit} bytes; allowed are at most {limit}" in answer.json()["detail"]
+
+
+def test_a_large_refused_body_still_gets_its_reason_and_the_connection_lives_on(quick: RunningApp) -> None:
+    with httpx.Client(base_url=quick.url, trust_env=False) as client:
+        answer = client.post("/infer/", content=b"x" * (8 << 20))
+        assert answer.status_code == 413
+        assert client.get("/health/").status_code == 200
+
+
+def test_a_body_that_stops_coming_gets_408_with_what_came_and_what_was_expected(quick: RunningApp) -> None:
+    for path in ("/infer/", "/session/"):
+        with quick.connect() as client:
+            client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b"{" * 10)
+            answer = read_to_end(client)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b": 10 of 1000 bytes received; nothing came for 0.4 s. Send it again." in answer
+
+
+def test_a_body_that_drips_gets_408_although_no_pause_is_long(quick: RunningApp) -> None:
+    with quick.connect() as client:
+        client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(40):
+                client.sendall(b"1\r\n \r\n")
+                time.sleep(0.05)
+        answer = read_to_end(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"of an unknown number bytes received in" in answer
+    assert b"the slowest allowed is 1000 bytes per second" in answer
+
+
+def test_a_client_that_hangs_up_in_its_body_leaves_no_trace(quick: RunningApp) -> None:
+    for _ in range(5):
+        with quick.connect() as client:
+            client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            time.sleep(0.02)
+    time.sleep(0.2)
+    answer = httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "problem"),
+    [
+        (
+            "/infer/",
+            {"content-type": "text/plain"},
+            "rollout request: content-type 'text/plain'; allowed is application/",
+        ),
+        ("/infer/", {"content-type": "multipart/form-data; boundary=x"}, "content-type 'multipart/form-data'"),
+        ("/session/", {"content-type": "application/x-www-form-urlencoded"}, "allowed is application/json"),
+        ("/infer/", {"content-encoding": "gzip"}, "content-encoding 'gzip'; send it uncompressed."),
+    ],
+)
+def test_another_type_is_refused_with_the_one_that_is_taken(
+    quick: RunningApp, path: str, headers: dict[str, str], problem: str
+) -> None:
+    answer = httpx.post(f"{quick.url}{path}", content=b"{}", headers=headers, trust_env=False)
+    assert answer.status_code == 415
+    assert problem in answer.json()["detail"]
+
+
+def test_too_many_rollouts_at_once_get_429_and_the_others_are_played(quick: RunningApp) -> None:
+    quick.engine.seconds = 0.3
+    statuses: list[int] = []
+
+    def play() -> None:
+        statuses.append(httpx.post(f"{quick.url}/infer/", json=rollout_body(), timeout=30, trust_env=False).status_code)
+
+    players = [threading.Thread(target=play) for _ in range(2)]
+    try:
+        for player in players:
+            player.start()
+        time.sleep(0.2)
+        refused = httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False)
+        assert httpx.get(f"{quick.url}/health/", trust_env=False).status_code == 200
+    finally:
+        quick.engine.seconds = 0.0
+        for player in players:
+            player.join(30)
+    assert refused.status_code == 429
+    assert refused.json()["detail"] == (
+        "rollout request: 2 are open already, allowed are 2 at once. Wait for one to end."
+    )
+    assert statuses == [200, 200]
+    assert httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False).status_code == 200
+
+
+def test_games_of_a_client_that_hung_up_are_cancelled(quick: RunningApp) -> None:
+    quick.engine.seconds = 5.0
+    try:
+        body = json.dumps(rollout_body()).encode()
+        with quick.connect() as client:
+            client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            time.sleep(0.3)
+            assert quick.scheduler.games_in_flight == 1
+        deadline = time.monotonic() + 4
+        while quick.scheduler.games_in_flight and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert quick.scheduler.games_in_flight == 0
+    finally:
+        quick.engine.seconds = 0.0
+
+
+def test_the_answer_does_not_depend_on_how_the_body_is_cut(quick: RunningApp) -> None:
+    body = json.dumps(rollout_body(num_deals=2)).encode()
+
+    def bytewise() -> Iterator[bytes]:
+        for start in range(0, len(body), 7):
+            yield body[start : start + 7]
+
+    whole = httpx.post(f"{quick.url}/infer/", content=body, trust_env=False)
+    pieces = httpx.post(f"{quick.url}/infer/", content=bytewise(), trust_env=False)
+    assert whole.status_code == pieces.status_code == 200
+    digests = {
+        hashlib.sha256(json.dumps([row["response_token_ids"] for row in answer.json()]).encode()).hexdigest()
+        for answer in (whole, pieces)
+    }
+    assert len(digests) == 1

@@ -1,0 +1,153 @@
+"""Clients that connect and say nothing, half of something, or too much."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from hanabi_grpo.server.limits import Limits
+from server_app import RunningApp, running_app
+
+QUICK = Limits(head_seconds=0.5, chunk_seconds=0.5, connections=4)
+GENEROUS = 8.0
+"""Seconds after which a test gives up; far above what it waits for."""
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[RunningApp]:
+    with running_app(limits=QUICK) as app:
+        yield app
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    connection.settimeout(GENEROUS)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
+def wait_until_free(app: RunningApp) -> None:
+    """Wait until connections of an earlier test are gone."""
+    deadline = time.monotonic() + GENEROUS
+    while httpx.get(f"{app.url}/health/", trust_env=False).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_client_that_connects_and_says_nothing_is_hung_up_on(quick: RunningApp) -> None:
+    with quick.connect() as silent:
+        start = time.monotonic()
+        assert read_to_end(silent) == b""
+        assert 0.3 < time.monotonic() - start < GENEROUS
+
+
+def test_a_client_that_drips_half_a_head_gets_408_although_bytes_keep_coming(quick: RunningApp) -> None:
+    with quick.connect() as dripping:
+        dripping.sendall(b"GET /health/ HTTP/1.1\r\nhost: x\r\n")
+        dripping.settimeout(0.1)
+        received, start = b"", time.monotonic()
+        while time.monotonic() - start < GENEROUS:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                dripping.sendall(b"a")
+            try:
+                received += dripping.recv(65536)
+                if received:
+                    break
+            except TimeoutError:
+                continue
+        assert received.startswith(b"HTTP/1.1 408 ")
+        assert b"the request's head was not complete after 0.5 s" in received + read_to_end(dripping)
+
+
+def test_an_idle_connection_is_closed_after_its_answer_and_reused_before(quick: RunningApp) -> None:
+    with quick.connect() as client:
+        for _ in range(3):
+            client.sendall(b"GET /health/ HTTP/1.1\r\nhost: x\r\n\r\n")
+            time.sleep(0.2)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        assert read_to_end(client) == b""
+
+
+def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningApp) -> None:
+    from server_app import rollout_body
+
+    quick.engine.seconds = 1.0
+    try:
+        answer = httpx.post(f"{quick.url}/infer/", json=rollout_body(), timeout=30.0, trust_env=False)
+    finally:
+        quick.engine.seconds = 0.0
+    assert answer.status_code == 200
+    assert answer.elapsed.total_seconds() > 2 * QUICK.head_seconds
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * (70 << 10), 431, b"65536 bytes of headers"),
+        (b"GET /" + b"a" * (70 << 10), 431, b"65536 bytes of headers"),
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40 + b"\r\n\r\n",
+            400,
+            b"not a valid HTTP request",
+        ),
+        (b"GET /health/ HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
+        (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n", 400, b"not a valid HTTP request"),
+        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
+        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
+        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
+    ],
+)
+def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(
+    quick: RunningApp, sent: bytes, status: int | None, reason: bytes
+) -> None:
+    with quick.connect() as client:
+        client.sendall(sent)
+        answer = read_to_end(client)
+    assert answer.startswith(b"HTTP/1.1 4" if status is None else f"HTTP/1.1 {status} ".encode()), answer[:200]
+    assert reason in answer
+    wait_until_free(quick)
+
+
+def test_a_broken_chunk_in_a_body_ends_the_connection_and_nothing_else(quick: RunningApp) -> None:
+    with quick.connect() as client:
+        client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        time.sleep(0.1)
+        client.sendall(b"not a chunk size\r\n")
+        assert read_to_end(client).startswith(b"HTTP/1.1 400 ")
+    wait_until_free(quick)
+
+
+def test_a_connection_over_the_cap_gets_503_and_far_more_are_dropped(quick: RunningApp) -> None:
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(quick.connect()) for _ in range(QUICK.connections)]
+        time.sleep(0.1)
+        answer = httpx.get(f"{quick.url}/health/", trust_env=False)
+        assert answer.status_code == 503
+        assert answer.json()["detail"] == "4 connections are open, allowed are 4. Close some, or try again later."
+        more = [stack.enter_context(quick.connect()) for _ in range(2 * QUICK.connections)]
+        assert read_to_end(more[-1]) == b""
+        assert all(read_to_end(connection) == b"" for connection in held)
+    wait_until_free(quick)
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped_in_time(quick: RunningApp) -> None:
+    from server_app import rollout_body
+
+    body = json.dumps(rollout_body(num_deals=400, num_games=4)).encode()
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", quick.port))
+        deaf.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        deaf.settimeout(60)
+        head = deaf.recv(500)
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        time.sleep(4 * QUICK.head_seconds)
+        received = read_to_end(deaf)
+    assert len(received) < length, "the whole answer was kept for a client that does not read"
+    wait_until_free(quick)

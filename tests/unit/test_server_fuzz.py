@@ -1,0 +1,102 @@
+"""Mutated uploads and rollout bodies on a real socket: 200 or 4xx, never 500; the served policy stays what it was."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mutations import mutate_rollout, mutate_upload
+from server_app import OWNER, PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, rollout_body, running_app, session_body
+from server_app import upload_headers as headers_of
+
+SERVED = {player: f"{player}@1" for player in PLAYERS}
+UPLOAD, ROLLOUT = adapter_bytes(0.25), json.dumps(rollout_body(adapters=SERVED)).encode()
+BOUNDED = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        with httpx.Client(base_url=running.url, headers=OWNER, trust_env=False) as client:
+            assert client.post("/session/", json=session_body(running.identity)).status_code == 200
+            for number, player in enumerate(PLAYERS):
+                body = adapter_bytes(0.5 + number)
+                answer = client.put(
+                    f"/adapters/{player}", params={"version": 1}, content=body, headers=headers_of(body)
+                )
+                assert answer.status_code == 200, answer.text
+            assert client.post("/adapters/commit", params={"version": 1}).status_code == 200
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(app: RunningApp) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=app.url, headers=OWNER, trust_env=False, timeout=30) as client:
+        yield client
+
+
+def state_of(app: RunningApp) -> tuple[object, ...]:
+    """What is served: versions, handles of the engine, and the bytes of the files behind them."""
+    held = {name: one for name, one in app.store._served.items()}
+    files = {name: [path.read_bytes() for path in sorted(Path(one.folder).iterdir())] for name, one in held.items()}
+    return app.store.versions(), dict(app.engine.loaded), {name: one.lora for name, one in held.items()}, files
+
+
+def replies_of(client: httpx.Client) -> list[list[list[int]]]:
+    answer = client.post("/infer/", content=ROLLOUT)
+    assert answer.status_code == 200, answer.text
+    return [row["response_token_ids"] for row in answer.json()]
+
+
+@BOUNDED
+@given(seed=st.integers(0, 2**32))
+def test_a_mutated_upload_is_taken_or_refused_and_changes_nothing(
+    app: RunningApp, client: httpx.Client, seed: int
+) -> None:
+    before = state_of(app)
+    body, headers = mutate_upload(random.Random(seed), UPLOAD, PEFT_CONFIG)
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    answer = client.put("/adapters/player_0", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert len(answer.json()["detail"]) > 10
+    assert state_of(app) == before
+
+
+@BOUNDED
+@given(seed=st.integers(0, 2**32))
+def test_a_mutated_rollout_body_is_played_or_refused(app: RunningApp, client: httpx.Client, seed: int) -> None:
+    before = state_of(app)
+    answer = client.post("/infer/", content=mutate_rollout(random.Random(seed), ROLLOUT))
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    assert state_of(app) == before
+
+
+def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, client: httpx.Client) -> None:
+    before, statuses = replies_of(client), Counter[int]()
+    for seed in range(200):
+        rng = random.Random(seed)
+        body, headers = mutate_upload(rng, UPLOAD, PEFT_CONFIG)
+        sent = {name: value.encode("latin-1") for name, value in headers.items()}
+        answer = client.put("/adapters/player_1", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
+        statuses[answer.status_code] += 1
+        statuses[client.post("/infer/", content=mutate_rollout(rng, ROLLOUT)).status_code] += 1
+    assert replies_of(client) == before
+    assert set(statuses) <= {200, 409, 413, 415, 422}, statuses
+    assert statuses[422] > 200, "most mutations should be refused, or the mutators do nothing"
+    assert statuses[200] > 0, "some mutations are harmless, or everything is refused for one reason"
+
+
+def test_mutations_are_the_same_for_the_same_seed_and_not_for_another() -> None:
+    def made(seed: int) -> tuple[object, ...]:
+        rng = random.Random(seed)
+        return *mutate_upload(rng, UPLOAD, PEFT_CONFIG), mutate_rollout(rng, ROLLOUT)
+
+    assert made(7) == made(7)
+    assert len({repr(made(seed)) for seed in range(50)}) == 50

@@ -1,0 +1,138 @@
+"""The key: on every route, known or not, and nowhere in what the server says."""
+
+import json
+import logging
+
+import httpx
+import pytest
+
+from server_app import RunningApp, rollout_body, running_app
+
+KEY = "correct-horse-battery"
+ROUTES = [
+    ("GET", "/health"),
+    ("GET", "/health/"),
+    ("GET", "/identity/"),
+    ("GET", "/log/"),
+    ("POST", "/session/"),
+    ("POST", "/session/heartbeat"),
+    ("DELETE", "/session/"),
+    ("PUT", "/adapters/player_0"),
+    ("POST", "/adapters/commit"),
+    ("POST", "/infer/"),
+    ("GET", "/get_world_size/"),
+    ("POST", "/get_engine_type/"),
+    ("POST", "/reset_prefix_cache/"),
+    ("POST", "/reset_encoder_cache/"),
+    ("POST", "/reset_mm_cache/"),
+    ("POST", "/init_communicator/"),
+    ("POST", "/close_communicator/"),
+    ("POST", "/process_weights_after_loading/"),
+    ("GET", "/no/such/route"),
+    ("GET", "/docs"),
+    ("GET", "/openapi.json"),
+    ("PATCH", "/health/"),
+    ("OPTIONS", "/infer/"),
+    ("HEAD", "/health/"),
+    ("BREW", "/coffee"),
+]
+
+
+@pytest.fixture(scope="module")
+def locked():  # type: ignore[no-untyped-def]
+    with running_app(api_key=KEY) as app:
+        yield app
+
+
+def ask(app: RunningApp, method: str, path: str, *given: str) -> httpx.Response:
+    headers = [("authorization", value.encode("latin-1")) for value in given]
+    return httpx.request(method, f"{app.url}{path}", headers=headers, trust_env=False)  # type: ignore[arg-type]
+
+
+def test_the_list_of_routes_is_complete(locked: RunningApp) -> None:
+    from fastapi.routing import APIRoute
+
+    from hanabi_grpo.server.app import create_app
+
+    app = create_app(locked.engine, locked.store, locked.scheduler, locked.identity, locked.ring, api_key=KEY)  # type: ignore[arg-type]
+
+    def all_routes(routes):  # type: ignore[no-untyped-def]
+        for route in routes:
+            if isinstance(route, APIRoute):
+                yield from ((method, route.path) for method in route.methods)
+            else:
+                original = getattr(route, "original_router", None)
+                yield from all_routes(getattr(original, "routes", ()))
+
+    served = {(method, path.replace("{adapter}", "player_0")) for method, path in all_routes(app.routes)}
+    assert len(served) >= 18
+    assert served <= set(ROUTES)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_wrong_or_missing_key_is_401_on_every_route_and_the_right_one_is_not(
+    locked: RunningApp, method: str, path: str
+) -> None:
+    for given in ((), ("Bearer wrong",), (f"Bearer {KEY}x",), (f"Bearer {KEY[:-1]}",), (KEY,), (f"Basic {KEY}",)):
+        answer = ask(locked, method, path, *given)
+        assert answer.status_code == 401, given
+        if method != "HEAD":
+            assert "HANABI_API_KEY" in answer.json()["detail"]
+    assert ask(locked, method, path, f"Bearer {KEY}").status_code != 401
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ((f"bearer {KEY}",), 200),
+        ((f"BEARER   {KEY}  ",), 200),
+        ((f"Bearer {KEY}", f"Bearer {KEY}"), 401),
+        ((f"Bearer {KEY}", "Bearer wrong"), 401),
+        (("Bearer wrong", f"Bearer {KEY}"), 401),
+        (("Bearer \xe9\xff",), 401),
+        (("\xe9",), 401),
+        (("Bearer",), 401),
+        (("Bearer ",), 401),
+        (("",), 401),
+        ((f"Bearer {KEY} {KEY}",), 401),
+        ((f"Bearer{KEY}",), 401),
+    ],
+)
+def test_odd_authorization_headers_let_in_only_the_key(locked: RunningApp, given: tuple[str, ...], status: int) -> None:
+    lines = "".join(f"Authorization: {value}\r\n" for value in given)
+    with locked.connect() as raw:
+        raw.sendall(f"GET /health/ HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode("latin-1"))
+        assert raw.recv(65536).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_stranger_learns_nothing_of_a_body_limit_and_uses_no_place(locked: RunningApp) -> None:
+    answer = httpx.post(f"{locked.url}/infer/", content=b"x" * (2 << 20), trust_env=False)
+    assert answer.status_code == 401
+
+
+def test_without_a_key_everybody_on_this_machine_is_served() -> None:
+    with running_app() as app:
+        assert ask(app, "GET", "/health/").status_code == 200
+        assert ask(app, "GET", "/health/", "Bearer anything").status_code == 200
+
+
+def test_the_key_is_in_no_answer_and_no_log_line(
+    locked: RunningApp, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    headers = {"authorization": f"Bearer {KEY}", "x-run-id": "x", "x-peft-config": "{", "x-sha256": "y"}
+    with caplog.at_level(logging.DEBUG), httpx.Client(base_url=locked.url, headers=headers, trust_env=False) as client:
+        for method, path in ROUTES:
+            for content in (b"", b"\xff", b'{"infer_requests": 1}', json.dumps(rollout_body()).encode()):
+                answer = client.request(method, path, content=content)
+                said.append(answer.text + str(answer.headers))
+        said.append(client.get("/log/", params={"after": "x"}).text)
+    with locked.connect() as raw:
+        raw.sendall(f"GET /health/ HTTP/1.1\r\nauthorization: Bearer {KEY}\r\nbad header\r\n\r\n".encode())
+        said.append(raw.recv(65536).decode())
+    written = capfd.readouterr()
+    assert KEY not in "".join(said)
+    # The client of this test logs what it sends; it is not the server.
+    assert all(KEY not in record.getMessage() for record in caplog.records if not record.name.startswith("http"))
+    assert KEY not in written.out + written.err
+    assert KEY not in "".join(locked.ring.since(0)[1])

@@ -1,0 +1,313 @@
+"""Which trainer the server works for: by a clock of the test's own, and on the real app over real sockets."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.errors import ServerError, SessionError, VersionError
+from hanabi_grpo.handshake import GameClaim, SessionRequest, read_session_headers, session_headers
+from hanabi_grpo.server.sessions import Ownership, versions_to_drop
+from hanabi_grpo.wire import PROTOCOL
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body, upload_headers
+
+A, B = "a" * 32, "b" * 32
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionRequest:
+    given = {
+        "protocol": PROTOCOL,
+        "run_id": run_id,
+        "trainer_id": trainer_id,
+        "adapters": ["player_0", "player_1"],
+        "lora_rank": 2,
+        "model_fingerprint": "m",
+        "tokenizer_hash": "t",
+        "chat_hash": "c",
+        "dtype": "float32",
+        "games": [GameClaim(env_config={"preset": "laptop"}, board_hash="b", prompt_hash="p")],
+    }
+    return SessionRequest(**{**given, **other})
+
+
+def _owned() -> tuple[Ownership, _Clock]:
+    clock = _Clock()
+    ownership = Ownership(60.0, clock=clock)
+    ownership.refuse_stranger(_wanted())
+    ownership.open(_wanted())
+    return ownership, clock
+
+
+def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -> None:
+    ownership, clock = _owned()
+    clock.now += 20
+    with pytest.raises(SessionError) as caught:
+        ownership.refuse_stranger(_wanted("other", B))
+    assert str(caught.value) == (
+        "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it is gone, wait 40 s; "
+        "or start a second server on another PORT."
+    )
+    with pytest.raises(SessionError, match="works for another trainer process of this run"):
+        ownership.refuse_stranger(_wanted("run", B))
+    ownership.refuse_stranger(_wanted("another run of the same process", A))
+
+
+def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in() -> None:
+    ownership, clock = _owned()
+    for _ in range(5):
+        clock.now += 50
+        ownership.check(session_headers("run", A))
+    with pytest.raises(SessionError):
+        ownership.refuse_stranger(_wanted("other", B))
+    clock.now += 60
+    assert ownership.is_alive
+    clock.now += 1
+    assert not ownership.is_alive
+    ownership.check(session_headers("run", A))
+    assert ownership.is_alive, "a late owner goes on as long as nobody took over"
+    clock.now += 61
+    ownership.refuse_stranger(_wanted("other", B))
+    ownership.open(_wanted("other", B))
+    with pytest.raises(SessionError, match=r"run run is not the one that this server works for \(other\)"):
+        ownership.check(session_headers("run", A))
+
+
+def test_a_request_of_a_stranger_is_no_sign_of_life() -> None:
+    ownership, clock = _owned()
+    clock.now += 50
+    for headers in (session_headers("run", B), session_headers("other", A), {}, {"x-run-id": "run"}):
+        with pytest.raises(SessionError):
+            ownership.check(headers)
+        with pytest.raises(SessionError):
+            ownership.release(headers)
+    assert ownership.silence == 50
+
+
+def test_a_released_server_is_free_at_once_and_its_trainer_must_open_again() -> None:
+    ownership, _ = _owned()
+    ownership.release(session_headers("run", A))
+    ownership.release(session_headers("run", A))
+    with pytest.raises(SessionError, match="run run has released this server; open a session again"):
+        ownership.check(session_headers("run", A))
+    ownership.refuse_stranger(_wanted("other", B))
+    ownership.open(_wanted())
+    ownership.check(session_headers("run", A))
+
+
+def test_without_a_session_every_request_says_so() -> None:
+    with pytest.raises(SessionError, match="no trainer has opened a session on this server"):
+        Ownership(60.0).check(session_headers("run", A))
+
+
+@pytest.mark.parametrize("run_id", ["/runs/jürgen 1/a%2Fb", "line\nbreak", "漢字", " both ends "])
+def test_a_run_id_travels_in_a_header_whatever_its_letters(run_id: str) -> None:
+    headers = httpx.Headers(session_headers(run_id, A))
+    assert read_session_headers(headers) == (run_id, A)
+
+
+def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces() -> None:
+    ownership, _ = _owned()
+    served = {"player_0": 57, "player_1": 57}
+    for replaces in (None, {}, {"player_0": 57}, {"player_0": 56, "player_1": 57}):
+        with pytest.raises(
+            VersionError,
+            match=r"holds player_0@57, player_1@57 of this run; the trainer resumes at 50: steps 51-57 were not saved",
+        ):
+            versions_to_drop(ownership.session, _wanted(trainer_id=B, version=50, replaces=replaces), served)
+    assert versions_to_drop(ownership.session, _wanted(version=50, replaces=served), served) == served
+    assert versions_to_drop(ownership.session, _wanted(version=57), served) == {}
+    assert versions_to_drop(ownership.session, _wanted("other", version=0), served) == {}
+
+
+@contextmanager
+def _client(app: RunningApp, run_id: str, **other: Any) -> Iterator[RolloutClient]:
+    with RolloutClient(app.url, timeouts=ClientTimeouts(answer=10)) as client:
+        _open(client, app, run_id, **other)
+        yield client
+
+
+def _open(client: RolloutClient, app: RunningApp, run_id: str, **other: Any) -> dict[str, Any]:
+    given = session_body(app.identity, run_id=run_id, **other)
+    for name in ("protocol", "trainer_id"):
+        del given[name]
+    return client.open_session(**given)
+
+
+def _pushed(value: float) -> dict[str, tuple[bytes, dict[str, Any]]]:
+    return {name: (adapter_bytes(value), PEFT_CONFIG) for name in PLAYERS}
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        yield running
+
+
+def test_the_second_of_two_trainers_is_refused_until_the_first_has_left(app: RunningApp) -> None:
+    second = RolloutClient(app.url)
+    with _client(app, "first") as first:
+        first.push(1, _pushed(0.1))
+        with pytest.raises(ServerError, match="409: this server works for run first, heard 0 s ago"):
+            _open(second, app, "second")
+        with pytest.raises(ServerError, match="409: this server works for another trainer process of this run"):
+            _open(second, app, "first")
+        assert first.heartbeat() == {"instance_id": "test-instance", "run_id": "first", "versions": _both(1)}
+    assert second.identity()["versions"] == _both(1), "a released server serves on"
+    with second:
+        assert _open(second, app, "second")["versions"] == {}
+        with pytest.raises(ServerError, match=r"409: run first is not the one that this server works for \(second\)"):
+            _as(app, "first", first.trainer_id).heartbeat()
+
+
+def _both(version: int) -> dict[str, int]:
+    return dict.fromkeys(PLAYERS, version)
+
+
+def _as(app: RunningApp, run_id: str, trainer_id: str) -> RolloutClient:
+    """A client that has not noticed that its session is over."""
+    client = RolloutClient(app.url)
+    client._http.headers.update(session_headers(run_id, trainer_id))
+    return client
+
+
+def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(app: RunningApp) -> None:
+    with _client(app, "owner") as owner:
+        owner.push(3, _pushed(0.3))
+        before = [app.engine.loaded[number] for number in sorted(app.engine.loaded)]
+        for stranger in (_as(app, "owner", B), _as(app, "stranger", owner.trainer_id)):
+            with pytest.raises(ServerError, match=r"409: run .* is not the one"):
+                stranger.push(4, _pushed(0.4))
+            for method, path in (
+                ("POST", "/adapters/commit?version=3"),
+                ("DELETE", "/session/"),
+                ("POST", "/session/heartbeat"),
+            ):
+                answer = stranger._http.request(method, path)
+                assert answer.status_code == 409, path
+            deals = [{"env_config": game["env_config"], "suite": "eval", "seed": 0} for game in _games(app)]
+            with pytest.raises(ServerError, match="409: run"):
+                stranger.play(
+                    deals,
+                    num_games=1,
+                    max_tokens=4,
+                    temperature=1.0,
+                    adapters={name: f"{name}@3" for name in PLAYERS},
+                )
+        assert owner.identity()["versions"] == _both(3)
+        assert [app.engine.loaded[number] for number in sorted(app.engine.loaded)] == before
+        owner.push(4, _pushed(0.4))
+
+
+def _games(app: RunningApp) -> list[dict[str, Any]]:
+    return list(session_body(app.identity)["games"])
+
+
+def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None:
+    body = adapter_bytes(0.7)
+    with _client(app, "slow upload") as slow:
+        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "x"}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        with app.connect() as connection:
+            connection.sendall(f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100])
+            slow.identity()
+            slow.release()
+            with _client(app, "quick"):
+                connection.sendall(body[100:])
+                answer = connection.recv(65536).decode()
+                assert answer.startswith("HTTP/1.1 409")
+                assert "run slow upload is not the one that this server works for (quick)" in answer
+                assert app.store._staged == {}
+
+
+def test_a_large_upload_of_a_stranger_is_answered_although_nobody_reads_it(app: RunningApp) -> None:
+    with _client(app, "small"):
+        stranger = _as(app, "stranger", B)
+        with pytest.raises(ServerError, match="409: run stranger"):
+            stranger.push(1, {"player_0": (b"x" * (8 << 20), PEFT_CONFIG)})
+
+
+def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_when_it_says_so(
+    app: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with _client(app, "resumed") as first:
+        first.push(50, _pushed(0.5))
+    with _client(app, "resumed", version=50) as second:
+        assert second.identity()["versions"] == _both(50)
+        loads = len(app.engine.loaded)
+        second.push(50, _pushed(0.5))
+        assert len(app.engine.loaded) == loads, "the same bytes are not loaded again"
+        second.push(57, _pushed(0.57))
+    third = RolloutClient(app.url)
+    with pytest.raises(
+        ServerError, match="409: this server holds player_0@57, player_1@57 of this run; the trainer re"
+    ):
+        _open(third, app, "resumed", version=50)
+    with third:
+        answer = _open(third, app, "resumed", version=50, replaces=_both(57))
+        assert answer["versions"] == {}
+        assert app.engine.loaded == {}
+        assert "session: dropping player_0@57, player_1@57" in caplog.messages
+        third.push(51, _pushed(0.51))
+        assert third.identity()["versions"] == _both(51)
+
+
+def test_an_upload_of_the_trainer_before_is_not_committed_by_the_next(app: RunningApp) -> None:
+    with _client(app, "half") as first:
+        body = adapter_bytes(0.1)
+        for name in PLAYERS:
+            answer = first._http.put(f"/adapters/{name}?version=9", content=body, headers=upload_headers(body))
+            assert answer.status_code == 200
+    with _client(app, "half", version=8) as second:
+        assert second._http.post("/adapters/commit?version=9").status_code == 409
+
+
+def test_two_trainers_at_the_same_moment_one_gets_the_server(app: RunningApp) -> None:
+    clients = [RolloutClient(app.url) for _ in range(6)]
+    barrier = threading.Barrier(len(clients))
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        barrier.wait()
+        try:
+            _open(clients[number], app, f"run {number}")
+            answers.append("ok")
+        except ServerError as error:
+            answers.append("409" if "409: this server works for run run" in str(error) else str(error))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.release()
+        client.close()
+    assert sorted(answers) == ["409"] * 5 + ["ok"]
+
+
+def test_a_silent_trainer_loses_the_server_and_a_new_server_process_is_no_takeover() -> None:
+    with running_app(session_timeout=0.2) as app:
+        first, second = RolloutClient(app.url), RolloutClient(app.url)
+        assert first._http.post("/session/heartbeat", headers=session_headers("x", A)).status_code == 404
+        _open(first, app, "first")
+        with pytest.raises(ServerError, match="409"):
+            _open(second, app, "second")
+        threading.Event().wait(0.3)
+        _open(second, app, "second")
+        with pytest.raises(ServerError, match="409"):
+            first.heartbeat()
+        first.close()
+        second.close()
