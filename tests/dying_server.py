@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from hanabi_grpo.logs import set_up_logging
+from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.main import _listen
-from hanabi_grpo.server.plugin import die_with_parent
 from hanabi_grpo.server.restart import COUNT_VARIABLE, Restarts, reap_children, restart_at_latest
 from hanabi_grpo.server.serving import serve_until_dead
 

@@ -55,7 +55,7 @@ class ParityError(HanabiGrpoError, RuntimeError):
 
 
 class NonFiniteError(HanabiGrpoError, FloatingPointError):
-    """A gradient that holds infinities or values that are not numbers."""
+    """A gradient, reward, return or logprob that is infinite or not a number."""
 
 
 class RunFolderError(HanabiGrpoError, FileExistsError):

@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import tempfile
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.settings import Settings
 
 LOCK = ".lock"
+RUN_ID = ".run-id"
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
@@ -109,6 +111,22 @@ def lock_run_folder(folder: Path) -> IO[str]:
     file.flush()
     os.set_inheritable(file.fileno(), True)
     return file
+
+
+def run_identity(folder: Path) -> str:
+    """Return the run's name towards a rollout server: its folder, and a number that no other run has.
+
+    The number is made once and stays in the folder, so that a resumed run is recognised, and a run of the same path on
+    another machine is not taken for it.
+    """
+    path = folder / RUN_ID
+    try:
+        number = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        number = uuid.uuid4().hex[:12]
+        write_json_atomic(path, number)
+        return run_identity(folder)
+    return f"{folder.resolve()} ({number.strip(chr(34))})"
 
 
 def leave_run_folder(folder: Path) -> None:

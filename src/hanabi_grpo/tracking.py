@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hanabi_grpo.resume import TRAINER_STATE
 from hanabi_grpo.runs import append_jsonl
 from hanabi_grpo.settings import Settings, settings_values
 
@@ -91,5 +92,9 @@ class TrackingCallback(TrainerCallback):
         artifact = wandb.Artifact(
             name, type="model", metadata={"model": self.settings.model, "rank": self.settings.lora_rank}
         )
-        artifact.add_dir(str(checkpoint))
+        # Moments and random states are as large again, and nobody but a resume needs them.
+        for path in sorted(checkpoint.rglob("*")):
+            within = path.relative_to(checkpoint)
+            if path.is_file() and within.parts[0] != TRAINER_STATE:
+                artifact.add_file(str(path), name=str(within))
         self._wandb.log_artifact(artifact, aliases=aliases)

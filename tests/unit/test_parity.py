@@ -1,5 +1,7 @@
 """The gate that compares sampler and trainer."""
 
+import math
+
 import pytest
 import torch
 
@@ -30,9 +32,11 @@ def test_a_difference_below_the_tolerance_is_reported() -> None:
     assert _check(ParityGate(0.01), 0.005) == pytest.approx(0.005, abs=1e-6)
 
 
-def test_a_nan_stops_training() -> None:
+def test_a_trainer_that_is_not_a_number_is_left_to_its_gradient_and_a_sampler_that_is_not_stops() -> None:
+    assert math.isnan(_check(ParityGate(0.01), float("nan")))
+    ones = torch.ones((1, 2), dtype=torch.bool)
     with pytest.raises(ParityError, match="nan"):
-        _check(ParityGate(0.01), float("nan"))
+        ParityGate(0.01).check("player_0", 0, torch.zeros(1, 2), torch.tensor([[0.0, math.nan]]), ones)
 
 
 def test_a_batch_without_sampled_tokens_says_nothing() -> None:

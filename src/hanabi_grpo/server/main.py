@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
-from hanabi_grpo.server.plugin import PLUGIN_NAME, die_with_parent
+from hanabi_grpo.processes import die_with_parent
+from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.restart import Restarts, reap_children, restart_at_latest, stop_within
 
 if TYPE_CHECKING:

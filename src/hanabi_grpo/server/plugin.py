@@ -4,14 +4,13 @@ Two things must hold inside the engine core and its workers, where no other code
 the server, and the CPU build applies LoRA per adapter instead of per token.
 """
 
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
+
+from hanabi_grpo.processes import die_with_parent
 
 PLUGIN_NAME = "hanabi_grpo"
-_PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
@@ -31,8 +30,3 @@ def register() -> None:
 
         install()
 
-
-def die_with_parent(signum: signal.Signals) -> None:
-    """Ask the kernel to signal this process when the thread that started it ends (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)

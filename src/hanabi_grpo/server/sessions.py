@@ -49,18 +49,23 @@ class Ownership:
         return self._clock() - self.session.heard if self.session else 0.0
 
     def refuse_stranger(self, wanted: SessionRequest) -> None:
-        """Refuse a trainer while another one is alive.
+        """Refuse a trainer while one of another run is alive.
+
+        A second trainer of the same run is the first one's successor: the lock on the run folder says that the first
+        is gone, so a resumed run need not wait until the server has noticed.
 
         Raises:
             SessionError: Names the run that holds the server, and the ways out.
         """
         session = self.session
-        if session is None or not self.is_alive or wanted.trainer_id == session.trainer_id:
+        if session is None or not self.is_alive:
             return
-        who = "another trainer process of this run" if wanted.run_id == session.run_id else f"run {session.run_id}"
+        if wanted.run_id == session.run_id or wanted.trainer_id == session.trainer_id:
+            return
         raise SessionError(
-            f"this server works for {who}, heard {self.silence:.0f} s ago. One trainer at a time: stop it, or, if it "
-            f"is gone, wait {max(0.0, self._timeout - self.silence):.0f} s; or start a second server on another PORT."
+            f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago. One trainer at a time: stop "
+            f"it, or, if it is gone, wait {max(0.0, self._timeout - self.silence):.0f} s; or start a second server on "
+            "another PORT."
         )
 
     def open(self, wanted: SessionRequest) -> Session:

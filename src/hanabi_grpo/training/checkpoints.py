@@ -7,10 +7,10 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.resume import TRAINER_STATE
 from hanabi_grpo.training.adapters import adapter_tensors, save_adapter
 from hanabi_grpo.training.training_state import save_training_state
 
-TRAINER = "trainer"
 SAVE_TRIES = 3
 """Failed saves in a row after which a run stops; the steps after a failed one try again."""
 
@@ -46,7 +46,7 @@ def save_checkpoint(
         for name in names:
             save_adapter(model, name, partial / name)
         if moments is not None:
-            save_training_state(partial / TRAINER, moments, groups, random_states)
+            save_training_state(partial / TRAINER_STATE, moments, groups, random_states)
 
     tensors = [*(moments or {}).values()]
     for name in names:

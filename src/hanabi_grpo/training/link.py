@@ -21,6 +21,7 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, VersionError
 from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.incidents import IncidentLog
+from hanabi_grpo.runs import run_identity
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
 from hanabi_grpo.types import Episode, adapter_of, player_name, player_names
@@ -124,7 +125,7 @@ class ServerLink:
         """ms-swift calls this at start; text models have no such cache."""
 
     def _introduce(self) -> None:
-        settings, run_id = self.settings, str(self.run_folder.resolve())
+        settings, run_id = self.settings, run_identity(self.run_folder)
         identity = self.client.identity()
         newer = {}
         if identity.get("run_id") == run_id:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import set_up_logging
+from hanabi_grpo.processes import die_with_parent
 
 logger = logging.getLogger("hanabi_grpo.training.main")
 
@@ -20,6 +21,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--settings", type=Path, required=True, help="settings.json of a run folder")
     known, extra = parser.parse_known_args(argv)
     _prepare_environment()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        # The launcher holds the run folder's lock; a worker that outlived it would train beside the next trainer.
+        die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
 

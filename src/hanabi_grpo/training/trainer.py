@@ -28,11 +28,11 @@ from hanabi_grpo.checkpoints import rotate
 from hanabi_grpo.errors import NonFiniteError, ParityError, RunFolderError
 from hanabi_grpo.metrics import episode_metrics, step_warnings
 from hanabi_grpo.records import write_episodes
-from hanabi_grpo.resume import read_resume
+from hanabi_grpo.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.batching import PlayerBatch, plan_batches, players_with_data, usable_groups
-from hanabi_grpo.training.checkpoints import SAVE_TRIES, TRAINER, save_checkpoint
+from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint
 from hanabi_grpo.training.deals import DealSampler
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.link import ServerLink
@@ -125,11 +125,11 @@ class HanabiGRPOTrainer(GRPOTrainer):
         for name in self.adapter_names:
             adapters.load_adapter(model, name, folder / name)
         state = OptimizerState(model, self.optimizer)
-        state.restore(load_moments(folder / TRAINER))
-        restore_counts(folder / TRAINER, state.groups)
+        state.restore(load_moments(folder / TRAINER_STATE))
+        restore_counts(folder / TRAINER_STATE, state.groups)
         self.lr_scheduler.refresh()
         rank = self.accelerator.process_index
-        if not restore_random_state(folder / TRAINER, rank):
+        if not restore_random_state(folder / TRAINER_STATE, rank):
             logger.warning("process %d: the checkpoint has no random state for it; it keeps its own", rank)
         logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
 
