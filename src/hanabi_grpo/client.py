@@ -29,7 +29,7 @@ from hanabi_grpo.handshake import (
     session_headers,
     tokenizer_hash,
 )
-from hanabi_grpo.http_calls import as_model, as_object, call_json
+from hanabi_grpo.http_calls import WHO, as_model, as_object, call_json
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame, Episode
 from hanabi_grpo.wire import PROTOCOL
@@ -335,7 +335,7 @@ class RolloutClient:
                 else:
                     groups[owners[row]].append(game)
         except ServerError as error:
-            raise ServerError(f"{self.url}: {error}") from error
+            raise ServerError(f"{self.url}: playing games: {error} {WHO}") from error
         return RolloutResult(groups=groups, dropped=tuple(dropped))
 
     def close(self) -> None:

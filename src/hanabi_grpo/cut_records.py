@@ -35,11 +35,13 @@ def _cut_metrics(run_folder: Path, step: int) -> int:
     path = run_folder / "metrics.jsonl"
     if not path.exists():
         return 0
-    lines = path.read_bytes().splitlines()
+    data = path.read_bytes()
+    lines = data.splitlines()
     late = [line for line in lines if line and _is_late(line, step)]
-    if not late:
+    if not late and (not data or data.endswith(b"\n")):
         return 0
-    _append_once(run_folder / "metrics.discarded.jsonl", b"".join(line + b"\n" for line in late))
+    if late:
+        _append_once(run_folder / "metrics.discarded.jsonl", b"".join(line + b"\n" for line in late))
     kept = b"".join(line + b"\n" for line in lines if line and not _is_late(line, step))
     handle, temporary = tempfile.mkstemp(dir=run_folder, prefix=".metrics.jsonl.", suffix=".tmp")
     with os.fdopen(handle, "wb") as file:

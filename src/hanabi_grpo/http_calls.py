@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from hanabi_grpo.errors import ServerError, ServerGoneError
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
+WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
 _PAUSE = 0.5
 
 
@@ -37,7 +37,7 @@ def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries:
         raise _refusal(url, response, data, what)
     if data is None:
         raise ServerError(
-            f"{url}: {what}: the answer is not JSON, or only a part of it: {response.text[:200]!r}. {_WHO}"
+            f"{url}: {what}: the answer is not JSON, or only a part of it: {response.text[:200]!r}. {WHO}"
         )
     return data
 
@@ -49,7 +49,7 @@ def as_object(url: str, data: Any, what: str) -> dict[str, Any]:
         ServerError: It is not.
     """
     if not isinstance(data, dict):
-        raise ServerError(f"{url}: {what}: the answer is no JSON object: {str(data)[:200]!r}. {_WHO}")
+        raise ServerError(f"{url}: {what}: the answer is no JSON object: {str(data)[:200]!r}. {WHO}")
     return data
 
 
@@ -65,7 +65,7 @@ def as_model(url: str, model: type[_Answer], data: Any, what: str) -> _Answer:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "all of it"
         raise ServerError(
-            f"{url}: {what}: the answer does not fit ({name}: {first['msg']}): {str(data)[:200]!r}. {_WHO}"
+            f"{url}: {what}: the answer does not fit ({name}: {first['msg']}): {str(data)[:200]!r}. {WHO}"
         ) from error
 
 
@@ -86,7 +86,7 @@ def _response(url: str, call: Callable[[], httpx.Response], what: str, tries: in
             time.sleep(_PAUSE * attempt)
             attempt += 1
         except httpx.RequestError as error:
-            raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {_WHO}") from error
+            raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {WHO}") from error
 
 
 def _refusal(url: str, response: httpx.Response, data: Any, what: str) -> ServerError:
@@ -94,10 +94,10 @@ def _refusal(url: str, response: httpx.Response, data: Any, what: str) -> Server
     if response.is_redirect:
         return ServerError(
             f"{url}: {what}: the server answered {status} and points to "
-            f"{response.headers.get('location', '')[:200]!r}; redirects are not followed. {_WHO}"
+            f"{response.headers.get('location', '')[:200]!r}; redirects are not followed. {WHO}"
         )
     detail = data.get("detail") if isinstance(data, dict) else None
     if isinstance(detail, list | dict):
         detail = json.dumps(detail)[:500]
-    message = f"{url}: {what}: the server answered {status}: {detail or response.text[:500]}"
+    message = f"{url}: {what}: the server answered {status}: {str(detail or response.text[:500])[:2100]}"
     return ServerGoneError(message) if status in (502, 503, 504) else ServerError(message)

@@ -1,5 +1,6 @@
 """The run folder: its name, that it is fresh, who holds it, and how files are written into it."""
 
+import errno
 import fcntl
 import json
 import math
@@ -160,7 +161,12 @@ def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
     """Append rows to a JSON Lines file by one write each; non-finite numbers become null."""
     with path.open("ab", buffering=0) as file:
         for row in rows:
-            file.write((json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode())
+            line = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
+            start = file.tell()
+            if file.write(line) != len(line):
+                # A disk that fills up takes a part: the next row must not be glued to it.
+                file.truncate(start)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def sync_folder(folder: Path) -> None:

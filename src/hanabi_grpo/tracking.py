@@ -21,6 +21,7 @@ class TrackingCallback(TrainerCallback):
         """Prepare; W&B starts with training."""
         self.settings, self.run_folder = settings, run_folder
         self._wandb: Any = None
+        self._rows: list[dict[str, Any]] = []
         self._started = time.time()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -43,7 +44,18 @@ class TrackingCallback(TrainerCallback):
         if not logs or "games" not in logs:
             return
         row = {"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs}
-        append_jsonl(self.run_folder / "metrics.jsonl", row)
+        self._rows.append(row)
+        try:
+            while self._rows:
+                append_jsonl(self.run_folder / "metrics.jsonl", self._rows[0])
+                del self._rows[0]
+        except OSError as error:
+            logger.warning(
+                "metrics.jsonl cannot be written (%s): %d rows are kept and written with the next one; make room in %s",
+                error.strerror,
+                len(self._rows),
+                self.run_folder,
+            )
         if self._wandb is not None:
             self._wandb.log(logs, step=state.global_step)
         if "score/mean" not in logs:

@@ -80,13 +80,15 @@ def test_no_route_opens_to_a_wrong_key(drill: Drills) -> None:
             method, path = ROUTES[number % len(ROUTES)]
             assert http.request(method, path).status_code == 401
             for _ in range(5):
-                wrong = list(KEY.encode())
+                wrong = bytearray(KEY.encode())
                 position = row.rng.randrange(len(wrong))
                 wrong[position : position + row.rng.randrange(2)] = row.rng.randbytes(row.rng.randrange(1, 3))
-                if bytes(wrong).strip() != KEY.encode():
-                    headers = [(b"authorization", b"Bearer " + bytes(wrong).translate(None, b"\r\n\0\x0b\x0c"))]
-                    answer = http.request(method, path, headers=headers)  # type: ignore[arg-type]
-                    assert answer.status_code in (400, 401), (wrong, answer.text)
+                sent = bytes(wrong).translate(None, b"\r\n\0\x0b\x0c")
+                if sent.strip() == KEY.encode():
+                    continue
+                headers = [(b"authorization", b"Bearer " + sent)]
+                answer = http.request(method, path, headers=headers)  # type: ignore[arg-type]
+                assert answer.status_code in (400, 401), (sent, answer.text)
             right = http.request(method, path, headers={"authorization": f"Bearer {KEY}"})
             assert right.status_code not in (401, 500, 501, 502, 503)
 
@@ -128,7 +130,7 @@ def test_three_hundred_connections_at_once_are_all_answered(door: Guarded, drill
 
 
 def test_a_head_that_drips_is_ended(quick_door: Guarded, drill: Drills) -> None:
-    row = drill("30 heads at once that drip or stop", short=2, long=40, lost="the slow request")
+    row = drill("30 heads at once that drip or stop", short=2, long=20, lost="the slow request")
     for _ in row:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(quick_door.app.connect(PATIENCE)) for _ in range(30)]
@@ -146,7 +148,7 @@ def test_a_head_that_drips_is_ended(quick_door: Guarded, drill: Drills) -> None:
 
 
 def test_a_body_that_drips_is_ended(quick_door: Guarded, drill: Drills) -> None:
-    row = drill("15 bodies at once that drip or stop", short=2, long=40, lost="the slow request")
+    row = drill("15 bodies at once that drip or stop", short=2, long=20, lost="the slow request")
     for _ in row:
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(quick_door.app.connect(PATIENCE)) for _ in range(15)]
@@ -198,6 +200,10 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(door: G
             content = block * count
         with http_of(door.app, headers={**OWNER, "x-sha256": "0" * 64, "x-peft-config": "{}"}) as http:
             answer = http.request(method, path, content=content)
+            if path == "/no" and number % 2:
+                # What nobody reads is answered before the limit is passed, and the rest is not taken in.
+                assert answer.status_code in (404, 413), answer.text
+                continue
             assert answer.status_code == 413, (path, answer.text)
             assert "allowed are at most" in answer.json()["detail"]
     door.check()

@@ -22,7 +22,7 @@ Drills = Callable[..., Any]
 
 
 def test_games_of_clients_that_hang_up_are_cancelled(drill: Drills) -> None:
-    row = drill("8 clients hang up in the middle of their games", short=2, long=40, lost="their games")
+    row = drill("8 clients hang up in the middle of their games", short=2, long=25, lost="their games")
     engine = WordEngine()
     with guarded(engine=engine) as one:
         body = json.dumps(rollout_body(num_deals=2, num_games=4)).encode()
@@ -134,6 +134,21 @@ def test_games_that_fail_always_are_dropped_and_named_and_the_others_go_on(
     engine.plan(set(), 0, _raise)
 
 
+class _DyingEngine(WordEngine):
+    """Gives some replies; the others wait for its death."""
+
+    def __init__(self, replies: int) -> None:
+        super().__init__()
+        self.asked, self._replies = 0, replies
+
+    async def generate(self, *args: Any) -> Sample:
+        self.asked += 1
+        if self.asked > self._replies:
+            while not self.is_dead:
+                await asyncio.sleep(0.005)
+        return await super().generate(*args)
+
+
 def _play_once(app: RunningApp, errors: list[Exception | None]) -> None:
     with contextlib.closing(RolloutClient(app.url, timeouts=ClientTimeouts(rollout=PATIENCE))) as client:
         try:
@@ -146,19 +161,19 @@ def _play_once(app: RunningApp, errors: list[Exception | None]) -> None:
 def test_an_engine_that_dies_in_the_middle_of_games_is_answered_503(drill: Drills) -> None:
     row = drill("the engine dies in the middle of games", short=2, long=30, lost="the games in flight")
     for _ in row:
-        engine = WordEngine()
+        # A request has 16 games, each with a reply at least: none is complete when the engine dies.
+        engine = _DyingEngine(replies=row.rng.randrange(16))
         # It looks for a dead engine less often than a request takes: what is tested is the answer, not the restart.
         with running_app(engine=engine, poll=0.5) as app:
             serve_a_version(app)
-            engine.seconds = 0.2
             errors: list[Exception | None] = []
             players = [threading.Thread(target=_play_once, args=(app, errors)) for _ in range(4)]
             for player in players:
                 player.start()
             deadline = time.monotonic() + PATIENCE
-            while app.scheduler.games_in_flight < 64 and time.monotonic() < deadline:
+            while engine.asked < 64:
+                assert time.monotonic() < deadline, "not every game began"
                 time.sleep(0.005)
-            time.sleep(row.rng.uniform(0.0, 0.1))
             engine.is_dead = True
             for player in players:
                 player.join(PATIENCE)

@@ -29,4 +29,3 @@ def register() -> None:
         from hanabi_grpo.server.lora_cpu import install
 
         install()
-

@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -59,6 +60,11 @@ def _prepare_environment() -> None:
     # trl's ranges of tested versions are older than what ms-swift 4.6 runs with.
     warnings.filterwarnings("ignore", message="TRL currently supports vLLM")
     os.environ["VLLM_PLUGINS"] = ""
+    if "WORLD_SIZE" not in os.environ and "MASTER_PORT" not in os.environ:
+        # Without a launcher accelerate listens on one fixed port, so a second trainer on this machine would fail.
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -227,9 +227,13 @@ class HanabiGRPOTrainer(GRPOTrainer):
         for warning in step_warnings(metrics, len(groups)):
             logger.warning("step %d: %s", version + 1, warning)
         if self.accelerator.is_main_process:
-            self.link.copy_log()
-            if version % self.settings.episodes_every == 0:
-                write_episodes(self.link.run_folder, version, groups)
+            try:
+                self.link.copy_log()
+                if version % self.settings.episodes_every == 0:
+                    write_episodes(self.link.run_folder, version, groups)
+            except OSError as error:
+                # A full disk, or a server that refuses its log: a record that is lost stops no run.
+                self._incident("records_failed", f"{self.link.run_folder}: {error.strerror or error}", step=version)
         self._empty_steps = 0 if groups else self._empty_steps + 1
         if not groups:
             self._incident("step_dropped", "no group of games could be used; nothing moves in this step", step=version)
