@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import pytest
 import torch
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils.tensor_fragment import get_full_hp_param, set_full_hp_param
 from peft import PeftModel, get_peft_model_state_dict
 from swift.arguments import RLHFArguments
 from swift.infer_engine.protocol import RolloutOutput
@@ -13,7 +15,8 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rl_core.data import GRPOBatch
 from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
 from swift.trainers import TrainerFactory
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from swift.trainers.mixin import SwiftMixin
+from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer
 
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
@@ -45,7 +48,14 @@ def model() -> PeftModel:
             ["self", "model", "model_inputs", "grpo_batch", "compute_entropy", "origin_data"],
         ),
         ("_move_model_to_vllm", ["self", "skip_async_check"]),
-        ("_clip_grad_norm", ["self", "model"]),
+        ("_get_grad_norm", ["self", "model", "grad_norm"]),
+        ("create_optimizer", ["self", "model"]),
+        ("create_scheduler", ["self", "num_training_steps", "optimizer"]),
+        (
+            "_init_training_state",
+            ["self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"],
+        ),
+        ("_prepare_for_training", ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"]),
         ("_save_checkpoint", ["self", "args", "kwargs"]),
         ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
     ],
@@ -53,6 +63,32 @@ def model() -> PeftModel:
 def test_the_trainers_seams_have_their_signatures(method: str, parameters: list[str]) -> None:
     function = inspect.unwrap(getattr(GRPOTrainer, method))
     assert list(inspect.signature(function).parameters) == parameters
+
+
+def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> None:
+    prepare = inspect.getsource(Trainer._prepare_for_training)
+    assert "self.create_optimizer()" in prepare
+    assert "self.create_scheduler(num_training_steps=max_steps)" in prepare
+    assert prepare.index("self.create_scheduler") < prepare.index("# load checkpoint")
+    loop = inspect.getsource(Trainer._run_epoch)
+    assert loop.index("self._get_grad_norm(model") < loop.index("self.optimizer.step()")
+    assert loop.index("self.optimizer.step()") < loop.index("callback_handler.on_optimizer_step")
+    assert loop.index("callback_handler.on_optimizer_step") < loop.index("self.lr_scheduler.step()")
+    assert "_optimizer_ori" in inspect.getsource(SwiftMixin.create_optimizer)
+
+
+def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_where_they_are_read() -> None:
+    source = inspect.getsource(DeepSpeedZeroOptimizer)
+    step = inspect.getsource(DeepSpeedZeroOptimizer._optimizer_step)
+    assert "self.optimizer.param_groups = [original_param_groups[group_no]]" in step
+    assert "self.optimizer.step()" in step
+    assert "self.single_partition_of_fp32_groups[i].grad = single_grad_partition" in source
+    for name in ("bit16_groups", "_hp_optimizer_states_linked"):
+        assert f"self.{name} = " in source, name
+    link = inspect.getsource(DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state)
+    assert "if not self._hp_optimizer_states_linked" in link
+    assert list(inspect.signature(get_full_hp_param).parameters) == ["self", "optim_state_key"]
+    assert list(inspect.signature(set_full_hp_param).parameters) == ["self", "value", "optim_state_key"]
 
 
 def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:

@@ -74,7 +74,9 @@ def recording() -> Console:
     return Console(record=True, width=200, file=io.StringIO())
 
 
-@pytest.mark.parametrize("command", ["serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset"])
+@pytest.mark.parametrize(
+    "command", ["serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset", "doctor"]
+)
 def test_every_command_has_help(command: str) -> None:
     result = RUNNER.invoke(app, [command, "--help"])
     assert result.exit_code == 0 and "Usage" in result.output
