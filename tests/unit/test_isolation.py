@@ -146,6 +146,14 @@ def test_an_update_that_never_reached_the_optimizer_is_counted_too() -> None:
     assert "skipped by DeepSpeed" in run.reports[0][1]
 
 
+def test_a_step_that_nobody_announced_is_refused_once_training_has_begun() -> None:
+    run = _Training()
+    run.optimizer.step()
+    run.step(player_0=1.0)
+    with pytest.raises(SettingsError, match=r"a second optimizer step on the same games: .*--num_iterations"):
+        run.optimizer.step()
+
+
 def test_the_base_model_is_nobodys_parameter() -> None:
     groups = player_groups(_Adapters(), NAMES)
     assert [(group["player"], len(group["params"])) for group in groups] == [("player_0", 1), ("player_1", 1)]

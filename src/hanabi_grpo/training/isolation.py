@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.errors import NonFiniteError, SettingsError
 
 BAD_STEPS_IN_A_ROW = 3
 """Dropped updates of one player, or steps without a game, after which a run stops."""
@@ -46,6 +46,7 @@ class PlayerGuard:
         self._max_norm, self._sharded, self._report = max_norm, sharded, report
         self._with_data: frozenset[str] | None = None
         self._seen: set[str] = set()
+        self._begun = False
         self.norms: dict[str, float] = {}
         self.dropped: list[str] = []
         self.streaks: Counter[str] = Counter()
@@ -62,7 +63,7 @@ class PlayerGuard:
         Args:
             with_data: Adapters with at least one token in the loss, over all ranks.
         """
-        self._with_data, self._seen = frozenset(with_data), set()
+        self._with_data, self._seen, self._begun = frozenset(with_data), set(), True
         self.norms, self.dropped = {}, []
 
     def finish(self) -> None:
@@ -87,7 +88,12 @@ class PlayerGuard:
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._with_data is None:
-            # Not a training step: DeepSpeed steps once to allocate.
+            if self._begun:
+                raise SettingsError(
+                    "a second optimizer step on the same games: nobody said whose data it holds. Leave ms-swift's "
+                    "options --num_iterations and --steps_per_generation alone; one step uses one set of games."
+                )
+            # Before training: DeepSpeed may step once to allocate.
             return
         self.stepping = True
         for group in optimizer.param_groups:
