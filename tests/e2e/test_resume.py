@@ -162,6 +162,20 @@ def test_bad_days_inside_a_step_are_dropped_counted_and_reported(tiny_model: Pat
     assert (at_four, at_five) == (2, 3)
 
 
+def test_a_bad_gradient_under_deepspeed_drops_the_step_of_all_players_and_the_run_goes_on(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    settings = write_settings(folder, tiny_model, MAX_STEPS="3", **STAGES["zero2"])
+    run(settings, processes=2, plan={"nan_loss": {"player": 1, "steps": [1]}})
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["updates_dropped"] for row in rows] == [0, 2, 0]
+    first, second, third = (folder / f"checkpoint-{step}" for step in (1, 2, 3))
+    for player in PLAYERS:
+        assert differing(everything(first, player), everything(second, player)) == []
+        assert everything(third, player)["updates"] == 2
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

@@ -5,11 +5,16 @@ event loop. Log-probabilities come back under the sampled distribution (after te
 that the trainer computes.
 """
 
+import asyncio
 import itertools
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, ServerGoneError
+
+_LOOK_SECONDS = 0.5
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +137,28 @@ class Engine:
         from vllm.lora.request import LoRARequest
 
         request = LoRARequest(name, number, path)
-        if not await self._engine.add_lora(request):
+        if not await self._while_alive(self._engine.add_lora(request)):
             raise ServerError(f"vLLM did not load adapter {name} and gave no reason; the old version stays served.")
         return request
 
     async def unload_adapter(self, number: int) -> None:
         """Forget an adapter that no game uses any more."""
-        await self._engine.remove_lora(number)
+        await self._while_alive(self._engine.remove_lora(number))
 
     async def reset_prefix_cache(self) -> bool:
         """Drop cached prefixes; False when blocks are in use (harmless: names carry the version)."""
-        return bool(await self._engine.reset_prefix_cache())
+        return bool(await self._while_alive(self._engine.reset_prefix_cache()))
+
+    async def _while_alive(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
+        # vLLM never answers such a call when the core dies meanwhile.
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK_SECONDS))[0]:
+                if self.is_dead:
+                    raise ServerGoneError("the engine died during the call; the server starts again or ends.")
+            return task.result()
+        finally:
+            task.cancel()
 
     @property
     def is_dead(self) -> bool:
