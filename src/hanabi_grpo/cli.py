@@ -159,5 +159,60 @@ def doctor(
     run(role, as_json=as_json)
 
 
+@app.command()
+def view(
+    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
+    worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
+    best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
+    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,
+    player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
+    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
+    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
+    prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
+    hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
+) -> None:
+    """Watch recorded games: what each player saw, thought, said and did, and what it earned."""
+    from hanabi_grpo.commands.view import view as run
+
+    run(
+        path,
+        worst=worst,
+        best=best,
+        illegal=illegal,
+        player=player,
+        game=game,
+        step=step,
+        prompts=prompts,
+        hands=hands,
+        html=html,
+    )
+
+
+@app.command("export-hanab-live")
+def export_hanab_live(
+    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
+    out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
+    url: Annotated[bool, typer.Option("--url", help="Links that open the games instead of JSON.")] = False,
+    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
+    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
+) -> None:
+    """Write games of the board full as hanab.live reads them."""
+    from hanabi_grpo.commands.hanab_live import export_hanab_live as run
+
+    run(path, out=out, url=url, game=game, step=step)
+
+
+@app.command("import-hanab-live")
+def import_hanab_live(
+    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input, URLs or their fragments.")],
+    out: Annotated[Path, typer.Option(help="New file of games, for hanabi-grpo view.")],
+) -> None:
+    """Replay games of hanab.live in our engine; games of other rules are refused."""
+    from hanabi_grpo.commands.hanab_live import import_hanab_live as run
+
+    run(sources, out=out)
+
+
 if __name__ == "__main__":
     app()

@@ -75,7 +75,11 @@ def recording() -> Console:
 
 
 @pytest.mark.parametrize(
-    "command", ["serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset", "doctor"]
+    "command",
+    [
+        *("serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset", "doctor"),
+        *("view", "export-hanab-live", "import-hanab-live"),
+    ],
 )
 def test_every_command_has_help(command: str) -> None:
     result = RUNNER.invoke(app, [command, "--help"])

@@ -17,7 +17,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation import evaluate_scripted, evaluate_served, served_adapters
 from hanabi_grpo.evaluation_result import EvaluationResult, write_result
 from hanabi_grpo.heartbeat import Heartbeat
-from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.policies import REFERENCES, SCRIPTED
 from hanabi_grpo.report import board_title, reference_results, result_cells, rich_table
 from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
@@ -69,7 +69,7 @@ def evaluate(
     else:
         heat = loaded.settings.temperature if temperature is None else temperature
         result = _through_server(loaded, config, policy, checkpoint, deals, heat, label or policy, console)
-    others = reference_results(result, [name for name in SCRIPTED if name != policy])
+    others = reference_results(result, [name for name in REFERENCES if name != policy])
     groups = [[result_cells(result)], [result_cells(other) for other in others]]
     console.print(rich_table(board_title(result), groups))
     if out is not None:

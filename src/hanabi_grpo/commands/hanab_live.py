@@ -1,0 +1,99 @@
+"""`hanabi-grpo export-hanab-live` and `import-hanab-live`: games of the board `full` there and back."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hanabi_grpo.commands.view import choose_recordings
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.replays.compact import URL, compact, expand, looks_compact
+from hanabi_grpo.replays.hanab_live import export_game, import_game
+from hanabi_grpo.replays.live_game import LiveGame, live_game_to_json, live_games_from_text
+from hanabi_grpo.replays.recording import Recording, write_recordings
+from hanabi_grpo.runs import sync_folder
+
+
+def export_hanab_live(path: Path, *, out: Path | None, url: bool, game: int | None, step: int | None) -> None:
+    """Write games as hanab.live reads them, one a line.
+
+    Args:
+        path: Run folder, folder of games, or file of games.
+        out: New file; None: standard output.
+        url: Links that open the game in a browser instead of JSON.
+        game: Only the game of this number.
+        step: Which recorded step of a run folder; None: the last.
+
+    Raises:
+        SettingsError: Another board than `full`, nothing to read, or a file that cannot be written.
+    """
+    recordings, notes = choose_recordings(path, step=step, game=game)
+    lines = []
+    for recording in recordings:
+        exported = export_game(recording)
+        notes += exported.notes
+        live = exported.game
+        lines.append(URL + compact(live) if url else json.dumps(live_game_to_json(live), ensure_ascii=False))
+    text = "".join(f"{line}\n" for line in lines)
+    _tell(notes)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+        sync_folder(out.parent)
+    except FileExistsError as error:
+        raise SettingsError(f"--out {out}: exists already; choose another name or remove it.") from error
+    except OSError as error:
+        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
+    _tell([f"wrote {len(lines)} game{'s' * (len(lines) != 1)} to {out}"])
+
+
+def import_hanab_live(sources: Sequence[str], *, out: Path) -> None:
+    """Play games of hanab.live in our engine and write them as episodes; all of them or none.
+
+    Args:
+        sources: Files of JSON (a game, a list, or a game a line), `-` for standard input, URLs or their fragments.
+        out: New file of episodes.
+
+    Raises:
+        SettingsError: A source that is no game, a game of other rules, or a file that cannot be written.
+    """
+    recordings: list[Recording] = []
+    for source in sources:
+        lives = _read(source)
+        for number, live in enumerate(lives):
+            name = "standard input" if source == "-" else source if len(source) < 80 else f"{source[:40]}…"
+            imported = import_game(live, name if len(lives) == 1 else f"{name}, game {number}")
+            recordings.append(imported.recording)
+            _tell(imported.notes)
+    write_recordings(out, recordings)
+    word = "game" if len(recordings) == 1 else "games"
+    _tell([f"wrote {len(recordings)} {word} to {out}; watch with: hanabi-grpo view {out}"])
+
+
+def _read(source: str) -> list[LiveGame]:
+    if source == "-":
+        return live_games_from_text(sys.stdin.read(), "standard input")
+    # A fragment can be longer than a file's name may be, and asking for such a file is an error of its own.
+    if looks_compact(source) and not (len(source) < 200 and Path(source).is_file()):
+        return [expand(source)]
+    try:
+        text = Path(source).read_bytes().decode("utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise SettingsError(
+            f"{source[:80]}: cannot be read ({why}); give a JSON file, a hanab.live URL or its fragment."
+        ) from error
+    return live_games_from_text(text, source)
+
+
+def _tell(notes: Sequence[str]) -> None:
+    # To stderr: standard output may be the game itself.
+    console = Console(stderr=True, highlight=False, emoji=False)
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)

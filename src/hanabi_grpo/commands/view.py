@@ -1,0 +1,145 @@
+"""`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.replays.page import render_page
+from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files
+from hanabi_grpo.replays.selection import Selection
+from hanabi_grpo.replays.terminal import games_table, print_game
+from hanabi_grpo.replays.timeline import Timeline, make_timeline, turn_advantages
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import MAX_PLAYERS, player_names
+
+_LARGE_PAGE = 4_000_000
+"""Bytes above which a page opens slowly on a phone."""
+
+
+def view(
+    path: Path,
+    *,
+    worst: int | None,
+    best: int | None,
+    illegal: bool,
+    player: str | None,
+    game: int | None,
+    step: int | None,
+    prompts: bool,
+    hands: bool,
+    html: Path | None,
+) -> None:
+    """Show games of a run folder or a file.
+
+    Args:
+        path: Run folder, folder of games, or file of games.
+        worst: This many games of the lowest score.
+        best: This many games of the highest score.
+        illegal: Only games with a reply that was illegal or no move.
+        player: Only turns of this player, e.g. "player_1".
+        game: Only the game of this number.
+        step: Which recorded step of a run folder; None: the last.
+        prompts: Also what the players were shown.
+        hands: Also the cards that the mover could not see.
+        html: Page to write, instead of printing.
+
+    Raises:
+        SettingsError: Nothing to show, or a record that does not fit its deal.
+    """
+    selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
+    console = make_console()
+    files = recording_files(path, step)
+    recordings, notes = read_recordings(files)
+    for note in notes:
+        console.print(note, style="yellow", markup=False, soft_wrap=True)
+    estimator = _estimator(path)
+    advantages = dict(enumerate(turn_advantages(recordings, ESTIMATORS[estimator])))
+    chosen = selection.apply(recordings)
+    title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
+    if not chosen:
+        console.print(f"{title}; every reply was a legal move.", markup=False, soft_wrap=True)
+        return
+    if html is None and selection.is_everything and len(chosen) > 1:
+        console.print(games_table(chosen, title))
+        console.print("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
+        return
+    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    if html is not None:
+        _write_page(html, timelines, title=title, prompts=prompts, estimator=estimator)
+        size = html.stat().st_size
+        console.print(f"wrote {html} ({size / 1000:.0f} kB); open it in a browser.", markup=False, soft_wrap=True)
+        if size > _LARGE_PAGE:
+            console.print("That is large for a browser; --worst N or --game N make a smaller page.")
+        return
+    for timeline in timelines:
+        print_game(console, timeline, prompts=prompts, hands=hands, player=selection.player)
+
+
+def read_player(name: str | None) -> int | None:
+    """Return the seat of a player's name.
+
+    Raises:
+        SettingsError: No such name.
+    """
+    if name is None:
+        return None
+    names = player_names(MAX_PLAYERS)
+    match = re.fullmatch(rf"(?:player_)?([0-{MAX_PLAYERS - 1}])", name, re.ASCII)
+    if match is None:
+        raise SettingsError(f"--player {name!r}: a player is one of {', '.join(names)}.")
+    return int(match[1])
+
+
+def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tuple[list[Recording], list[str]]:
+    """Return the games of a path, or the one of a number, and notes about the files.
+
+    Raises:
+        SettingsError: See `recording_files`, `read_recordings` and `Selection`.
+    """
+    recordings, notes = read_recordings(recording_files(path, step))
+    return Selection(game=game).apply(recordings), notes
+
+
+def _name(files: Sequence[Path]) -> str:
+    # A page is passed on, and whole paths name machines and people.
+    folder = files[0].resolve().parent
+    run = folder.parent.name if folder.name == "episodes" else folder.name
+    return f"{files[0].name} of {run}" if len(files) == 1 else f"{len(files)} files of {run}"
+
+
+def _estimator(path: Path) -> str:
+    """Return the estimator that the run trained with; the default one where there is no run."""
+    for folder in (path, path.resolve().parent.parent):
+        settings = folder / "settings.json"
+        if settings.is_file():
+            try:
+                name = json.loads(settings.read_text(encoding="utf-8"))["settings"]["HANABI_ADVANTAGE"]
+            except (ValueError, KeyError, TypeError, OSError) as error:
+                raise SettingsError(f"{settings}: not the settings of a run ({error!r}).") from error
+            if name not in ESTIMATORS:
+                raise SettingsError(f"{settings}: HANABI_ADVANTAGE={name!r}; known: {', '.join(ESTIMATORS)}.")
+            return str(name)
+    return Settings().advantage
+
+
+def _write_page(path: Path, timelines: Sequence[Timeline], *, title: str, prompts: bool, estimator: str) -> None:
+    page = render_page(timelines, title=title, prompts=prompts, estimator=estimator)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(page)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SettingsError(f"--html {path}: cannot be written ({error.strerror}).") from error

@@ -1,0 +1,56 @@
+"""Replies as people read them: thought and answer apart, and no character that does more than be seen."""
+
+import re
+import unicodedata
+
+_THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
+_KEPT = "\n\t"
+
+
+def split_reply(reply: str) -> tuple[str, str]:
+    """Return what a reply thinks and what it says, both stripped.
+
+    A closing tag without an opening one ends a thought that the prompt opened; a thought that was cut off has no
+    closing tag.
+    """
+    thoughts: list[str] = []
+    said: list[str] = []
+    start = 0
+    thinking = False
+    for tag in _THINK_TAG.finditer(reply):
+        text = reply[start : tag.start()]
+        if tag.group(1) and not thinking:
+            thoughts += [*said, text]
+            said = []
+        else:
+            (thoughts if thinking else said).append(text)
+        thinking = not tag.group(1)
+        start = tag.end()
+    (thoughts if thinking else said).append(reply[start:])
+    return _joined(thoughts), _joined(said)
+
+
+def visible(text: str) -> str:
+    """Return a text in which every character shows itself.
+
+    Control characters (a terminal obeys them) become the pictures that Unicode has for them, characters that turn the
+    direction of writing or have no width are named, e.g. `[U+202E]`, and a lone surrogate becomes U+FFFD.
+    """
+    text = text.replace("\r\n", "\n")
+    return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character in _KEPT:
+        return character
+    category = unicodedata.category(character)
+    if category == "Cc":
+        code = ord(character)
+        return chr(0x2400 + code) if code < 0x20 else "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"[U+{code:04X}]"
+    if category == "Cs":
+        return "\N{REPLACEMENT CHARACTER}"
+    return f"[U+{ord(character):04X}]" if category in ("Cf", "Zl", "Zp") else character
+
+
+def _joined(parts: list[str]) -> str:
+    return "\n".join(stripped for part in parts if (stripped := part.strip()))

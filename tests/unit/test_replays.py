@@ -1,0 +1,273 @@
+import asyncio
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.cli import app
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import Card, make_spec, shuffled_deck
+from hanabi_grpo.policies import HintBot, RandomPolicy
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files, write_recordings
+from hanabi_grpo.replays.selection import Selection, num_bad_replies
+from hanabi_grpo.replays.terminal import print_game
+from hanabi_grpo.replays.texts import split_reply, visible
+from hanabi_grpo.replays.timeline import make_timeline, turn_advantages
+from hanabi_grpo.rollouts import play_episodes_sync, play_group
+from hanabi_grpo.types import Episode, ReplyKind
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+def group(*, config: EnvConfig = LAPTOP, seed: int = 0, num_games: int = 4) -> list[Episode]:
+    players = [HintBot(noise=0.4)] * config.players
+    return asyncio.run(play_group(config, players, suite="train", seed=seed, num_games=num_games))
+
+
+def with_reply(episode: Episode, number: int, reply: str, kind: ReplyKind = ReplyKind.UNPARSABLE) -> Episode:
+    turns = list(episode.turns)
+    rewards = {**turns[number].rewards} | ({"unparsable": -0.5} if kind is ReplyKind.UNPARSABLE else {})
+    turns[number] = replace(turns[number], reply=reply, kind=kind, rewards=rewards)
+    return replace(episode, turns=tuple(turns))
+
+
+def printed(recording: Recording, **options: object) -> str:
+    console = Console(file=io.StringIO(), width=200, color_system=None)
+    print_game(console, make_timeline(recording), **options)  # type: ignore[arg-type]
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("Play 0", ("", "Play 0")),
+        ("<think>The 1s\nare safe.</think>\n\nPlay 0", ("The 1s\nare safe.", "Play 0")),
+        ("The prompt opened it.</think>Play 0", ("The prompt opened it.", "Play 0")),
+        ("<think>cut off", ("cut off", "")),
+        ("<THINK>a</Think>x<think>b</think>Play 1", ("a\nb", "x\nPlay 1")),
+        ("x<think>a</think>y</think>Play 0", ("a\nx\ny", "Play 0")),
+        ("", ("", "")),
+    ],
+)
+def test_thoughts_are_told_from_what_is_said(reply: str, expected: tuple[str, str]) -> None:
+    assert split_reply(reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Play 0\n\tyes", "Play 0\n\tyes"),
+        ("a\r\nb\rc", "a\nb␍c"),
+        ("\x1b[2J\x00\x7f\x9b", "␛[2J␀␡[U+009B]"),
+        ("abc\u202edef\u2066\u200f\u200b\u2028", "abc[U+202E]def[U+2066][U+200F][U+200B][U+2028]"),
+        ("\ud83d", "\ufffd"),
+        ("שלום 😀 é", "שלום 😀 é"),
+    ],
+)
+def test_no_character_does_more_than_be_seen(text: str, expected: str) -> None:
+    assert visible(text) == expected
+
+
+def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
+    path = tmp_path / "games.jsonl"
+    deck = shuffled_deck(make_spec("laptop"), "train", 0)
+    episode = replace(group()[0], suite="hanab.live")
+    write_recordings(path, [Recording(episode=episode, deck=deck, names=("Ann", "Bö"))])
+    assert json.loads(path.read_text())["deck"] == " ".join(map(str, deck))
+    [one], notes = read_recordings([path])
+    assert (one.episode, one.deck, one.names, one.source, notes) == (episode, deck, ("Ann", "Bö"), "games", [])
+    assert one.players == ("Ann", "Bö") and make_timeline(one).boards[0].hands[0][0] == deck[0]
+    with pytest.raises(SettingsError, match="exists already"):
+        write_recordings(path, [])
+    with pytest.raises(SettingsError, match="an imported game without its `deck`"):
+        replace(one, deck=None).cards()
+
+
+def test_a_run_folder_stands_for_its_last_recorded_step(tmp_path: Path) -> None:
+    for step in (0, 10, 100):
+        write_episodes(tmp_path, step, [group()])
+    assert [path.name for path in recording_files(tmp_path)] == ["step_000100.jsonl"]
+    assert [path.name for path in recording_files(tmp_path, 10)] == ["step_000010.jsonl"]
+    with pytest.raises(SettingsError, match=r"--step 7: not recorded in .*; recorded: 0, 10, 100"):
+        recording_files(tmp_path, 7)
+    with pytest.raises(SettingsError, match="is one file"):
+        recording_files(tmp_path / "episodes" / "step_000010.jsonl", 10)
+    with pytest.raises(SettingsError, match="no such file or folder"):
+        recording_files(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingsError, match="holds no"):
+        recording_files(tmp_path / "empty")
+
+
+def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "games.jsonl"
+    write_recordings(path, [Recording(episode=one) for one in group()])
+    whole = path.read_text()
+    path.write_text(whole + whole[:100])
+    recordings, notes = read_recordings([path])
+    assert len(recordings) == 4 and notes == [f"{path}: its last line was cut off and is left out."]
+    path.write_text(whole[:100] + "\n" + whole)
+    with pytest.raises(SettingsError, match=r"line 1 is no JSON"):
+        read_recordings([path])
+    path.write_text('{"preset": "laptop"}\n')
+    with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*spec_hash"):
+        read_recordings([path])
+    path.write_text("\n")
+    with pytest.raises(SettingsError, match="no game in there"):
+        read_recordings([path])
+
+
+def test_half_a_character_in_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "games.jsonl"
+    write_recordings(path, [Recording(episode=with_reply(group()[0], 0, "HERE"))])
+    path.write_text(path.read_text().replace("HERE", "\\ud83d"))
+    assert read_recordings([path])[0][0].episode.turns[0].reply == "?"
+
+
+@pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3), ("hle-small", 2)])
+def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(preset: str, players: int) -> None:
+    config = EnvConfig(preset=preset, players=players)
+    for policy in (HintBot(), RandomPolicy()):
+        for episode in play_episodes_sync(config, [policy] * players, "train", range(3)):
+            timeline = make_timeline(Recording(episode=episode))
+            deck, size = shuffled_deck(config.spec(), "train", episode.seed), config.spec().hand_size
+            assert timeline.boards[0].hands == tuple(deck[seat * size : (seat + 1) * size] for seat in range(players))
+            assert len(timeline.boards) == len(timeline.moves) + 1 == len(episode.turns) + 1
+            last = timeline.boards[-1]
+            assert sum(last.fireworks) == episode.score_kept
+            assert last.lives == 0 or episode.status.value == "finished"
+            assert all(move.prompt.startswith(("The game begins.", "So far", "From your")) for move in timeline.moves)
+
+
+def test_a_bad_reply_replays_the_move_that_took_its_place() -> None:
+    episode = with_reply(group()[0], 0, "I pass.")
+    move = make_timeline(Recording(episode=episode)).moves[0]
+    assert (move.said, move.turn.kind) == ("I pass.", ReplyKind.UNPARSABLE)
+    assert make_timeline(Recording(episode=group()[0])).moves[0].event == move.event
+
+
+def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
+    episode = group()[0]
+    turn = episode.turns[0]
+    broken = [
+        (
+            replace(episode, turns=(replace(turn, action="Play 7"), *episode.turns[1:])),
+            "turn 1: the record does not fit",
+        ),
+        (replace(episode, turns=(replace(turn, action="pass"), *episode.turns[1:])), "'pass' is no move"),
+        (
+            replace(episode, turns=(replace(turn, player=1), *episode.turns[1:])),
+            "a move of player_1, but it is player_0",
+        ),
+        (replace(episode, turns=(*episode.turns, turn)), "after the end of the game"),
+        (replace(episode, score_kept=9), "recorded with 9 points on the table"),
+        (replace(episode, spec_hash="0" * 12), "recorded on a board laptop with hash 000000000000"),
+        (replace(episode, preset="nothing"), "no such board"),
+        (replace(episode, suite="no suite"), "a suite is 1 to 64"),
+    ]
+    for one, message in broken:
+        with pytest.raises(SettingsError, match=re.escape(message)):
+            make_timeline(Recording(episode=one))
+    with pytest.raises(SettingsError, match="a deck is some order"):
+        make_timeline(Recording(episode=episode, deck=(Card(0, 0),)))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_advantages_are_those_of_training_in_the_order_of_turns(name: str) -> None:
+    games = group(num_games=4)
+    games[1] = with_reply(games[1], 0, "hm")
+    other = group(seed=5, num_games=1)
+    recordings = [
+        Recording(episode=one, number=number, source="step_000000") for number, one in enumerate(games + other)
+    ]
+    found = turn_advantages(recordings, ESTIMATORS[name])
+    assert found[4] is None, "a game that is alone with its deal has nothing to be compared with"
+    expected = [ESTIMATORS[name](games, player) for player in range(2)]
+    for number, episode in enumerate(games):
+        values = found[number]
+        assert values is not None
+        for player in range(2):
+            own = [value for value, turn in zip(values, episode.turns, strict=True) if turn.player == player]
+            assert own == expected[player][number]
+
+
+def test_games_are_chosen_by_score_replies_and_number() -> None:
+    games = group(num_games=6)
+    games = [replace(one, score=score, score_kept=3) for one, score in zip(games, (2, 0, 4, 0, 1, 4), strict=True)]
+    games[4] = with_reply(games[4], 1, "hm")
+    recordings = [Recording(episode=one, number=number) for number, one in enumerate(games)]
+
+    def numbers(**choice: object) -> list[int]:
+        return [one.number for one in Selection(**choice).apply(recordings)]  # type: ignore[arg-type]
+
+    assert numbers() == [0, 1, 2, 3, 4, 5]
+    assert numbers(worst=3) == [1, 3, 4]
+    assert numbers(best=2) == [2, 5]
+    assert numbers(illegal=True) == [4] and num_bad_replies(recordings[4]) == 1
+    assert numbers(illegal=True, player=1) == [4] and numbers(illegal=True, player=0) == []
+    assert numbers(game=5) == [5]
+    for choice, message in (
+        ({"worst": 1, "best": 1}, "--worst and --best: choose one"),
+        ({"worst": 0}, "at least 1"),
+        ({"game": 6}, "there are games 0 to 5"),
+        ({"player": 4}, "no game here has that many players"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            numbers(**choice)
+
+
+def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None:
+    episode = group()[0]
+    turns = (replace(episode.turns[0], version=30), *episode.turns[1:])
+    episode = with_reply(replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold].")
+    text = printed(Recording(episode=episode), prompts=True)
+    for part in ("player_0 · version 30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
+                 "unparsable -0.5", "The game begins.", "lives 1  hints 3  deck 2"):  # fmt: skip
+        assert part in text
+    assert "\x1b" not in text
+    assert "The game begins." not in printed(Recording(episode=episode))
+
+
+def test_the_movers_own_cards_are_shown_only_on_request() -> None:
+    recording = Recording(episode=group()[0])
+    first = printed(recording).split("turn 2")[0]
+    own = " ".join(f"{card}(RY 12)" for card in make_timeline(recording).boards[0].hands[0])
+    assert "?(RY 12) ?(RY 12) ?(RY 12)" in first and own not in first
+    assert own in printed(recording, hands=True).split("turn 2")[0]
+    only = printed(recording, player=1)
+    assert "turn 2" in only and "turn 1 " not in only
+
+
+def test_view_lists_many_games_and_prints_one(tmp_path: Path) -> None:
+    write_episodes(tmp_path, 0, [group(), group(seed=1)])
+    runner = CliRunner()
+    listed = runner.invoke(app, ["view", str(tmp_path)])
+    assert listed.exit_code == 0 and "8 of 8 games" in listed.output and "turn 1" not in listed.output
+    one = runner.invoke(app, ["view", str(tmp_path), "--game", "5", "--player", "player_1"])
+    assert one.exit_code == 0 and "deal train/1, game 1" in one.output and "advantage" in one.output
+    none = runner.invoke(app, ["view", str(tmp_path), "--illegal"])
+    assert none.exit_code == 0 and "every reply was a legal move" in none.output
+    bad = runner.invoke(app, ["view", str(tmp_path), "--player", "ann"])
+    assert bad.exit_code == 2 and "a player is one of player_0" in bad.stderr
+
+
+def test_a_run_shows_the_advantages_of_its_own_estimator(tmp_path: Path) -> None:
+    write_episodes(tmp_path, 0, [[with_reply(one, 0, "hm") for one in group()]])
+    shown = {}
+    for name in ESTIMATORS:
+        (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": name}}))
+        answer = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
+        shown[name] = re.findall(r"advantage (\S+)", answer.output)
+    # Only the estimator by turns charges the bad reply to its own turn: -0.5 times the weight of 2.
+    assert float(shown["turn"][0]) == pytest.approx(float(shown["turn"][1]) - 1.0, abs=0.02)
+    assert float(shown["grpo"][0]) == pytest.approx(float(shown["turn"][1]), abs=0.02)
+    (tmp_path / "settings.json").write_text("{}")
+    assert "not the settings of a run" in CliRunner().invoke(app, ["view", str(tmp_path)]).stderr

@@ -1,0 +1,185 @@
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from boards import ALL_BOARDS
+from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.cli import app
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.games import COLOR_LETTERS
+from hanabi_grpo.policies import HintBot
+from hanabi_grpo.replays import page as page_module
+from hanabi_grpo.replays.page import board_data, render_page
+from hanabi_grpo.replays.recording import Recording, write_recordings
+from hanabi_grpo.replays.timeline import Timeline, make_timeline, turn_advantages
+from hanabi_grpo.rollouts import play_group
+from hanabi_grpo.types import ReplyKind
+
+SCRIPT = Path(page_module.__file__).parent / "templates" / "replay.js"
+NASTY = (
+    "<think></script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;\x00\x1b\u202eabc"
+    "\ud800]]>'\"</think><style>body{display:none}</style></div></li></section>\u2028Play 0"
+)
+
+
+def timelines(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Timeline]:
+    players = [HintBot(noise=0.3)] * config.players
+    episodes = asyncio.run(play_group(config, players, suite="train", seed=seed, num_games=num_games))
+    recordings = [Recording(episode=one, number=number) for number, one in enumerate(episodes)]
+    values = turn_advantages(recordings, ESTIMATORS["turn"])
+    return [make_timeline(one, value) for one, value in zip(recordings, values, strict=True)]
+
+
+def with_reply(timeline: Timeline, reply: str, **changes: Any) -> Timeline:
+    """Return the same game, all of whose replies are this one."""
+    turns = tuple(replace(turn, reply=reply, **changes) for turn in timeline.recording.episode.turns)
+    return make_timeline(replace(timeline.recording, episode=replace(timeline.recording.episode, turns=turns)))
+
+
+class Reader(HTMLParser):
+    """Collects the tags of a page and the text of its items."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: dict[str, int] = {}
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.attributes += attrs
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def test_a_reply_cannot_break_out_of_the_page() -> None:
+    plain = timelines(EnvConfig(preset="laptop"))
+    nasty = [with_reply(one, NASTY, kind=ReplyKind.ILLEGAL, prompt=NASTY) for one in plain]
+    nasty = [replace(one, recording=replace(one.recording, names=(NASTY, "</script>"))) for one in nasty]
+    clean, dirty = Reader(render_page(plain, title="a")), Reader(render_page(nasty, title=NASTY, prompts=True))
+    assert dirty.tags["script"] == clean.tags["script"] == 2
+    assert dirty.tags["style"] == 1 and "img" not in dirty.tags
+    assert json.loads(dirty.scripts[0])["games"][0]["players"][1] == "</script>"
+    assert dirty.scripts[1] == clean.scripts[1] == SCRIPT.read_text()
+    assert "alert(1)" in dirty.text and "{{ 7*7 }}" in dirty.text and "[U+202E]abc\ufffd]]>'\"" in dirty.text
+    page = render_page(nasty, title=NASTY, prompts=True)
+    assert not set("\x00\x1b\u202e\u2028") & set(page)
+    page.encode("utf-8")
+
+
+def test_a_page_needs_nothing_else_and_runs_no_other_script() -> None:
+    page = render_page(timelines(EnvConfig(preset="laptop")), title="a")
+    reader = Reader(page)
+    assert not {"link", "iframe", "object", "img"} & set(reader.tags)
+    named = [value for name, value in reader.attributes if name in ("src", "href", "action", "srcset")]
+    assert all(value and value.startswith("#g") for value in named) and named
+    assert not re.search(r"https?://|url\(|@import", page)
+    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    [policy] = [
+        value or "" for name, value in reader.attributes if name == "content" and "default-src" in (value or "")
+    ]
+    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
+    assert policy.startswith("default-src 'none';") and f"script-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+
+
+def test_without_a_script_every_turn_is_there_to_read() -> None:
+    [one] = timelines(EnvConfig(preset="laptop"), num_games=1)
+    said = with_reply(one, "<think>They hinted 1s.</think>Let us play.", kind=ReplyKind.UNPARSABLE, version=7)
+    page = render_page([said], title="a")
+    assert page.count("They hinted 1s.") == page.count("Let us play.") == len(one.moves)
+    assert page.count("unparsable reply") == page.count("v7</small>") == len(one.moves)
+    assert "hidden" not in re.findall(r"<section class=\"game\"[^>]*>", page)[0]
+    assert "The game begins." not in page
+    assert "The game begins." in render_page([said], title="a", prompts=True)
+
+
+def test_a_page_of_128_full_games_stays_below_a_megabyte() -> None:
+    found = timelines(EnvConfig(preset="full"), num_games=4)
+    games = [replace(one, recording=replace(one.recording, number=number)) for number, one in enumerate(found * 32)]
+    assert sum(len(one.moves) for one in games) > 5000
+    assert len(render_page(games, title="a").encode()) < 1_000_000
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    games, page = tmp_path / "games.jsonl", tmp_path / "pages" / "games.html"
+    write_recordings(games, [one.recording for one in timelines(EnvConfig(preset="laptop"))])
+    answer = CliRunner().invoke(app, ["view", str(games), "--html", str(page), "--best", "1"])
+    assert answer.exit_code == 0 and f"wrote {page}" in answer.output
+    text = page.read_text()
+    assert text.startswith("<!doctype html>") and "1 of 2 games" in text and str(tmp_path) not in text
+    assert list(page.parent.iterdir()) == [page]
+    answer = CliRunner().invoke(app, ["view", str(games), "--html", str(tmp_path)])
+    assert answer.exit_code == 2 and "cannot be written" in answer.stderr
+
+
+def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
+    return [
+        {
+            "hands": [
+                [
+                    [str(card), list(known.colors), list(known.ranks), known.color_hinted, known.rank_hinted]
+                    for card, known in zip(hand, knowledge, strict=True)
+                ]
+                for hand, knowledge in zip(board.hands, board.knowledge, strict=True)
+            ],
+            "stacks": list(board.fireworks),
+            "discards": [str(card) for card in board.discards],
+            "hints": board.hints,
+            "lives": board.lives,
+            "left": board.deck_size,
+        }
+        for board in timeline.boards
+    ]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is run by node, which is not here")
+def test_the_script_draws_the_boards_that_the_engine_has() -> None:
+    games = [
+        one for preset, players in ALL_BOARDS for one in timelines(EnvConfig(preset=preset, players=players), seed=3)
+    ]
+    program = f"""
+      const {{ position }} = require({json.dumps(str(SCRIPT))});
+      const games = JSON.parse(require("fs").readFileSync(0, "utf8"));
+      const show = (game, turn) => {{
+        const board = position(game, turn);
+        return {{ hands: board.hands.map((hand) => hand.map((card) =>
+            [card.text, card.colors, card.ranks, card.colorHinted, card.rankHinted])),
+          stacks: board.stacks, discards: board.discards.map((card) => card.text), hints: board.hints,
+          lives: board.lives, left: game.deck.length / 2 - board.next }};
+      }};
+      const boards = (game) => [...Array(game.moves.length + 1).keys()].map((at) => show(game, at));
+      console.log(JSON.stringify(games.map(boards)));
+    """
+    data = json.dumps([board_data(one) for one in games])
+    answer = subprocess.run(
+        ["node", "-e", program], input=data, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert f'LETTERS = "{COLOR_LETTERS}"' in SCRIPT.read_text()
+    for one, boards in zip(games, json.loads(answer.stdout), strict=True):
+        assert boards == expected_boards(one)
