@@ -54,7 +54,7 @@ def train(ctx: typer.Context) -> None:
 
 @app.command()
 def evaluate(
-    policy: Annotated[str, typer.Option(help="served, base, random, blind or hint-bot.")] = "served",
+    policy: Annotated[str, typer.Option(help="served, base, or a script such as hint-bot or iggi.")] = "served",
     deals: Annotated[int, typer.Option(help="Number of held-out deals.")] = 1000,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Adapters that the server is to serve first.")] = None,

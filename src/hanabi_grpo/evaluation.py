@@ -109,7 +109,7 @@ def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str =
     """Let a script play deals 0 to `num_deals - 1`.
 
     Args:
-        name: "random", "blind" or "hint-bot".
+        name: One of `policies.SCRIPTED`.
         config: The game.
         num_deals: How many deals.
         suite: Which stream of deals.

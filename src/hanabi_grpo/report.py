@@ -8,7 +8,7 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation import evaluate_scripted, paired_difference
 from hanabi_grpo.evaluation_result import EvaluationResult, PairedDifference
-from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.policies import REFERENCES
 
 COLUMNS = (
     "team",
@@ -24,7 +24,7 @@ COLUMNS = (
 """Of those without a per cent sign, all but the scores are counts per game."""
 
 
-def reference_results(result: EvaluationResult, names: Sequence[str] = SCRIPTED) -> list[EvaluationResult]:
+def reference_results(result: EvaluationResult, names: Sequence[str] = REFERENCES) -> list[EvaluationResult]:
     """Let scripts play exactly the deals of a result.
 
     Raises:

@@ -103,12 +103,13 @@ def test_random_play_is_the_same_for_a_game_and_differs_between_games_and_seats(
 
 
 def test_every_name_makes_a_policy_of_that_name() -> None:
-    assert [make_policy(name).name for name in SCRIPTED] == ["random", "blind", "hint-bot"]
+    names = ["random", "blind", "hint-bot", "simple-bot", "iggi", "piers", "outer", "flawed"]
+    assert [make_policy(name).name for name in SCRIPTED] == names
 
 
 def test_an_unknown_name_is_refused_with_the_closest() -> None:
     with pytest.raises(
         SettingsError,
-        match=r"policy 'hint_bot' is unknown; allowed: random, blind, hint-bot\. Did you mean 'hint-bot'\?",
+        match=r"policy 'hint_bot' is unknown; allowed: random, .*, flawed\. Did you mean 'hint-bot'\?",
     ):
         make_policy("hint_bot")

@@ -5,6 +5,7 @@ or name; with two players the target may be left out (`Hint R`, `Hint 2`). Slots
 ranks are the printed ones, from 1.
 """
 
+import functools
 import re
 
 from hanabi_grpo.errors import IllegalActionError, SettingsError
@@ -23,6 +24,33 @@ _MOVE = re.compile(
     rf"(?:(?P<rank>[1-5])|(?P<color>{'|'.join(_COLORS)})))",
     re.ASCII | re.IGNORECASE,
 )
+
+
+# One object per move: making a move and finding it among the legal ones then cost a look-up.
+
+
+@functools.cache
+def play(slot: int) -> Action:
+    """Return the move that plays the card of a slot."""
+    return Action("play", slot=slot)
+
+
+@functools.cache
+def discard(slot: int) -> Action:
+    """Return the move that discards the card of a slot."""
+    return Action("discard", slot=slot)
+
+
+@functools.cache
+def hint_color(target: int, color: int) -> Action:
+    """Return the hint of a colour, from 0, to an absolute seat."""
+    return Action("hint_color", target=target, value=color)
+
+
+@functools.cache
+def hint_rank(target: int, rank: int) -> Action:
+    """Return the hint of a rank, from 0, to an absolute seat."""
+    return Action("hint_rank", target=target, value=rank)
 
 
 def format_action(action: Action, *, style: str, num_players: int) -> str:
@@ -69,7 +97,7 @@ def parse_action(text: str, *, num_players: int, player: int) -> Action | None:
     if match is None:
         return None
     if match["verb"]:
-        return Action(match["verb"].lower(), slot=int(match["slot"]))
+        return (play if match["verb"].lower() == "play" else discard)(int(match["slot"]))
     if match["target"]:
         target = int(match["target"])
     elif num_players == 2:
@@ -77,5 +105,5 @@ def parse_action(text: str, *, num_players: int, player: int) -> Action | None:
     else:
         return None
     if match["rank"]:
-        return Action("hint_rank", target=target, value=int(match["rank"]) - 1)
-    return Action("hint_color", target=target, value=_COLORS[match["color"].lower()])
+        return hint_rank(target, int(match["rank"]) - 1)
+    return hint_color(target, _COLORS[match["color"].lower()])

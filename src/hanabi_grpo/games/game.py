@@ -28,8 +28,8 @@ class Game:
     """
 
     __slots__ = (
-        "_colors", "_deck_position", "_events", "_fireworks", "_hands", "_hints", "_legal_ids", "_lives",
-        "_player", "_ranks", "_record", "_rules", "_state", "_turns_left", "deck", "spec",
+        "_cards", "_colors", "_deck_position", "_discards", "_events", "_fireworks", "_hands", "_hints", "_legal_ids",
+        "_lives", "_player", "_ranks", "_record", "_rules", "_state", "_turns_left", "deck", "spec",
     )  # fmt: skip
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
@@ -48,9 +48,12 @@ class Game:
             self._state.apply_action(card_id)
         hand = spec.hand_size
         self._hands = [list(range(seat * hand, (seat + 1) * hand)) for seat in range(spec.num_players)]
+        # The same cards as tuples, kept so that views share them.
+        self._cards = [self.deck[seat * hand : (seat + 1) * hand] for seat in range(spec.num_players)]
         self._deck_position = num_dealt
         self._turns_left = spec.num_players if num_dealt == len(self.deck) else None
         self._fireworks = [0] * spec.num_colors
+        self._discards: list[Card] = []
         self._lives = spec.max_lives
         self._hints = spec.max_hints
         self._player = 0
@@ -106,7 +109,7 @@ class Game:
     @property
     def hands(self) -> tuple[tuple[Card, ...], ...]:
         """The true hands per seat, oldest card first: for replays, never for a player's eyes."""
-        return tuple(tuple(self.deck[position] for position in hand) for hand in self._hands)
+        return tuple(self._cards)
 
     @property
     def hand_positions(self) -> tuple[tuple[int, ...], ...]:
@@ -162,8 +165,10 @@ class Game:
             raise IllegalActionError(f"player={player}: this game has seats 0 to {spec.num_players - 1}.")
         if self._record is None:
             self._record = HintRecord(spec)
-        knowledge = self._record.update(self._events, is_over=self.is_over)
-        events = self.events
+        is_over = self._player < 0
+        knowledge = self._record.update(self._events, is_over=is_over)
+        hands = self._cards.copy()
+        hands[player] = ()
         return PlayerView(
             player=player,
             num_players=spec.num_players,
@@ -174,14 +179,14 @@ class Game:
             lives=self._lives,
             hints=self._hints,
             deck_size=len(self.deck) - self._deck_position,
-            turns_left=0 if self.is_over and self._turns_left is not None else self._turns_left,
+            turns_left=0 if is_over and self._turns_left is not None else self._turns_left,
             fireworks=tuple(self._fireworks),
-            discards=tuple(event.card for event in events if event.card is not None and not event.scored),
+            discards=tuple(self._discards),
             own_hand=knowledge[player],
-            hands=tuple(() if seat == player else hand for seat, hand in enumerate(self.hands)),
+            hands=tuple(hands),
             knowledge=knowledge,
             legal_actions=self.legal_actions() if player == self._player else (),
-            events=events,
+            events=tuple(self._events),
         )
 
     def copy(self) -> "Game":
@@ -194,6 +199,8 @@ class Game:
         other._ranks = self._ranks
         other._state = self._state.clone()
         other._hands = [list(hand) for hand in self._hands]
+        other._cards = list(self._cards)
+        other._discards = list(self._discards)
         other._deck_position = self._deck_position
         other._turns_left = self._turns_left
         other._fireworks = list(self._fireworks)
@@ -213,9 +220,13 @@ class Game:
             hand = self._hands[action.target]
             touched = tuple([slot for slot, position in enumerate(hand) if values[position] == value])
             return Event(player, action, None, False, touched)
-        card = self.deck[self._hands[player].pop(action.slot)]
+        slot = action.slot
+        card = self.deck[self._hands[player].pop(slot)]
+        held = self._cards[player]
+        self._cards[player] = held[:slot] + held[slot + 1 :]
         if action.kind == "discard":
             self._hints += 1
+            self._discards.append(card)
             return Event(player, action, card)
         scored = self._fireworks[card.color] == card.rank
         if scored:
@@ -225,12 +236,14 @@ class Game:
                 self._hints += 1
         else:
             self._lives -= 1
+            self._discards.append(card)
         return Event(player, action, card, scored)
 
     def _draw(self, player: int) -> None:
         position = self._deck_position
         self._state.apply_action(self._colors[position] * self.spec.num_ranks + self._ranks[position])
-        self._hands[player].append(self._deck_position)
+        self._hands[player].append(position)
+        self._cards[player] += (self.deck[position],)
         self._deck_position += 1
         if self._deck_position == len(self.deck):
             self._turns_left = self.spec.num_players

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pyspiel
 
+from hanabi_grpo.games.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.games.deals import sorted_identities
 from hanabi_grpo.games.presets import GameSpec
 from hanabi_grpo.games.view import Action
@@ -41,8 +42,10 @@ def load_rules(spec: GameSpec) -> Rules:
 
 def _actions_of(spec: GameSpec, player: int) -> tuple[Action, ...]:
     others = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
-    discards = [Action("discard", slot=slot) for slot in range(spec.hand_size)]
-    plays = [Action("play", slot=slot) for slot in range(spec.hand_size)]
-    colors = [Action("hint_color", target=seat, value=color) for seat in others for color in range(spec.num_colors)]
-    ranks = [Action("hint_rank", target=seat, value=rank) for seat in others for rank in range(spec.num_ranks)]
-    return (*discards, *plays, *colors, *ranks)
+    slots, colors, ranks = range(spec.hand_size), range(spec.num_colors), range(spec.num_ranks)
+    return (
+        *map(discard, slots),
+        *map(play, slots),
+        *(hint_color(seat, color) for seat in others for color in colors),
+        *(hint_rank(seat, rank) for seat in others for rank in ranks),
+    )

@@ -1,34 +1,18 @@
-"""Policies without a model: the reference rows of every table, and the teacher of the warm start."""
+"""Policies without a model: the reference rows of every table, the teacher of the warm start, and all by name."""
 
 import difflib
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games.actions import format_action
+from hanabi_grpo.games.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.games.presets import GameSpec
 from hanabi_grpo.games.view import Action, Knowledge, PlayerView
-from hanabi_grpo.policies.base import Policy
+from hanabi_grpo.policies.rule_bots import RULE_BOTS, RuleBot
+from hanabi_grpo.policies.seats import ScriptedSeat, seat_rng
+from hanabi_grpo.policies.simple_bot import SimpleBot
 from hanabi_grpo.prompts import ObservationStyle
-from hanabi_grpo.types import Reply
-
-Chooser = Callable[[PlayerView, random.Random], Action]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptedSeat:
-    """A seat that chooses by a rule; its randomness depends only on the deal, the game and the player."""
-
-    choose: Chooser
-    rng: random.Random
-    style: ObservationStyle
-
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        """Return the chosen move as text; the observation text is not built."""
-        action = self.choose(view, self.rng)
-        return Reply(text=format_action(action, style=self.style, num_players=view.num_players))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +25,7 @@ class RandomPolicy:
 
     def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> ScriptedSeat:
         """Return a fresh seat."""
-        return ScriptedSeat(choose=_random_move, rng=_rng(self.name, player, suite, seed, game), style=self.style)
+        return ScriptedSeat(choose=_random_move, rng=seat_rng(self.name, player, suite, seed, game), style=self.style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +40,7 @@ class BlindPolicy:
 
     def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> ScriptedSeat:
         """Return a fresh seat."""
-        return ScriptedSeat(choose=_play_oldest, rng=_rng(self.name, player, suite, seed, game), style=self.style)
+        return ScriptedSeat(choose=_play_oldest, rng=seat_rng(self.name, player, suite, seed, game), style=self.style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +69,7 @@ class HintBot:
 
     def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> ScriptedSeat:
         """Return a fresh seat."""
-        return ScriptedSeat(choose=self._choose, rng=_rng(self.name, player, suite, seed, game), style=self.style)
+        return ScriptedSeat(choose=self._choose, rng=seat_rng(self.name, player, suite, seed, game), style=self.style)
 
     def _choose(self, view: PlayerView, rng: random.Random) -> Action:
         if self.noise and rng.random() < self.noise:
@@ -93,11 +77,16 @@ class HintBot:
         return _certain_play(view) or _useful_hint(view) or _oldest_discard(view) or _random_hint(view, rng)
 
 
-SCRIPTED: tuple[str, ...] = ("random", "blind", "hint-bot")
+REFERENCES: tuple[str, ...] = ("random", "blind", "hint-bot")
+"""Scripts that every table of a board carries."""
+
+SCRIPTED: tuple[str, ...] = (*REFERENCES, "simple-bot", *RULE_BOTS)
 """Names that `make_policy` takes."""
 
+ScriptedPolicy = RandomPolicy | BlindPolicy | HintBot | SimpleBot | RuleBot
 
-def make_policy(name: str, *, style: ObservationStyle = ObservationStyle.COMPACT) -> Policy:
+
+def make_policy(name: str, *, style: ObservationStyle = ObservationStyle.COMPACT) -> ScriptedPolicy:
     """Return the scripted policy of this name.
 
     Raises:
@@ -109,13 +98,13 @@ def make_policy(name: str, *, style: ObservationStyle = ObservationStyle.COMPACT
         return BlindPolicy(style=style)
     if name == "hint-bot":
         return HintBot(style=style)
+    if name == "simple-bot":
+        return SimpleBot(style=style)
+    if name in RULE_BOTS:
+        return RuleBot(name=name, rules=RULE_BOTS[name], style=style)
     close = difflib.get_close_matches(name, SCRIPTED, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise SettingsError(f"policy {name!r} is unknown; allowed: {', '.join(SCRIPTED)}.{hint}")
-
-
-def _rng(name: str, player: int, suite: str, seed: int, game: int) -> random.Random:
-    return random.Random(repr((name, player, suite, seed, game)))
 
 
 def _random_move(view: PlayerView, rng: random.Random) -> Action:
@@ -123,13 +112,13 @@ def _random_move(view: PlayerView, rng: random.Random) -> Action:
 
 
 def _play_oldest(view: PlayerView, rng: random.Random) -> Action:
-    return Action("play", slot=0)
+    return play(0)
 
 
 def _certain_play(view: PlayerView) -> Action | None:
     for slot, known in enumerate(view.own_hand):
         if _surely_fits(known, view):
-            return Action("play", slot=slot)
+            return play(slot)
     return None
 
 
@@ -146,14 +135,14 @@ def _useful_hint(view: PlayerView) -> Action | None:
             if view.fireworks[card.color] != card.rank:
                 continue
             if len(known.ranks) > 1:
-                return Action("hint_rank", target=seat, value=card.rank)
+                return hint_rank(seat, card.rank)
             if len(known.colors) > 1:
-                return Action("hint_color", target=seat, value=card.color)
+                return hint_color(seat, card.color)
     return None
 
 
 def _oldest_discard(view: PlayerView) -> Action | None:
-    action = Action("discard", slot=0)
+    action = discard(0)
     return action if action in view.legal_actions else None
 
 

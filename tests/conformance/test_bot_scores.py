@@ -1,0 +1,78 @@
+"""The bots' mean scores beside published ones and those measured with other implementations.
+
+Few games each, so that it takes seconds; 10 000 of them agree within four standard errors.
+"""
+
+import random
+import time
+from statistics import fmean, stdev
+
+import pyspiel
+import pytest
+
+from hanabi_grpo.games import make_spec
+from hanabi_grpo.policies import make_policy, play_scripted
+
+FULL = {
+    "simple-bot": {2: 16.92, 3: 18.48, 4: 19.32, 5: 18.50},
+    "iggi": {2: 17.56, 3: 16.97, 4: 16.19, 5: 15.17},
+    "piers": {2: 17.52, 3: 17.69, 4: 17.09},
+    "outer": {2: 14.76, 3: 14.79, 4: 13.31, 5: 12.83},
+}
+"""Points on Full by number of players."""
+SMALL = {
+    "iggi": {"marshal-mini": 2.829, "marshal-simple": 2.945, "marshal-full": 7.593, "hle-small": 5.705},
+    "piers": {"marshal-mini": 2.537, "marshal-simple": 2.518, "marshal-full": 7.853, "hle-small": 5.620},
+    "outer": {"marshal-mini": 2.825, "marshal-simple": 2.945, "marshal-full": 6.939, "hle-small": 4.566},
+}
+"""Points of two players."""
+REFERENCE_ERROR = 0.03
+"""Standard error of the figures above, at most about this."""
+
+
+def check(name: str, preset: str, num_players: int, mean: float, num_games: int) -> None:
+    spec = make_spec(preset, num_players)
+    # On the smallest boards half of the decks are held out, so both halves are played.
+    scores = [
+        play_scripted(spec, [make_policy(name)] * num_players, suite=suite, seed=seed).score
+        for suite in ("test", "train")
+        for seed in range(num_games // 2)
+    ]
+    error = (stdev(scores) ** 2 / num_games + REFERENCE_ERROR**2) ** 0.5
+    assert abs(fmean(scores) - mean) < 4 * error
+
+
+@pytest.mark.parametrize(("name", "players", "mean"), [(n, p, m) for n, row in FULL.items() for p, m in row.items()])
+def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean: float) -> None:
+    check(name, "full", players, mean, 400)
+
+
+@pytest.mark.parametrize(("name", "preset", "mean"), [(n, p, m) for n, row in SMALL.items() for p, m in row.items()])
+def test_a_bot_scores_on_small_boards_what_others_measured(name: str, preset: str, mean: float) -> None:
+    check(name, preset, 2, mean, 1000)
+
+
+def test_flawed_bombs_every_full_game() -> None:
+    for seed in range(50):
+        game = play_scripted(make_spec("full"), [make_policy("flawed")] * 2, suite="test", seed=seed)
+        assert (game.is_bombed, game.score) == (True, 0)
+
+
+@pytest.mark.parametrize(("name", "share"), [("simple-bot", 1 / 50), ("iggi", 1 / 100)])
+def test_bots_keep_their_pace_beside_random_play_in_bare_openspiel(name: str, share: float) -> None:
+    """At 12 500 random games a second the shares are 250 and 125 games a second, a quarter of what is measured."""
+    policies, spec = [make_policy(name)] * 2, make_spec("full")
+    game = pyspiel.load_game("hanabi", spec.openspiel_parameters)
+    best_bot = best_bare = 0.0
+    for repeat in range(3):
+        start = time.process_time()
+        for seed in range(60):
+            play_scripted(spec, policies, suite="test", seed=60 * repeat + seed)
+        best_bot = max(best_bot, 60 / (time.process_time() - start))
+        rng, start = random.Random(repeat), time.process_time()
+        for _ in range(500):
+            state = game.new_initial_state()
+            while not state.is_terminal():
+                state.apply_action(rng.choice(state.legal_actions()))
+        best_bare = max(best_bare, 500 / (time.process_time() - start))
+    assert best_bot > share * best_bare, f"{best_bot:.0f} {name} games/s beside {best_bare:.0f} bare random games/s"
