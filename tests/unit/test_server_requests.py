@@ -88,6 +88,7 @@ def configured(**config: Any) -> str:
         (configured(max_tokens=10**18), "HANABI_MAX_MODEL_LEN=512"),
         (configured(temperature=-0.1), "request_config.temperature=-0.1"),
         (configured(temperature=1e30), "request_config.temperature=1e+30"),
+        (configured(temperature=2.5), "request_config.temperature=2.5"),
         (configured(temperature="hot"), "request_config.temperature='hot'"),
         (configured(top_p=0.9), "request_config.top_p=0.9: only 1 keeps logprobs those of the policy"),
         (configured(top_k=5), "request_config.top_k=5: only -1 keeps"),

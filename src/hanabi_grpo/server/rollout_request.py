@@ -10,7 +10,8 @@ from hanabi_grpo.server.strict_json import strict_json
 
 MAX_ROWS = 65536
 MAX_DEALS = 16384
-MAX_TEMPERATURE = 100.0
+MAX_TEMPERATURE = 2.0
+"""vLLM takes no more."""
 MAX_REWARD = 1e6
 """Largest reward weight: sums of it stay far from infinity."""
 _DEFAULT_MAX_TOKENS = 512

@@ -141,7 +141,7 @@ class Settings(BaseModel):
         "HANABI_MAX_TURNS", "game", "Moves before a game is cut; 0: the rules' own bound.", 0, ge=0
     )
     max_completion_length: int = setting("MAX_COMPLETION_LENGTH", "game", "Tokens of one reply.", 4, gpu=512, ge=1)
-    temperature: float = setting("TEMPERATURE", "game", "Sampling temperature.", 1.0, gt=0)
+    temperature: float = setting("TEMPERATURE", "game", "Sampling temperature.", 1.0, ge=0.01, le=2)
 
     # trainer
     vllm_mode: Literal["server"] = setting(
