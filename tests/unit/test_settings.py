@@ -144,7 +144,7 @@ def test_every_bad_value_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("TEMPERATURE", "0", "a number above 0."),
+        ("TEMPERATURE", "0", "a number from 0.01 to 2."),
         ("NUM_GENERATIONS", "1", "a whole number, at least 2."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
