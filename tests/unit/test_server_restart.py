@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from conftest import ROOT
 from hanabi_grpo.server.restart import COUNT_VARIABLE, EXIT_CODE, Restarts, stop_within
 from server_app import rollout_body, running_app
 
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tests" / "dying_server.py"
 PATIENCE = 60.0
 
