@@ -20,8 +20,8 @@ from hanabi_grpo.types import EpisodeStatus, ReplyKind, player_name
 
 __all__ = ["EnvConfig", "HanabiEnv"]
 
-_MAX_OBSERVATION_CHARS = 1 << 16
-_MAX_REPLY_CHARS = 1 << 12
+MAX_OBSERVATION_CHARS = 1 << 16
+MAX_REPLY_CHARS = 1 << 12
 
 
 class HanabiEnv(gymnasium.Env[str, str]):
@@ -63,8 +63,8 @@ class HanabiEnv(gymnasium.Env[str, str]):
         """
         self.config = config
         self.board: GameSpec = config.spec()
-        self.observation_space = Text(_MAX_OBSERVATION_CHARS, min_length=0, charset=string.printable)
-        self.action_space = Text(_MAX_REPLY_CHARS, min_length=0, charset=string.printable)
+        self.observation_space = Text(MAX_OBSERVATION_CHARS, min_length=0, charset=string.printable)
+        self.action_space = Text(MAX_REPLY_CHARS, min_length=0, charset=string.printable)
         self._observe = observe
         self._weights = config.weights
         self._max_turns = config.max_turns or self.board.max_turns
@@ -122,6 +122,17 @@ class HanabiEnv(gymnasium.Env[str, str]):
         if self._game is None:
             raise IllegalActionError("No game was dealt: call reset() first.")
         return self._game
+
+    @property
+    def deal(self) -> tuple[str, int, int]:
+        """Suite and seed of the deal, and the number of the game within its group.
+
+        Raises:
+            IllegalActionError: `reset` was not called.
+        """
+        if self._game is None:
+            raise IllegalActionError("No game was dealt: call reset() first.")
+        return self._deal
 
     @property
     def status(self) -> EpisodeStatus | None:
