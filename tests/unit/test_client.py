@@ -242,15 +242,15 @@ def test_a_run_folder_that_is_no_text_and_a_host_that_is_none_are_errors_of_ours
         client.health()
 
 
-@pytest.mark.skipif(not Path("outputs/tiny-model/config.json").is_file(), reason="no tiny model")
-def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees() -> None:
+def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     from hanabi_grpo.chat import ChatFormat
     from hanabi_grpo.fingerprint import model_fingerprint
     from hanabi_grpo.handshake import tokenizer_hash
+    from hanabi_grpo.tiny_model import build_tiny_model
 
-    folder = Path("outputs/tiny-model")
+    folder = build_tiny_model(tmp_path / "tiny", steps=2, num_games=40)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     described = {
         "model_fingerprint": model_fingerprint(folder),
