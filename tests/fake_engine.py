@@ -1,6 +1,7 @@
 """The scheduler's parts without vLLM: a real tokenizer, store and game, and an engine that answers from a script."""
 
 import asyncio
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,7 +62,10 @@ def make_scheduler(engine: FakeEngine, **other: Any) -> Scheduler:
     """A scheduler on the base model; must be called where an event loop runs."""
     store = AdapterStore(engine, max_rank=16, shapes={"model.layers.0.self_attn.q_proj": (4, 4)})
     given = {"max_model_len": 512, "games_at_once": 64, "instance_id": "here", "vocab_size": len(TOKENIZER)}
-    return Scheduler(engine, CHAT, store, **{**given, **other})
+    scheduler = Scheduler(engine, CHAT, store, **{**given, **other})
+    # Its folder lies in shared memory, outside the test's own.
+    weakref.finalize(scheduler, store.close)
+    return scheduler
 
 
 def deal(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import pytest
 
 from hanabi_grpo.client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, SessionError, VersionError
-from hanabi_grpo.handshake import GameClaim, SessionRequest, read_session_headers, session_headers
+from hanabi_grpo.handshake import read_session_headers, session_headers
 from hanabi_grpo.server.sessions import Ownership, versions_to_drop
-from hanabi_grpo.wire import PROTOCOL
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body, upload_headers
+from store_parts import wanted
 
 A, B = "a" * 32, "b" * 32
 
@@ -26,27 +26,11 @@ class _Clock:
         return self.now
 
 
-def _wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionRequest:
-    given = {
-        "protocol": PROTOCOL,
-        "run_id": run_id,
-        "trainer_id": trainer_id,
-        "adapters": ["player_0", "player_1"],
-        "lora_rank": 2,
-        "model_fingerprint": "m",
-        "tokenizer_hash": "t",
-        "chat_hash": "c",
-        "dtype": "float32",
-        "games": [GameClaim(env_config={"preset": "laptop"}, board_hash="b", prompt_hash="p")],
-    }
-    return SessionRequest(**{**given, **other})
-
-
 def _owned() -> tuple[Ownership, _Clock]:
     clock = _Clock()
     ownership = Ownership(60.0, clock=clock)
-    ownership.refuse_stranger(_wanted())
-    ownership.open(_wanted())
+    ownership.refuse_stranger(wanted())
+    ownership.open(wanted())
     return ownership, clock
 
 
@@ -54,14 +38,14 @@ def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -
     ownership, clock = _owned()
     clock.now += 20
     with pytest.raises(SessionError) as caught:
-        ownership.refuse_stranger(_wanted("other", B))
+        ownership.refuse_stranger(wanted("other", B))
     assert str(caught.value) == (
         "this server works for run run, heard 20 s ago. One trainer at a time: stop it, or, if it is gone, wait 40 s; "
         "or start a second server on another PORT."
     )
     # A resumed trainer of the run: the lock on the run folder says that the first one is gone.
-    ownership.refuse_stranger(_wanted("run", B))
-    ownership.refuse_stranger(_wanted("another run of the same process", A))
+    ownership.refuse_stranger(wanted("run", B))
+    ownership.refuse_stranger(wanted("another run of the same process", A))
 
 
 def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in() -> None:
@@ -70,7 +54,7 @@ def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in
         clock.now += 50
         ownership.check(session_headers("run", A))
     with pytest.raises(SessionError):
-        ownership.refuse_stranger(_wanted("other", B))
+        ownership.refuse_stranger(wanted("other", B))
     clock.now += 60
     assert ownership.is_alive
     clock.now += 1
@@ -78,8 +62,8 @@ def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in
     ownership.check(session_headers("run", A))
     assert ownership.is_alive, "a late owner goes on as long as nobody took over"
     clock.now += 61
-    ownership.refuse_stranger(_wanted("other", B))
-    ownership.open(_wanted("other", B))
+    ownership.refuse_stranger(wanted("other", B))
+    ownership.open(wanted("other", B))
     with pytest.raises(SessionError, match=r"run run is not the one that this server works for \(other\)"):
         ownership.check(session_headers("run", A))
 
@@ -101,8 +85,8 @@ def test_a_released_server_is_free_at_once_and_its_trainer_must_open_again() -> 
     ownership.release(session_headers("run", A))
     with pytest.raises(SessionError, match="run run has released this server; open a session again"):
         ownership.check(session_headers("run", A))
-    ownership.refuse_stranger(_wanted("other", B))
-    ownership.open(_wanted())
+    ownership.refuse_stranger(wanted("other", B))
+    ownership.open(wanted())
     ownership.check(session_headers("run", A))
 
 
@@ -125,10 +109,10 @@ def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces
             VersionError,
             match=r"holds player_0@57, player_1@57 of this run; the trainer resumes at 50: steps 51-57 were not saved",
         ):
-            versions_to_drop(ownership.session, _wanted(trainer_id=B, version=50, replaces=replaces), served)
-    assert versions_to_drop(ownership.session, _wanted(version=50, replaces=served), served) == served
-    assert versions_to_drop(ownership.session, _wanted(version=57), served) == {}
-    assert versions_to_drop(ownership.session, _wanted("other", version=0), served) == {}
+            versions_to_drop(ownership.session, wanted(trainer_id=B, version=50, replaces=replaces), served)
+    assert versions_to_drop(ownership.session, wanted(version=50, replaces=served), served) == served
+    assert versions_to_drop(ownership.session, wanted(version=57), served) == {}
+    assert versions_to_drop(ownership.session, wanted("other", version=0), served) == {}
 
 
 @contextmanager
