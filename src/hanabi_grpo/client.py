@@ -297,18 +297,19 @@ class RolloutClient:
         num_games: int,
         max_tokens: int,
         temperature: float,
-        adapters: Mapping[str, str | None],
+        adapters: Mapping[str, str | None] | None = None,
         vocab_size: int | None = None,
     ) -> RolloutResult:
         """Play each deal `num_games` times.
 
         Args:
-            deals: Each {"env_config": {...}, "suite": str, "seed": int}. One that is named twice gets two groups of
-                different games, numbered on.
+            deals: Each {"env_config": {...}, "suite": str, "seed": int}, and perhaps "seats", one word each (see
+                `seating`). One that is named twice gets two groups of different games, numbered on.
             num_games: Group size.
             max_tokens: Per reply.
             temperature: Of sampling.
-            adapters: Per player "adapter@version" that must be served, or None for the base model.
+            adapters: For deals without seats: per player "adapter@version" that must be served, or None for the base
+                model.
             vocab_size: Rows of the model's token embedding; ids beyond them are refused. None: unchecked.
 
         Raises:
@@ -321,7 +322,7 @@ class RolloutClient:
         body = {
             "infer_requests": rows,
             "request_config": {"max_tokens": max_tokens, "temperature": temperature},
-            "adapters": dict(adapters),
+            "adapters": None if adapters is None else dict(adapters),
         }
         outputs = self._json(
             lambda: self._http.post("/infer/", json=body, timeout=self._rollout_timeout), "playing games", tries=1

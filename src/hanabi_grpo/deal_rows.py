@@ -1,8 +1,9 @@
 """Games of deals as rows of a rollout request, and the answers back into games; both sides use the same rule.
 
 A row asks for one player's trajectory in one game: `data_dict` carries `env_config`, `suite`, `seed` and
-`player`. The n-th row of a player for a deal belongs to game n, so 16 rows per player are a group of 16 games.
-A deal that a request names twice goes on counting: its second group of 16 holds games 16 to 31.
+`player`, and perhaps `seats`: who sits in each seat (see `seating`). The n-th row of a player for a deal belongs to
+game n, so 16 rows per player are a group of 16 games. A deal that a request names twice goes on counting: its second
+group of 16 holds games 16 to 31. The same deal with other seats is a group of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.games import shuffled_deck
+from hanabi_grpo.seating import check_seat
 from hanabi_grpo.types import DroppedGame, Episode
 from hanabi_grpo.wire import outputs_to_game
 
@@ -25,6 +27,8 @@ class Deal:
     suite: str
     seed: int
     rows: tuple[tuple[int, ...], ...]
+    seats: tuple[str, ...] | None = None
+    """Who sits in each seat; None: as the request says for all deals."""
 
     @property
     def num_games(self) -> int:
@@ -53,7 +57,7 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
     Raises:
         SettingsError: A row that cannot be played, or a deal whose players do not have equally many rows.
     """
-    found: dict[tuple[str, str, int], dict[int, list[int]]] = {}
+    found: dict[tuple[str, str, int, tuple[str, ...] | None], dict[int, list[int]]] = {}
     configs: dict[str, EnvConfig] = {}
     keys: dict[str, str] = {}
     for position, row in enumerate(rows):
@@ -67,7 +71,9 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
             key = keys[given]
             config = configs[key]
             suite, seed, player = _deal_and_player(data)
-            if (key, suite, seed) not in found:
+            seats = _seats(data, config.players)
+            group = (key, suite, seed, seats)
+            if group not in found:
                 # Dealt here only to refuse a suite or a seed that cannot be dealt before anything is sampled.
                 shuffled_deck(config.spec(), suite, seed)
         except (KeyError, TypeError, ValueError) as error:
@@ -77,14 +83,14 @@ def group_rows(rows: Sequence[Mapping[str, Any]]) -> list[Deal]:
             ) from error
         if not 0 <= player < config.players:
             raise SettingsError(f"request row {position}: player={player}: allowed are 0 to {config.players - 1}.")
-        found.setdefault((key, suite, seed), {}).setdefault(player, []).append(position)
+        found.setdefault(group, {}).setdefault(player, []).append(position)
     deals = []
-    for (key, suite, seed), by_player in found.items():
+    for (key, suite, seed, seats), by_player in found.items():
         counts = [len(by_player.get(player, ())) for player in range(configs[key].players)]
         if len(set(counts)) != 1:
             raise SettingsError(f"deal {suite}/{seed}: rows per player are {counts}; every player needs equally many.")
         players = tuple(tuple(by_player[player]) for player in range(configs[key].players))
-        deals.append(Deal(config=configs[key], suite=suite, seed=seed, rows=players))
+        deals.append(Deal(config=configs[key], suite=suite, seed=seed, rows=players, seats=seats))
     return deals
 
 
@@ -125,11 +131,22 @@ def _deal_and_player(data: Mapping[str, Any]) -> tuple[str, int, int]:
     return suite, seed, player
 
 
+def _seats(data: Mapping[str, Any], num_players: int) -> tuple[str, ...] | None:
+    given = data.get("seats")
+    if given is None:
+        return None
+    if not isinstance(given, list | tuple) or len(given) != num_players:
+        raise TypeError(f"seats={given!r:.80}: give a list of {num_players} seats")
+    return tuple(check_seat(seat) for seat in given)
+
+
 def _check_asked(game: Episode | DroppedGame, deal: Deal, number: int) -> None:
     asked: dict[str, Any] = {"suite": deal.suite, "seed": deal.seed, "game": number}
     if isinstance(game, Episode):
         spec = deal.config.spec()
         asked |= {"preset": spec.preset, "num_players": spec.num_players, "spec_hash": spec.hash}
+        if deal.seats is not None:
+            asked["seats"] = deal.seats
     got = {name: getattr(game, name) for name in asked}
     if got != asked:
         raise ServerError(
@@ -142,4 +159,5 @@ def _named(fields: Mapping[str, Any]) -> str:
     named = f"game {fields['game']} of deal {fields['suite']}/{fields['seed']}"
     if "preset" not in fields:
         return named
-    return f"{named} on {fields['preset']} with {fields['num_players']} players (board {fields['spec_hash']})"
+    seats = f", {','.join(fields['seats'])} in its seats" if fields.get("seats") else ""
+    return f"{named} on {fields['preset']} with {fields['num_players']} players (board {fields['spec_hash']}){seats}"

@@ -12,7 +12,14 @@ from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 
 
 async def play_episode(
-    config: EnvConfig, seats: Sequence[Policy], *, suite: str, seed: int, game: int = 0, instance_id: str = ""
+    config: EnvConfig,
+    seats: Sequence[Policy],
+    *,
+    suite: str,
+    seed: int,
+    game: int = 0,
+    names: Sequence[str] = (),
+    instance_id: str = "",
 ) -> Episode:
     """Play one game to its end.
 
@@ -24,6 +31,7 @@ async def play_episode(
         suite: With `seed`, names the deal.
         seed: See `suite`.
         game: Number of this game within the deal's group; feeds the randomness of scripts and fallback moves.
+        names: Who sits in each seat, for the record; the policies' own names when left out.
         instance_id: Which server process plays, for the record.
 
     Raises:
@@ -60,6 +68,7 @@ async def play_episode(
         score=env.game.score,
         score_kept=env.game.score_kept,
         turns=tuple(turns),
+        seats=tuple(names or [policy.name for policy in seats]),
         instance_id=instance_id,
     )
 

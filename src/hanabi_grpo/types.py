@@ -126,6 +126,8 @@ class Episode:
     score_kept: int
     """Points on the table at the end, kept on a bomb."""
     turns: tuple[Turn, ...] = field(default=())
+    seats: tuple[str, ...] = ()
+    """Who sat in each seat, see `seating`; empty in records that do not say."""
     instance_id: str = ""
     """Which server process played it."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.types import MAX_PLAYERS, DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the rollout server's routes; both sides name it when a run is introduced."""
 
 _Str = Annotated[str, Field(strict=True)]
@@ -56,6 +56,7 @@ class _Header(BaseModel):
     status: EpisodeStatus
     score: _Int
     score_kept: _Int
+    seats: Annotated[tuple[_Str, ...], Field(max_length=MAX_PLAYERS)] = ()
     instance_id: _Str
 
 
@@ -298,6 +299,11 @@ def _collect(output: _Output, number: int, turns: dict[int, Turn]) -> None:
 
 
 def _episode(header: _Header, turns: Sequence[Turn], where: str) -> Episode:
+    if len(header.seats) not in (0, header.num_players):
+        raise ServerError(
+            f"{where}: seats has {len(header.seats)} entries for num_players={header.num_players}; "
+            "allowed: one each, or none at all."
+        )
     for index, turn in enumerate(turns):
         if turn.player >= header.num_players:
             raise ServerError(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.strict_json import strict_json
+from hanabi_grpo.types import MAX_PLAYERS
 
 MAX_ROWS = 65536
 MAX_DEALS = 16384
@@ -39,6 +40,7 @@ class _Deal(BaseModel):
     suite: str = Field(min_length=1, max_length=64)
     seed: int = Field(ge=0, lt=2**63)
     player: int = Field(ge=0, le=4)
+    seats: list[Annotated[str, Field(max_length=80)]] | None = Field(default=None, max_length=MAX_PLAYERS)
 
 
 class _Row(BaseModel):
@@ -112,7 +114,7 @@ def parse_rollout_request(body: bytes) -> tuple[RolloutRequest, list[dict[str, A
         raise SettingsError(f"rollout request: {_problems(error)}.") from None
     deals = set()
     for position, row in enumerate(wanted.infer_requests):
-        deals.add((row.data_dict.suite, row.data_dict.seed))
+        deals.add((row.data_dict.suite, row.data_dict.seed, tuple(row.data_dict.seats or ())))
         for name, weight in row.data_dict.env_config.items():
             if name.startswith("reward_") and isinstance(weight, int | float) and abs(weight) > MAX_REWARD:
                 raise SettingsError(

@@ -28,7 +28,8 @@ from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
-from hanabi_grpo.types import DroppedGame, Episode, ReplyKind, adapter_of, player_name
+from hanabi_grpo.server.tables import Table, default_seats, loras_of, wanted_adapters
+from hanabi_grpo.types import DroppedGame, Episode, ReplyKind
 from hanabi_grpo.wire import dropped_to_outputs, episode_to_outputs
 
 logger = logging.getLogger(__name__)
@@ -105,9 +106,9 @@ class Scheduler:
             )
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         reasons: list[str] = []
-        for deal, policy, games in await self._play_all(deals, sampling, adapters):
+        for deal, table, games in await self._play_all(deals, sampling, adapters):
             num_players = deal.config.players
-            systems = [policy.system(player) for player in range(num_players)]
+            systems = table.systems()
             for number, game in enumerate(games):
                 if isinstance(game, Episode):
                     answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
@@ -125,33 +126,37 @@ class Scheduler:
 
     async def _play_all(
         self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
-    ) -> list[tuple[Deal, ServedPolicy, list[Episode | DroppedGame]]]:
+    ) -> list[tuple[Deal, Table, list[Episode | DroppedGame]]]:
         started = []
-        async with self._store.lease(_wanted(adapters)) as leased:
+        async with self._store.lease(wanted_adapters(deals, adapters)) as leased:
             try:
                 async with asyncio.TaskGroup() as group:
                     for deal in deals:
-                        policy = ServedPolicy(
-                            self._sampler,
-                            self._chat,
-                            loras=_loras(deal.config.players, adapters, leased),
-                            sampling=sampling,
-                            config=deal.config,
-                            max_model_len=self._max_model_len,
+                        seats = deal.seats or default_seats(deal.config.players, adapters, leased)
+                        table = Table(
+                            seats,
+                            ServedPolicy(
+                                self._sampler,
+                                self._chat,
+                                loras=loras_of(seats, leased),
+                                sampling=sampling,
+                                config=deal.config,
+                                max_model_len=self._max_model_len,
+                            ),
                         )
-                        games = [group.create_task(self._play(deal, policy, game)) for game in range(deal.num_games)]
-                        started.append((deal, policy, games))
-                        group.create_task(_report(deal, games, leased))
+                        games = [group.create_task(self._play(deal, table, game)) for game in range(deal.num_games)]
+                        started.append((deal, table, games))
+                        group.create_task(_report(deal, games, seats))
             except BaseExceptionGroup as failed:
                 raise unwrap(failed) from failed
-        return [(deal, policy, [task.result() for task in games]) for deal, policy, games in started]
+        return [(deal, table, [task.result() for task in games]) for deal, table, games in started]
 
-    async def _play(self, deal: Deal, policy: ServedPolicy, game: int) -> Episode | DroppedGame:
+    async def _play(self, deal: Deal, table: Table, game: int) -> Episode | DroppedGame:
         async with self._places:
             self.games_in_flight += 1
             try:
                 for attempt in range(1, ATTEMPTS + 1):
-                    played = await self._attempt(deal, policy, game, attempt)
+                    played = await self._attempt(deal, table, game, attempt)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
@@ -162,15 +167,16 @@ class Scheduler:
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, deal: Deal, policy: ServedPolicy, game: int, attempt: int) -> Episode | DroppedGame:
+    async def _attempt(self, deal: Deal, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
         where = f"deal {deal.suite}/{deal.seed}, game {game}"
         try:
             episode = await play_episode(
                 deal.config,
-                [policy] * deal.config.players,
+                table.policies,
                 suite=deal.suite,
                 seed=deal.seed,
                 game=game,
+                names=table.seats,
                 instance_id=self._instance_id,
             )
             check_episode(episode, vocab_size=self._vocab_size)
@@ -202,40 +208,7 @@ class Scheduler:
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
 
 
-def _wanted(adapters: Mapping[str, str | None] | None) -> dict[str, int] | None:
-    if adapters is None:
-        return None
-    wanted: dict[str, int] = {}
-    for player, name in adapters.items():
-        if name is None:
-            continue
-        adapter, _, version = name.partition("@")
-        if not version.isdecimal():
-            raise VersionError(f"adapters[{player!r}]={name!r}: write it as adapter@version, e.g. player_0@7.")
-        wanted[adapter] = int(version)
-    return wanted
-
-
-def _loras(
-    num_players: int, adapters: Mapping[str, str | None] | None, leased: Mapping[str, Any]
-) -> dict[str, tuple[Any, int]]:
-    loras = {}
-    for index in range(num_players):
-        player = player_name(index)
-        if adapters is None:
-            held = leased.get(adapter_of(player, leased))
-        else:
-            if player not in adapters:
-                raise VersionError(
-                    f"adapters: nothing said of {player}; name adapter@version or null for the base model."
-                )
-            held = leased.get((adapters[player] or "").partition("@")[0])
-        if held is not None:
-            loras[player] = (held.lora, held.version)
-    return loras
-
-
-async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame]], leased: Mapping[str, Any]) -> None:
+async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
@@ -261,7 +234,7 @@ async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame
         " ".join(f"{status} {count}" for status, count in sorted(statuses.items())),
         seconds,
         sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9),
-        " ".join(f"{held.adapter}@{held.version}" for held in leased.values()) or "base model",
+        " ".join(seats),
     )
 
 
