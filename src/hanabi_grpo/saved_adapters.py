@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ class SavedAdapters:
     lora_rank: int
     adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]
     """Name to safetensors bytes and PEFT configuration, names ascending."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
 
 
 def read_adapters(folder: Path) -> SavedAdapters:
@@ -56,7 +58,9 @@ def read_adapters(folder: Path) -> SavedAdapters:
     rank = next(iter(ranks.values()))
     if type(rank) is not int or len(set(ranks.values())) != 1:
         raise SettingsError(f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}.")
-    return SavedAdapters(step=_step(folder), lora_rank=rank, adapters=adapters)
+    return SavedAdapters(
+        step=_step(folder), lora_rank=rank, adapters=adapters, facts=manifest.facts if manifest else {}
+    )
 
 
 def _manifest(folder: Path) -> Manifest | None:

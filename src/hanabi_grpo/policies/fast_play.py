@@ -9,7 +9,9 @@ from hanabi_grpo.games.presets import GameSpec
 from hanabi_grpo.policies.seats import MovingPolicy
 
 
-def play_scripted(spec: GameSpec, policies: Sequence[MovingPolicy], *, suite: str, seed: int, game: int = 0) -> Game:
+def play_scripted(
+    spec: GameSpec, policies: Sequence[MovingPolicy], *, suite: str, seed: int, game: int = 0, max_turns: int = 0
+) -> Game:
     """Play one game to its end, move for move the one that `rollouts.play_episode` plays with these policies.
 
     Args:
@@ -18,6 +20,7 @@ def play_scripted(spec: GameSpec, policies: Sequence[MovingPolicy], *, suite: st
         suite: With `seed`, names the deal.
         seed: See `suite`.
         game: Number of this game within the deal's group; feeds the randomness of scripts.
+        max_turns: Moves after which the game is cut; 0: only the rules end it.
 
     Returns:
         The finished game, with its score, events and deck.
@@ -32,7 +35,7 @@ def play_scripted(spec: GameSpec, policies: Sequence[MovingPolicy], *, suite: st
     moves = [
         policy.seat(player, spec=spec, suite=suite, seed=seed, game=game).move for player, policy in enumerate(policies)
     ]
-    while not table.is_over:
+    while not table.is_over and not 0 < max_turns <= table.num_turns:
         player = table.current_player
         table.apply(moves[player](table.view(player)))
     return table

@@ -1,0 +1,160 @@
+"""Games of a line-up over a list of deals, in every seat order: by scripts here, by models on a rollout server.
+
+Everybody who counts games (evaluation, cross-play, conventions, data collection) takes them from `play_line_up`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import IllegalActionError, ServerError, SettingsError
+from hanabi_grpo.games import Game, parse_action, shuffled_deck
+from hanabi_grpo.lineups import LineUp
+from hanabi_grpo.policies import SCRIPTED, make_policy, play_scripted
+from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.types import Episode
+
+_SCRIPTED_CHUNK = 50
+_SERVED_CHUNK = 100
+"""Deals of one request: enough to fill the engine, few enough for a progress bar that moves."""
+_MAX_REASONS = 3
+
+
+class Player(Protocol):
+    """The one call of `RolloutClient` that plays games."""
+
+    def play(
+        self, deals: Sequence[Mapping[str, Any]], *, num_games: int, max_tokens: int, temperature: float
+    ) -> RolloutResult:
+        """Play each deal `num_games` times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How the games of models are played."""
+
+    client: Player
+    resolver: SeatResolver
+    max_tokens: int
+    """Per reply."""
+    temperature: float
+    """Of sampling; 0 is greedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedGame:
+    """One game."""
+
+    seed: int
+    """With the suite, names the deal."""
+    order: int
+    """Which of the line-up's seat orders."""
+    game: Game
+    """The table at the end: every move, the deck, the score. Not over where a limit of ours cut the game."""
+    episode: Episode | None
+    """What was said; None when scripts filled every seat."""
+
+
+def play_line_up(
+    line_up: LineUp,
+    config: EnvConfig,
+    seeds: Sequence[int],
+    *,
+    suite: str,
+    served: Served | None = None,
+    rotate: bool = True,
+) -> Iterator[list[PlayedGame]]:
+    """Play every deal once in each seat order; yields the games of some deals at a time, whole deals only.
+
+    Args:
+        line_up: Who plays.
+        config: The game.
+        seeds: The deals.
+        suite: Which stream of deals.
+        served: Needed unless scripts fill every seat.
+        rotate: Whether a list of different players changes seats.
+
+    Raises:
+        SettingsError: A model has to play and there is no server, or the line-up is for another number of players.
+        ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
+    """
+    if len(line_up.words) != config.players:
+        raise SettingsError(f"line-up {line_up.text!r}: {len(line_up.words)} seats for players={config.players}.")
+    orders = line_up.orders(rotate=rotate)
+    if not line_up.needs_server:
+        yield from _scripted(orders, config, seeds, suite)
+        return
+    if served is None:
+        raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
+    seats = [served.resolver.seats(order) for order in orders]
+    chunk = max(1, _SERVED_CHUNK // len(orders))
+    for start in range(0, len(seeds), chunk):
+        yield _ask(served, seats, config, seeds[start : start + chunk], suite, line_up.text)
+
+
+def replay(episode: Episode, config: EnvConfig) -> Game:
+    """Return the table at the end of an episode.
+
+    Raises:
+        ServerError: Its moves do not fit the deal that it names.
+    """
+    game = Game(config.spec(), shuffled_deck(config.spec(), episode.suite, episode.seed))
+    where = f"deal {episode.suite}/{episode.seed}, game {episode.game}"
+    try:
+        for turn in episode.turns:
+            action = parse_action(turn.action, num_players=config.players, player=game.current_player)
+            if action is None or turn.player != game.current_player:
+                raise IllegalActionError(f"{turn.action!r} by seat {turn.player}, whose turn it is not, or no move")
+            game.apply(action)
+    except IllegalActionError as error:
+        raise ServerError(f"{where}: its moves do not fit its deal: {error}.") from error
+    if game.score_kept != episode.score_kept:
+        raise ServerError(f"{where}: says {episode.score_kept} points; its moves make {game.score_kept}.")
+    return game
+
+
+def _scripted(
+    orders: Sequence[tuple[str, ...]], config: EnvConfig, seeds: Sequence[int], suite: str
+) -> Iterator[list[PlayedGame]]:
+    spec = config.spec()
+    policies = {name: make_policy(name) for order in orders for name in order if name in SCRIPTED}
+    tables = [[policies[name] for name in order] for order in orders]
+    for start in range(0, len(seeds), _SCRIPTED_CHUNK):
+        yield [
+            PlayedGame(
+                seed=seed,
+                order=number,
+                game=play_scripted(spec, table, suite=suite, seed=seed, max_turns=config.max_turns),
+                episode=None,
+            )
+            for seed in seeds[start : start + _SCRIPTED_CHUNK]
+            for number, table in enumerate(tables)
+        ]
+
+
+def _ask(
+    served: Served,
+    seats: Sequence[tuple[str, ...]],
+    config: EnvConfig,
+    seeds: Sequence[int],
+    suite: str,
+    label: str,
+) -> list[PlayedGame]:
+    row = config.model_dump(mode="json")
+    asked = [(seed, order) for seed in seeds for order in range(len(seats))]
+    deals = [{"env_config": row, "suite": suite, "seed": seed, "seats": list(seats[order])} for seed, order in asked]
+    result = served.client.play(deals, num_games=1, max_tokens=served.max_tokens, temperature=served.temperature)
+    if result.dropped or any(len(group) != 1 for group in result.groups) or len(result.groups) != len(deals):
+        reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
+        shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
+        played = sum(len(group) for group in result.groups)
+        raise ServerError(
+            f"{label}: {len(deals) - played} of {len(deals)} games were not played ({shown or 'no reason given'}); "
+            "every deal is needed. Look at the server's log, then give the same command again."
+        )
+    return [
+        PlayedGame(seed=seed, order=order, game=replay(group[0], config), episode=group[0])
+        for (seed, order), group in zip(asked, result.groups, strict=True)
+    ]
