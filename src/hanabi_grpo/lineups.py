@@ -83,7 +83,7 @@ def checkpoint_word(word: str) -> tuple[Path, str | None] | None:
     path, colon, adapter = word.rpartition(":")
     if colon and adapter in (*player_names(MAX_PLAYERS), SHARED_ADAPTER):
         return Path(path), adapter
-    return (Path(word), None) if "/" in word or Path(word).is_dir() else None
+    return (Path(word), None) if "/" in word or (word and Path(word).is_dir()) else None
 
 
 def short_name(word: str) -> str:
