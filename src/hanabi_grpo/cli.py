@@ -189,6 +189,41 @@ def view(
     )
 
 
+@app.command()
+def play(
+    partners: Annotated[
+        str | None,
+        typer.Argument(
+            help="One word for every partner (iggi), one for each (iggi,piers), or with human in your seat one for "
+            "every player (served,human). A word is a script, served, player_1@latest, base, or a checkpoint's folder; "
+            "iggi when left out.",
+            show_default=False,
+        ),
+    ] = None,
+    seat: Annotated[str | None, typer.Option(help="Your seat; player_0 when left out.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Board; full when left out, with models as in training.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players, you included.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Names the deal; a random one when left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of models; 0 is greedy, TEMPERATURE when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an unfinished game, *.unfinished.json.")] = None,
+) -> None:
+    """Play a game yourself, with scripts or models as partners; ? at the prompt lists your moves."""
+    from hanabi_grpo.commands.play import play as run
+
+    code = run(
+        partners,
+        seat=seat,
+        preset=preset,
+        players=players,
+        seed=seed,
+        temperature=temperature,
+        out=out,
+        resume=resume,
+    )
+    raise typer.Exit(code)
+
+
 @app.command("export-hanab-live")
 def export_hanab_live(
     path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
@@ -212,6 +247,18 @@ def import_hanab_live(
     from hanabi_grpo.commands.hanab_live import import_hanab_live as run
 
     run(sources, out=out)
+
+
+@app.command()
+def scores(
+    deals: Annotated[int, typer.Option(help="Games of each row.")] = 10000,
+    out: Annotated[Path | None, typer.Option(help="Markdown file that gets the table.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on standard output.")] = False,
+) -> None:
+    """Let the bots play, beside what they score elsewhere; exits with 1 when one is four standard errors off."""
+    from hanabi_grpo.commands.scores import scores as run
+
+    run(deals=deals, out=out, as_json=as_json)
 
 
 if __name__ == "__main__":
