@@ -10,7 +10,7 @@ import hashlib
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
+from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.handshake import SessionRequest, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -51,6 +52,17 @@ PEFT_CONFIG: dict[str, Any] = {
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 
+def word_reply(lora: Any | None, prompt_ids: Sequence[int]) -> Sample:
+    """What a `WordEngine` replies to these ids under this adapter (the hash of its files; None for the base model)."""
+    digest = hashlib.sha256(f"{lora} {list(prompt_ids)}".encode()).digest()
+    return sample(_REPLIES[digest[0] % len(_REPLIES)])
+
+
+def lora_of(body: bytes, config: Mapping[str, Any] | None = None) -> str:
+    """What a `WordEngine` makes of an upload, see `word_reply`."""
+    return hashlib.sha256(body + json.dumps(dict(config or PEFT_CONFIG)).encode()).hexdigest()
+
+
 class WordEngine:
     """Loads adapters by hashing their files; replies by hashing adapter and prompt."""
 
@@ -60,6 +72,7 @@ class WordEngine:
         self.seconds = 0.0
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
+        self.num_samples = 0
         self.config = SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1)
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
@@ -74,8 +87,8 @@ class WordEngine:
         await asyncio.sleep(self.seconds)
         if self.is_dead:
             raise RuntimeError("engine dead")
-        digest = hashlib.sha256(f"{lora} {prompt_ids}".encode()).digest()
-        return sample(_REPLIES[digest[0] % len(_REPLIES)])
+        self.num_samples += 1
+        return word_reply(lora, prompt_ids)
 
     async def reset_prefix_cache(self) -> bool:
         return True
@@ -148,6 +161,7 @@ def running_app(
         max_model_len=described.max_model_len,
         games_at_once=256,
         instance_id=described.instance_id,
+        vocab_size=len(TOKENIZER),
     )
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
     running = RunningApp(
@@ -209,6 +223,15 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         **identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}),
     }
     return SessionRequest(**{**given, **other}).model_dump(mode="json")
+
+
+def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[str, bytes]:
+    """Open a session of a new run and serve an adapter of its own for each player; returns their bytes."""
+    given = session_body(app.identity, run_id=client.trainer_id)
+    client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+    bodies = {name: adapter_bytes(0.25 + number + version) for number, name in enumerate(PLAYERS)}
+    client.push(version, {name: (body, PEFT_CONFIG) for name, body in bodies.items()})
+    return bodies
 
 
 def rollout_body(

@@ -1,47 +1,24 @@
-"""The trainer's and the evaluator's side of the rollout server's HTTP routes.
+"""The trainer's and the evaluator's side of the rollout server's HTTP routes: adapters, games and single replies.
 
-Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless. A server
-that was not reached, hung up or did not answer in time is a `ServerGoneError`; everything else that it may answer is a
-`ServerError`, and asking again cannot help.
+How calls end, and when they are repeated, is said in `session_client`.
 """
 
 import hashlib
 import json
-import logging
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
-
-import httpx
+from typing import Any
 
 from hanabi_grpo.deal_rows import games_of, rows_of
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.handshake import (
-    CommitAnswer,
-    LogAnswer,
-    SessionAnswer,
-    config_digest,
-    game_claims,
-    session_headers,
-    tokenizer_hash,
-)
-from hanabi_grpo.http_calls import WHO, as_model, as_object, call_json
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import DroppedGame, Episode
-from hanabi_grpo.wire import PROTOCOL
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.handshake import CommitAnswer, LendAnswer, ReplyAnswer, config_digest
+from hanabi_grpo.http_calls import WHO, as_model
+from hanabi_grpo.seating import frozen_name, seat_adapter
+from hanabi_grpo.session_client import ClientTimeouts, SessionClient, server_url
+from hanabi_grpo.types import DroppedGame, Episode, Reply
 
-logger = logging.getLogger(__name__)
-_TRIES = 3
-
-
-def server_url(settings: Settings) -> str:
-    """Return the server's address, e.g. "http://127.0.0.1:8000"."""
-    host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
-    return f"http://{host}:{settings.vllm_server_port}"
+__all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "server_url"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,203 +31,8 @@ class RolloutResult:
     """The games that the server gave up; they are in no group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTimeouts:
-    """Longest waits, in seconds."""
-
-    connect: float = 5.0
-    health: float = 5.0
-    """For health, heartbeats and the release of a session."""
-    answer: float = 60.0
-    """For every other answer but games."""
-    rollout: float = 1800.0
-    """For the games of one request."""
-
-
-class RolloutClient:
-    """One connection to one rollout server; used as a context it releases its session at the end."""
-
-    def __init__(self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None) -> None:
-        """Prepare a client; nothing is sent yet.
-
-        Args:
-            url: e.g. "http://127.0.0.1:8000".
-            api_key: HANABI_API_KEY of the server.
-            timeouts: Longest waits.
-        """
-        self.url = url
-        self.trainer_id = uuid.uuid4().hex
-        """Names this trainer process to the server, which works for one at a time."""
-        self.session_timeout: float | None = None
-        """Seconds of silence after which the server lets another trainer in; None without a session."""
-        limits = timeouts or ClientTimeouts()
-        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._rollout_timeout = httpx.Timeout(limits.rollout, connect=limits.connect)
-        self._short_timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
-        # trust_env=False: a proxy variable must not catch traffic to a server of ours.
-        self._http = httpx.Client(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(limits.answer, connect=limits.connect),
-            trust_env=False,
-        )
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "RolloutClient":
-        """Prepare a client for the server that the settings name."""
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        return cls(server_url(settings), api_key=key, timeouts=ClientTimeouts(rollout=settings.rollout_timeout))
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What every request carries: the key, and from `open_session` on the names of run and trainer."""
-        names = ("authorization", "x-run-id", "x-trainer-id")
-        return {name: self._http.headers[name] for name in names if name in self._http.headers}
-
-    def health(self) -> dict[str, Any]:
-        """Return the server's state; ServerGoneError when it is unreachable or its engine is dead."""
-        call = partial(self._http.get, "/health/", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "health check", tries=1), "health check")
-
-    def identity(self) -> dict[str, Any]:
-        """Return what the server is: instance, base model, dtype, largest rank, versions held."""
-        return as_object(self.url, self._json(lambda: self._http.get("/identity/"), "identity"), "identity")
-
-    def log(self, after: int) -> tuple[int, list[str]]:
-        """Return (the number to ask for next time, the server's log lines from number `after` on)."""
-        data = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
-        answer = as_model(self.url, LogAnswer, data, "log")
-        return answer.next, answer.lines
-
-    def introduce(
-        self,
-        settings: Settings,
-        *,
-        run_id: str,
-        adapters: Sequence[str],
-        lora_rank: int,
-        configs: Sequence[EnvConfig],
-        version: int = 0,
-        replaces: Mapping[str, int] | None = None,
-    ) -> dict[str, Any]:
-        """Open a session with what these settings say of base model, tokenizer, chat format and number format.
-
-        Args:
-            settings: MODEL, HANABI_THINKING and HANABI_DTYPE.
-            run_id: See `open_session`, as the next ones.
-            adapters: Names.
-            lora_rank: Of every adapter.
-            configs: The games that this run will ask for.
-            version: The first version that will be pushed.
-            replaces: Newer versions of the same run that the server may drop.
-        """
-        # Imported here: it takes seconds, which a health check need not wait for.
-        from transformers import AutoTokenizer
-
-        from hanabi_grpo.chat import ChatFormat
-        from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
-
-        folder = resolve_model(settings.model)
-        chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
-        return self.open_session(
-            run_id=run_id,
-            adapters=adapters,
-            lora_rank=lora_rank,
-            model_fingerprint=model_fingerprint(folder),
-            tokenizer_hash=tokenizer_hash(chat.tokenizer),
-            chat_hash=chat.hash,
-            dtype=settings.dtype,
-            games=game_claims(configs),
-            version=version,
-            replaces=replaces,
-        )
-
-    def open_session(
-        self,
-        *,
-        run_id: str,
-        adapters: Sequence[str],
-        lora_rank: int,
-        model_fingerprint: str,
-        tokenizer_hash: str,
-        chat_hash: str,
-        dtype: str,
-        games: Sequence[Mapping[str, Any]],
-        version: int = 0,
-        replaces: Mapping[str, int] | None = None,
-    ) -> dict[str, Any]:
-        """Introduce a run; the server compares both sides and refuses what differs.
-
-        Args:
-            run_id: Path of the run folder.
-            adapters: ("shared",), or player_0 and the others in turn order.
-            lora_rank: Of every adapter.
-            model_fingerprint: See `fingerprint.model_fingerprint`.
-            tokenizer_hash: See `handshake.tokenizer_hash`.
-            chat_hash: See `ChatFormat.hash`.
-            dtype: Number format of the base model.
-            games: See `handshake.game_claims`.
-            version: The first version that will be pushed.
-            replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
-
-        Returns:
-            The server's identity, the run and the versions that it serves of it.
-
-        Raises:
-            SettingsError: A run id that cannot travel.
-            ServerError: The sides differ, or the server works for another trainer.
-        """
-        try:
-            names = session_headers(run_id, self.trainer_id)
-        except UnicodeEncodeError as error:
-            raise SettingsError(f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder.") from error
-        body = {
-            "protocol": PROTOCOL,
-            "run_id": run_id,
-            "trainer_id": self.trainer_id,
-            "adapters": list(adapters),
-            "lora_rank": lora_rank,
-            "model_fingerprint": model_fingerprint,
-            "tokenizer_hash": tokenizer_hash,
-            "chat_hash": chat_hash,
-            "dtype": dtype,
-            "games": [dict(game) for game in games],
-            "version": version,
-            "replaces": None if replaces is None else dict(replaces),
-        }
-        data = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
-        answer = as_model(self.url, SessionAnswer, data, "opening a session")
-        # From here on the server knows whose requests these are, and refuses them once another trainer took over.
-        self._http.headers.update(names)
-        self.session_timeout = answer.session_timeout
-        return answer.model_dump()
-
-    def heartbeat(self) -> dict[str, Any]:
-        """Tell the server that this trainer is alive; returns its instance, run and versions.
-
-        Raises:
-            ServerError: No session, or another trainer has taken over.
-        """
-        call = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "heartbeat", tries=1), "heartbeat")
-
-    def release(self) -> None:
-        """End the session, so that another trainer may open one at once; without a session nothing happens.
-
-        The adapters stay served.
-
-        Raises:
-            ServerError: The server was not told; it frees itself after HANABI_SESSION_TIMEOUT seconds.
-        """
-        if self.session_timeout is None:
-            return
-        try:
-            call = partial(self._http.delete, "/session/", timeout=self._short_timeout)
-            self._json(call, "releasing the session", tries=1)
-        finally:
-            self.session_timeout = None
-            for name in ("x-run-id", "x-trainer-id"):
-                self._http.headers.pop(name, None)
+class RolloutClient(SessionClient):
+    """A connection that pushes and lends adapters, and asks for games and replies."""
 
     def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
         """Upload every adapter, commit them together and check the receipts.
@@ -268,15 +50,7 @@ class RolloutClient:
         sent = {}
         for name, (body, config) in adapters.items():
             sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
-            headers = {
-                "x-sha256": sent[name][1],
-                "x-peft-config": json.dumps(config),
-                "content-type": "application/octet-stream",
-            }
-            put = partial(
-                self._http.put, f"/adapters/{name}", params={"version": version}, content=body, headers=headers
-            )
-            self._json(put, f"pushing {name}@{version}")
+            self._upload(f"/adapters/{name}", version, body, config, f"pushing {name}@{version}")
         what = f"committing version {version}"
         data = self._json(lambda: self._http.post("/adapters/commit", params={"version": version}), what)
         answer = as_model(self.url, CommitAnswer, data, what)
@@ -289,6 +63,73 @@ class RolloutClient:
                     "Restart it."
                 )
         return answer.model_dump()
+
+    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        """Give the server an adapter that it keeps beside those of its session, and check the receipt.
+
+        The server holds a few; the least recently used go first. Lending one that it holds costs only the upload.
+
+        Args:
+            version: Optimizer steps behind these weights, for records.
+            weights: safetensors bytes.
+            config: PEFT configuration, see `adapter_config_for_wire`.
+
+        Returns:
+            The word for its seats, e.g. "frozen_0123456789abcdef@50".
+
+        Raises:
+            ServerError: The server refused, or its receipt is not for what was sent.
+        """
+        sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
+        name = frozen_name(sha256, config)
+        what = f"lending {name}@{version}"
+        answer = as_model(self.url, LendAnswer, self._upload("/frozen/", version, weights, config, what), what)
+        got = (answer.seat, answer.name, answer.version, answer.sha256, answer.config_sha256)
+        if got != (f"{name}@{version}", name, version, sha256, digest):
+            raise ServerError(
+                f"{self.url}: receipt for {name}@{version} is {answer}; the server does not hold what was lent. "
+                "Restart it."
+            )
+        return answer.seat
+
+    def reply(
+        self,
+        *,
+        seat: str,
+        system: str,
+        turns: Sequence[tuple[str, Sequence[int]]],
+        prompt: str,
+        max_tokens: int,
+        temperature: float,
+    ) -> Reply:
+        """Sample one reply in a conversation; the server remembers nothing of it afterwards.
+
+        Args:
+            seat: Who replies: "base" or an adapter at a version, see `seating`.
+            system: First message, "" for none.
+            turns: Earlier (prompt, sampled reply ids) of this conversation, oldest first.
+            prompt: What the player is shown now.
+            max_tokens: Of the reply.
+            temperature: Of sampling.
+
+        Raises:
+            ServerError: The server refused, or its answer is not a reply of that seat.
+        """
+        body = {
+            "seat": seat,
+            "system": system,
+            "turns": [{"prompt": text, "reply_ids": list(ids)} for text, ids in turns],
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        what = f"a reply of {seat}"
+        post = partial(self._http.post, "/reply/", json=body, timeout=self._rollout_timeout)
+        answer = as_model(self.url, ReplyAnswer, self._json(post, what), what)
+        named = seat_adapter(seat)
+        if not answer.out_of_tokens and answer.version != (named[1] if named else None):
+            raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
+        return Reply(prompt=prompt, **answer.model_dump(exclude={"instance_id"}))
 
     def play(
         self,
@@ -339,24 +180,11 @@ class RolloutClient:
             raise ServerError(f"{self.url}: playing games: {error} {WHO}") from error
         return RolloutResult(groups=groups, dropped=tuple(dropped))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
-
-    def __enter__(self) -> Self:
-        """Return the client itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release the session, if there is one, and close the connection."""
-        try:
-            self.release()
-        except ServerError as problem:
-            logger.warning("the session was not released (%s); the server frees itself after a while", problem)
-        finally:
-            self.close()
-
-    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES) -> Any:
-        return call_json(self.url, call, what, tries=tries)
+    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any], what: str) -> Any:
+        headers = {
+            "x-sha256": hashlib.sha256(body).hexdigest(),
+            "x-peft-config": json.dumps(config),
+            "content-type": "application/octet-stream",
+        }
+        put = partial(self._http.put, path, params={"version": version}, content=body, headers=headers)
+        return self._json(put, what)

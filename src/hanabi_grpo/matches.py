@@ -14,6 +14,7 @@ from hanabi_grpo.games import Game, parse_action, shuffled_deck
 from hanabi_grpo.lineups import LineUp
 from hanabi_grpo.policies import SCRIPTED, make_policy, play_scripted
 from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.seating import NOT_HELD
 from hanabi_grpo.types import Episode
 
 _SCRIPTED_CHUNK = 50
@@ -88,10 +89,9 @@ def play_line_up(
         return
     if served is None:
         raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
-    seats = [served.resolver.seats(order) for order in orders]
     chunk = max(1, _SERVED_CHUNK // len(orders))
     for start in range(0, len(seeds), chunk):
-        yield _ask(served, seats, config, seeds[start : start + chunk], suite, line_up.text)
+        yield _ask(served, orders, config, seeds[start : start + chunk], suite, line_up.text)
 
 
 def replay(episode: Episode, config: EnvConfig) -> Game:
@@ -136,16 +136,17 @@ def _scripted(
 
 def _ask(
     served: Served,
-    seats: Sequence[tuple[str, ...]],
+    orders: Sequence[tuple[str, ...]],
     config: EnvConfig,
     seeds: Sequence[int],
     suite: str,
     label: str,
 ) -> list[PlayedGame]:
+    seats = [served.resolver.seats(order) for order in orders]
     row = config.model_dump(mode="json")
     asked = [(seed, order) for seed in seeds for order in range(len(seats))]
     deals = [{"env_config": row, "suite": suite, "seed": seed, "seats": list(seats[order])} for seed, order in asked]
-    result = served.client.play(deals, num_games=1, max_tokens=served.max_tokens, temperature=served.temperature)
+    result = _played(served, deals, orders)
     if result.dropped or any(len(group) != 1 for group in result.groups) or len(result.groups) != len(deals):
         reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
         shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
@@ -158,3 +159,21 @@ def _ask(
         PlayedGame(seed=seed, order=order, game=replay(group[0], config), episode=group[0])
         for (seed, order), group in zip(asked, result.groups, strict=True)
     ]
+
+
+def _played(served: Served, deals: Sequence[Mapping[str, Any]], orders: Sequence[tuple[str, ...]]) -> RolloutResult:
+    options: dict[str, Any] = {
+        "num_games": 1,
+        "max_tokens": served.max_tokens,
+        "temperature": served.temperature,
+    }
+    try:
+        return served.client.play(deals, **options)
+    except ServerError as error:
+        if NOT_HELD not in str(error):
+            raise
+    # Others lent theirs meanwhile, or it is another server process. The words stay: they are digests.
+    served.resolver.lend_again()
+    for order in orders:
+        served.resolver.seats(order)
+    return served.client.play(deals, **options)

@@ -12,6 +12,10 @@ MEASURED = "measured"
 """With another implementation, on open_spiel 2.0.2."""
 
 
+_FULL = 0.035
+"""Of the rule bots' figures on Full; the source gives it for IGGI with two players, the others are taken as alike."""
+
+
 class PublishedScore(NamedTuple):
     """One figure to compare with."""
 
@@ -43,7 +47,7 @@ PUBLISHED_SCORES: tuple[PublishedScore, ...] = (
     *_row(
         "iggi",
         MEASURED,
-        full=((2, 17.56, 0.035), (3, 16.97, None), (4, 16.19, None), (5, 15.17, None)),
+        full=((2, 17.56, _FULL), (3, 16.97, _FULL), (4, 16.19, _FULL), (5, 15.17, _FULL)),
         marshal_mini=((2, 2.829, 0.009),),
         marshal_simple=((2, 2.945, 0.005),),
         marshal_full=((2, 7.593, 0.019),),
@@ -52,7 +56,7 @@ PUBLISHED_SCORES: tuple[PublishedScore, ...] = (
     *_row(
         "piers",
         MEASURED,
-        full=((2, 17.52, None), (3, 17.69, None), (4, 17.09, None)),
+        full=((2, 17.52, _FULL), (3, 17.69, _FULL), (4, 17.09, _FULL)),
         marshal_mini=((2, 2.537, 0.015),),
         marshal_simple=((2, 2.518, 0.017),),
         marshal_full=((2, 7.853, 0.020),),
@@ -61,7 +65,7 @@ PUBLISHED_SCORES: tuple[PublishedScore, ...] = (
     *_row(
         "outer",
         MEASURED,
-        full=((2, 14.76, None), (3, 14.79, None), (4, 13.31, None), (5, 12.83, None)),
+        full=((2, 14.76, _FULL), (3, 14.79, _FULL), (4, 13.31, _FULL), (5, 12.83, _FULL)),
         marshal_mini=((2, 2.825, 0.009),),
         marshal_simple=((2, 2.945, 0.005),),
         marshal_full=((2, 6.939, 0.023),),

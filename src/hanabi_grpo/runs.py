@@ -142,12 +142,16 @@ def write_json_atomic(path: Path, data: Any) -> None:
 
     Non-finite numbers become null: JSON has no name for them.
     """
+    write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a crash, sees the old file or the whole new one."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o644)
-            json.dump(finite(data), file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

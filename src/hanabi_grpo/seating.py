@@ -18,6 +18,8 @@ from hanabi_grpo.policies import SCRIPTED
 
 BASE = "base"
 FROZEN_PREFIX = "frozen_"
+NOT_HELD = "lend it again"
+"""What a server's refusal says when it does not hold, or no longer holds, an adapter that was lent."""
 _ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})@([0-9]{1,12})", re.ASCII)
 
 

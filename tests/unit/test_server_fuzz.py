@@ -1,4 +1,4 @@
-"""Mutated uploads and rollout bodies on a real socket: 200 or 4xx, never 500; the served policy stays what it was."""
+"""Mutated uploads, rollouts and reply requests on a socket: 200 or 4xx, never 500; what is served stays as it was."""
 
 import json
 import random
@@ -11,12 +11,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from mutations import mutate_rollout, mutate_upload
 from server_app import OWNER, PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, rollout_body, running_app, session_body
 from server_app import upload_headers as headers_of
 
 SERVED = {player: f"{player}@1" for player in PLAYERS}
 UPLOAD, ROLLOUT = adapter_bytes(0.25), json.dumps(rollout_body(adapters=SERVED)).encode()
+REPLY = json.dumps(
+    {
+        "seat": "player_0@1",
+        "system": "life1",
+        "turns": [{"prompt": "life1 info3", "reply_ids": [3, 4]}, {"prompt": "deck2", "reply_ids": [5]}],
+        "prompt": "life1 info2",
+        "max_tokens": 4,
+        "temperature": 1.0,
+    }
+).encode()
 BOUNDED = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -78,6 +89,36 @@ def test_a_mutated_rollout_body_is_played_or_refused(app: RunningApp, client: ht
     assert state_of(app) == before
 
 
+@BOUNDED
+@given(seed=st.integers(0, 2**32))
+def test_a_mutated_lending_is_taken_whole_or_refused_and_leaves_the_session_alone(
+    app: RunningApp, client: httpx.Client, seed: int
+) -> None:
+    versions, _, handles, files = state_of(app)
+    held = app.store.frozen.words()
+    body, headers = mutate_upload(random.Random(seed), UPLOAD, PEFT_CONFIG)
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    answer = client.put("/frozen/", params={"version": seed % 5}, content=body, headers=sent)  # type: ignore[arg-type]
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        assert app.store.frozen.words() == held
+    after = state_of(app)
+    assert (after[0], after[2], after[3]) == (versions, handles, files)
+    lent = app.store.frozen._held.values()
+    assert len(lent) <= MAX_FROZEN
+    assert all(app.engine.loaded[one.number] == one.lora and len(list(one.folder.iterdir())) == 2 for one in lent)
+    assert len(app.engine.loaded) == len(PLAYERS) + len(lent)
+
+
+@BOUNDED
+@given(seed=st.integers(0, 2**32))
+def test_a_mutated_reply_request_is_answered_or_refused(app: RunningApp, client: httpx.Client, seed: int) -> None:
+    before = state_of(app)
+    answer = client.post("/reply/", content=mutate_rollout(random.Random(seed), REPLY))
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    assert state_of(app) == before
+
+
 def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, client: httpx.Client) -> None:
     before, statuses = replies_of(client), Counter[int]()
     for seed in range(200):
@@ -87,6 +128,8 @@ def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, c
         answer = client.put("/adapters/player_1", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
         statuses[answer.status_code] += 1
         statuses[client.post("/infer/", content=mutate_rollout(rng, ROLLOUT)).status_code] += 1
+        statuses[client.put("/frozen/", params={"version": 1}, content=body, headers=sent).status_code] += 1  # type: ignore[arg-type]
+        statuses[client.post("/reply/", content=mutate_rollout(rng, REPLY)).status_code] += 1
     assert replies_of(client) == before
     assert set(statuses) <= {200, 409, 413, 415, 422}, statuses
     assert statuses[422] > 200, "most mutations should be refused, or the mutators do nothing"

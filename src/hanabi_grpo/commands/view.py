@@ -1,9 +1,7 @@
 """`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hanabi_grpo.replays.recording import Recording, read_recordings, recording_
 from hanabi_grpo.replays.selection import Selection
 from hanabi_grpo.replays.terminal import games_table, print_game
 from hanabi_grpo.replays.timeline import Timeline, make_timeline, turn_advantages
+from hanabi_grpo.runs import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
@@ -132,14 +131,6 @@ def _write_page(path: Path, timelines: Sequence[Timeline], *, title: str, prompt
     page = render_page(timelines, title=title, prompts=prompts, estimator=estimator)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                os.fchmod(file.fileno(), 0o644)
-                file.write(page)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_text_atomic(path, page)
     except OSError as error:
         raise SettingsError(f"--html {path}: cannot be written ({error.strerror}).") from error

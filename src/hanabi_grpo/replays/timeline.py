@@ -67,11 +67,7 @@ def make_timeline(recording: Recording, advantages: Sequence[float] | None = Non
         SettingsError: The record does not fit the deal: a move of the wrong player or one that the rules forbid, or
             another score at the end.
     """
-    episode, spec = recording.episode, recording.spec()
-    try:
-        game = Game(spec, recording.cards())
-    except GameParameterError as error:
-        raise SettingsError(f"{recording.where}: {error}") from error
+    episode, game = recording.episode, _dealt(recording)
     boards = [_board(game)]
     moves = []
     for number, turn in enumerate(episode.turns):
@@ -81,12 +77,17 @@ def make_timeline(recording: Recording, advantages: Sequence[float] | None = Non
         advantage = None if advantages is None else advantages[number]
         moves.append(Move(turn=turn, event=event, thought=thought, said=said, prompt=prompt, advantage=advantage))
         boards.append(_board(game))
-    if game.score_kept != episode.score_kept:
-        raise SettingsError(
-            f"{recording.where}: recorded with {episode.score_kept} points on the table, played again it has "
-            f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) deals here."
-        )
-    return Timeline(recording=recording, spec=spec, boards=tuple(boards), moves=tuple(moves))
+    _check_score(recording, game)
+    return Timeline(recording=recording, spec=game.spec, boards=tuple(boards), moves=tuple(moves))
+
+
+def replayed_game(recording: Recording) -> Game:
+    """Return the table at the end of a recorded game; raises as `make_timeline`."""
+    game = _dealt(recording)
+    for number, turn in enumerate(recording.episode.turns):
+        _replayed(game, turn, f"{recording.where}, turn {number + 1}")
+    _check_score(recording, game)
+    return game
 
 
 def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
@@ -107,6 +108,22 @@ def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> lis
         for number, place in enumerate(places):
             values[place] = _in_turn_order(episodes[number], [games[number] for games in per_player])
     return values
+
+
+def _dealt(recording: Recording) -> Game:
+    try:
+        return Game(recording.spec(), recording.cards())
+    except GameParameterError as error:
+        raise SettingsError(f"{recording.where}: {error}") from error
+
+
+def _check_score(recording: Recording, game: Game) -> None:
+    episode = recording.episode
+    if game.score_kept != episode.score_kept:
+        raise SettingsError(
+            f"{recording.where}: recorded with {episode.score_kept} points on the table, played again it has "
+            f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) deals here."
+        )
 
 
 def _in_turn_order(episode: Episode, per_player: Sequence[Sequence[float]]) -> tuple[float, ...]:

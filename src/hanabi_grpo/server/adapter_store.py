@@ -2,68 +2,25 @@
 
 import asyncio
 import contextlib
-import hashlib
-import itertools
-import json
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from hanabi_grpo.errors import AdapterError, SessionError, VersionError
 from hanabi_grpo.handshake import SessionRequest, config_digest
-from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
+from hanabi_grpo.seating import is_frozen
+from hanabi_grpo.server.adapter_files import Shapes
 from hanabi_grpo.server.adapter_folders import AdapterFolders, adapter_home
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, check_digest
+from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 
 logger = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 MAX_VERSIONS = 3
 """Of one adapter in the engine: the served one and older ones that games still use. The engine has room for as many
 (`max_cpu_loras`)."""
-_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-
-class LoraEngine(Protocol):
-    """The two engine calls that the store needs."""
-
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
-        """Load a PEFT folder; return the handle that generation takes."""
-
-    async def unload_adapter(self, number: int) -> None:
-        """Forget a loaded adapter."""
-
-
-@dataclass(slots=True, eq=False)
-class HeldAdapter:
-    """One version of one adapter, on disk and perhaps in the engine."""
-
-    adapter: str
-    version: int
-    sha256: str
-    config_sha256: str
-    folder: Path
-    number: int
-    lora: Any = None
-    users: int = 0
-    """Rollouts in flight that sample from it."""
-
-    @property
-    def name(self) -> str:
-        """Name in the engine and in messages, e.g. "player_0@7"."""
-        return f"{self.adapter}@{self.version}"
-
-    @property
-    def receipt(self) -> dict[str, Any]:
-        """What the trainer checks its push against."""
-        return {
-            "version": self.version,
-            "sha256": self.sha256,
-            "config_sha256": self.config_sha256,
-            "lora_name": self.name,
-        }
 
 
 class AdapterStore:
@@ -89,13 +46,9 @@ class AdapterStore:
             home: Where the files go; None: memory-backed storage where the machine has it.
             clock: See `Ownership`.
         """
-        self._engine = engine
-        self._shapes = shapes
         self._folders = AdapterFolders(home or adapter_home())
-        self._numbers = itertools.count(1)
+        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank)
         self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        """What must come to its end even when the request that began it is gone."""
         self._ownership = Ownership(session_timeout, **({"clock": clock} if clock else {}))
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
@@ -103,7 +56,9 @@ class AdapterStore:
         """Everything that the engine may hold: what is served, and older versions until their games end."""
         self._loading: frozenset[int] = frozenset()
         """Numbers of what a commit works on: an upload that comes meanwhile must leave their files alone."""
-        self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
+        self.max_upload_bytes = self._loader.max_upload_bytes
+        self.frozen = FrozenAdapters(self._loader)
+        """What was lent to the server; sessions, commits and releases leave it alone."""
 
     @property
     def session(self) -> Session | None:
@@ -140,7 +95,7 @@ class AdapterStore:
                 leaving += [self._served[name] for name in dropped]
                 self._served = {name: held for name, held in self._served.items() if name not in dropped}
                 logger.info("session: dropping %s", ", ".join(f"{name}@{number}" for name, number in dropped.items()))
-            await self._to_the_end(self._retire(*leaving))
+            await self._loader.to_the_end(self._retire(*leaving))
 
     def check_owner(self, headers: Mapping[str, str]) -> None:
         """Refuse a request that is not from the session's trainer; its weights must not be mixed in.
@@ -182,13 +137,8 @@ class AdapterStore:
             VersionError: Older than the served version, or the same version with other bytes.
         """
         self.check_upload(adapter, version)
-        digest = hashlib.sha256(body).hexdigest()
-        if digest != sha256:
-            raise AdapterError(
-                f"{adapter}@{version}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it."
-            )
-        session = self._session()
-        check_adapter(body, config, adapter=adapter, lora_rank=session.lora_rank, shapes=self._shapes)
+        digest = check_digest(f"{adapter}@{version}", body, sha256)
+        self._loader.check(body, config, adapter=adapter, lora_rank=self._session().lora_rank)
         config_sha256 = config_digest(config)
         for held in (self._staged.get(adapter), self._served.get(adapter)):
             if held and held.version == version:
@@ -199,16 +149,12 @@ class AdapterStore:
                     f"{held.name} is held with other {what} ({held.sha256[:16]}…, config {held.config_sha256[:16]}…); "
                     "push a newer version."
                 )
-        number = next(self._numbers)
-        # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
-        folder = self._folders.write(
-            f"{adapter}@{version}-{number}", {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()}
-        )
+        staged = self._loader.write(adapter, version, body, digest, config)
         previous = self._staged.get(adapter)
         if previous and previous.number not in self._loading:
-            self._folders.remove(previous.folder)
-        self._staged[adapter] = HeldAdapter(adapter, version, digest, config_sha256, folder, number)
-        return self._staged[adapter]
+            self._loader.remove_files(previous)
+        self._staged[adapter] = staged
+        return staged
 
     async def commit(self, version: int) -> dict[str, dict[str, Any]]:
         """Serve a staged version of every adapter, or of none.
@@ -223,35 +169,41 @@ class AdapterStore:
             SessionError: Another trainer took over before it began.
             AdapterError: The engine refused one; the old version stays served.
         """
-        return await self._to_the_end(self._commit(version, self._session()))
+        return await self._loader.to_the_end(self._commit(version, self._session()))
 
     @contextlib.asynccontextmanager
     async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
-        """Hold the served adapters while a rollout samples from them.
+        """Hold adapters, served or lent, while a rollout samples from them.
 
         Args:
             wanted: Version that each adapter must have; None takes what is served.
 
+        Yields:
+            Adapter name to what is held of it.
+
         Raises:
-            VersionError: Another version is served; nothing else is ever sampled instead.
+            VersionError: Another version is served, or a lent adapter is not held; nothing else is ever sampled
+                instead.
         """
-        served = self._served
-        for adapter, version in (wanted or {}).items():
-            have = served.get(adapter)
-            if have is None or have.version != version:
-                raise VersionError(
-                    f"{adapter}@{version} is required, but this server holds "
-                    f"{have.name if have else 'no version of it'}; push it first."
-                )
-        leased = dict(served) if wanted is None else {name: served[name] for name in wanted}
+        leased = dict(self._served) if wanted is None else {name: self._find(name, wanted[name]) for name in wanted}
+        frozen = [held for held in leased.values() if is_frozen(held.name)]
         for held in leased.values():
             held.users += 1
         try:
+            for held in frozen:
+                self.frozen.touch(held)
             yield leased
         finally:
             for held in leased.values():
                 held.users -= 1
-            await self._to_the_end(self._retire(*leased.values()))
+            for held in frozen:
+                self.frozen.touch(held)
+            own = [held for held in leased.values() if held not in frozen]
+            await self._loader.to_the_end(self._retire(*own))
+
+    def served(self) -> dict[str, dict[str, Any]]:
+        """Return version and sha256 of every adapter that is served."""
+        return {name: {"version": held.version, "sha256": held.sha256} for name, held in self._served.items()}
 
     def versions(self) -> dict[str, int]:
         """Return the served version of every adapter."""
@@ -265,6 +217,17 @@ class AdapterStore:
         if self.session is None:
             raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
         return self.session
+
+    def _find(self, adapter: str, version: int) -> HeldAdapter:
+        if is_frozen(f"{adapter}@{version}"):
+            return self.frozen.find(adapter, version)
+        have = self._served.get(adapter)
+        if have is None or have.version != version:
+            raise VersionError(
+                f"{adapter}@{version} is required, but this server holds "
+                f"{have.name if have else 'no version of it'}; push it first."
+            )
+        return have
 
     async def _commit(self, version: int, session: Session) -> dict[str, dict[str, Any]]:
         async with self._lock:
@@ -305,53 +268,17 @@ class AdapterStore:
 
     async def _load(self, chosen: Mapping[str, HeldAdapter], version: int) -> None:
         """Load every adapter into the engine, or none of them."""
-        loaded: list[HeldAdapter] = []
         try:
-            for held in chosen.values():
-                held.lora = await self._engine.load_adapter(held.name, held.number, str(held.folder))
-                loaded.append(held)
-                self._check_files(held)
-        except BaseException as error:
-            for held in loaded:
-                held.lora = None
-                await self._unload(held)
-            if not isinstance(error, Exception):
-                raise
+            await self._loader.load(*chosen.values())
+        except Exception as error:
             raise AdapterError(f"commit of version {version} failed, the old version stays served: {error}") from error
-        self._loaded.update({held.number: held for held in loaded})
-
-    def _check_files(self, held: HeldAdapter) -> None:
-        weights = hashlib.sha256((held.folder / _WEIGHTS).read_bytes()).hexdigest()
-        config = config_digest(json.loads((held.folder / _CONFIG).read_bytes()))
-        if (weights, config) != (held.sha256, held.config_sha256):
-            raise AdapterError(f"{held.name}: the files that were loaded are not those that were sent; push again.")
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do work that a cancelled caller must not leave half done."""
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return await asyncio.shield(task)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            # The caller may have gone: then nobody else would ever hear of it.
-            logger.warning("%s", task.exception())
+        self._loaded.update({held.number: held for held in chosen.values()})
 
     async def _retire(self, *versions: HeldAdapter) -> None:
         """Drop versions that nothing serves and no game uses; called whenever one of these ends."""
         for held in versions:
             if held.users or self._served.get(held.adapter) is held or self._staged.get(held.adapter) is held:
                 continue
-            self._folders.remove(held.folder)
             if self._loaded.pop(held.number, None) is not None:
-                held.lora = None
-                await self._unload(held)
-
-    async def _unload(self, held: HeldAdapter) -> None:
-        try:
-            await self._engine.unload_adapter(held.number)
-        except Exception as error:
-            # No request names it again, so all it costs is its place in the engine.
-            logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
+                await self._loader.unload(held)
+            self._loader.remove_files(held)

@@ -97,7 +97,13 @@ def create_app(
     @app.get("/identity/")
     async def describe() -> dict[str, Any]:
         session = store.session.run_id if store.session else None
-        return {**identity.model_dump(), "run_id": session, "versions": store.versions()}
+        return {
+            **identity.model_dump(),
+            "run_id": session,
+            "versions": store.versions(),
+            "adapters": store.served(),
+            "frozen": store.frozen.words(),
+        }
 
     @app.get("/log/")
     async def log(after: int = 0) -> dict[str, Any]:

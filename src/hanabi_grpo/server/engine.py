@@ -12,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.server.adapter_store import MAX_VERSIONS
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 
+NUM_PARTNERS = 4
+"""Slots for lent adapters beside the session's own: as many as a table of five has other seats.
+
+A slot costs, in device memory, rank x (in + out) numbers per linear layer and is taken when the engine starts: 66 MB
+for a 4B model at rank 16. Requests that need more adapters at once than there are slots wait in vLLM's scheduler
+until a slot is free.
+"""
 _LOOK_SECONDS = 0.5
 _Answer = TypeVar("_Answer")
 
@@ -27,13 +36,28 @@ class EngineConfig:
     max_num_seqs: int
     max_lora_rank: int
     num_adapters: int
-    """How many adapters one batch may mix: one per player."""
+    """How many adapters a trainer serves: one per player."""
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     seed: int = 0
     block_size: int = 32
     """On CPU vLLM's default of 128 means that short prompts share no prefix."""
+
+    @property
+    def lora_slots(self) -> int:
+        """How many adapters one batch may mix (`max_loras`)."""
+        return self.num_adapters + NUM_PARTNERS
+
+    @property
+    def loras_in_memory(self) -> int:
+        """How many adapters the workers keep in the machine's memory (`max_cpu_loras`): all that can be held.
+
+        vLLM (0.32, `LRUCacheWorkerLoRAManager`) drops the least recently used one beyond that and reads it again from
+        its path when a request names it, so more than these only costs time, as long as the files are there. A missing
+        file would raise inside the engine core and end it.
+        """
+        return MAX_VERSIONS * self.num_adapters + MAX_FROZEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +102,8 @@ class Engine:
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,
             enable_lora=True,
-            max_loras=config.num_adapters,
-            max_cpu_loras=3 * config.num_adapters,
+            max_loras=config.lora_slots,
+            max_cpu_loras=config.loras_in_memory,
             max_lora_rank=config.max_lora_rank,
             tensor_parallel_size=config.tensor_parallel_size,
             data_parallel_size=config.data_parallel_size,

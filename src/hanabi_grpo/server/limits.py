@@ -15,6 +15,8 @@ class Limits:
     """Body of one rollout request."""
     adapter_bytes: int = 2 << 30
     """Body of one adapter upload; `max_adapter_bytes` knows what the base model can have."""
+    reply_bytes: int = 8 << 20
+    """Body of one request for a single reply; `reply_request` bounds its parts."""
     other_bytes: int = 1 << 20
     """Body of every other request."""
     header_bytes: int = 64 << 10
@@ -31,6 +33,10 @@ class Limits:
     """Rollout requests read, waiting or played at once."""
     uploads_at_once: int = 16
     """Adapter uploads read at once."""
+    lends_at_once: int = 4
+    """Uploads of lent adapters read at once; counted apart, so that they never keep a trainer from pushing."""
+    replies_at_once: int = 64
+    """Requests for a single reply read, waiting or sampled at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,20 @@ def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
             max_bytes=limits.adapter_bytes,
             at_once=limits.uploads_at_once,
             content_types=("application/octet-stream",),
+        )
+    if method == "PUT" and path.rstrip("/") == "/frozen":
+        return BodyRule(
+            what="lent adapter",
+            max_bytes=limits.adapter_bytes,
+            at_once=limits.lends_at_once,
+            content_types=("application/octet-stream",),
+        )
+    if method == "POST" and path.rstrip("/") == "/reply":
+        return BodyRule(
+            what="reply request",
+            max_bytes=limits.reply_bytes,
+            at_once=limits.replies_at_once,
+            content_types=("application/json",),
         )
     types = ("application/json",) if path.startswith("/session") else None
     return BodyRule(what="request body", max_bytes=limits.other_bytes, at_once=None, content_types=types)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.seating import is_frozen, seat_adapter
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.strict_json import strict_json
 from hanabi_grpo.types import MAX_PLAYERS
@@ -67,6 +68,13 @@ class RolloutRequest(BaseModel):
         None
     )
 
+    @property
+    def names_session_adapters(self) -> bool:
+        """True when a seat, of one row or of all, is an adapter that a trainer pushed."""
+        words = {seat for row in self.infer_requests for seat in row.data_dict.seats or ()}
+        words.update(word for word in (self.adapters or {}).values() if word is not None)
+        return any(is_session_adapter(word) for word in words)
+
     def sampling(self, max_model_len: int) -> SamplingConfig:
         """Return how replies are to be sampled.
 
@@ -93,6 +101,11 @@ class RolloutRequest(BaseModel):
         return SamplingConfig(
             max_tokens=max_tokens, temperature=1.0 if given.temperature is None else given.temperature
         )
+
+
+def is_session_adapter(seat: str) -> bool:
+    """Tell whether an adapter of the session sits there: its name says nothing of whose weights it is."""
+    return seat_adapter(seat) is not None and not is_frozen(seat)
 
 
 def parse_rollout_request(body: bytes) -> tuple[RolloutRequest, list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Routes of a trainer: its session, and its adapters' uploads and commits."""
+"""Routes that bring adapters: a trainer's session with its uploads and commits, and adapters that anybody lends."""
 
 from typing import Annotated, Any
 
@@ -61,6 +61,20 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
     async def commit(version: _Version, request: Request) -> dict[str, Any]:
         store.check_owner(request.headers)
         return {"instance_id": identity.instance_id, "receipts": await store.commit(version)}
+
+    @router.put("/frozen/")
+    async def lend(version: _Version, request: Request) -> dict[str, Any]:
+        sha256, config = _upload_headers(request, f"lent adapter of version {version}")
+        body = await read_body(request, limit=store.max_upload_bytes, what="lent adapter")
+        held = await store.frozen.lend(version, body, sha256, config)
+        return {
+            "seat": held.name,
+            "name": held.adapter,
+            "version": held.version,
+            "sha256": held.sha256,
+            "config_sha256": held.config_sha256,
+            "instance_id": identity.instance_id,
+        }
 
     return router
 

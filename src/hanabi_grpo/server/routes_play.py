@@ -1,7 +1,9 @@
-"""Routes that play games, and those that ms-swift's `VLLMClient` calls beside them."""
+"""Routes that play games or sample one reply, and those that ms-swift's `VLLMClient` calls beside them."""
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +13,10 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, read_body
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.rollout_request import parse_rollout_request
+from hanabi_grpo.server.reply_request import parse_reply_request
+from hanabi_grpo.server.rollout_request import is_session_adapter, parse_rollout_request
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
+from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
 
@@ -37,30 +41,48 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
         large = len(body) > _INLINE_BYTES
         wanted, rows = await asyncio.to_thread(parse_rollout_request, body) if large else parse_rollout_request(body)
         sampling = wanted.sampling(max_model_len)
-        if wanted.adapters and any(wanted.adapters.values()) and "x-run-id" in request.headers:
+        if wanted.names_session_adapters and "x-run-id" in request.headers:
             store.check_owner(request.headers)
-        play = asyncio.ensure_future(scheduler.run(rows, sampling, wanted.adapters))
+        return await answered(request, scheduler.run(rows, sampling, wanted.adapters), "rollout")
+
+    @router.post("/reply/")
+    async def reply(request: Request) -> Response:
+        body = await read_body(request, what="reply request")
+        large = len(body) > _INLINE_BYTES
+        parse = partial(parse_reply_request, body, vocab_size=scheduler.vocab_size)
+        wanted = await asyncio.to_thread(parse) if large else parse()
+        if is_session_adapter(wanted.seat) and "x-run-id" in request.headers:
+            store.check_owner(request.headers)
+
+        async def sampled() -> dict[str, Any]:
+            return {**_reply_to_json(await scheduler.reply(wanted)), "instance_id": scheduler.instance_id}
+
+        return await answered(request, sampled(), "reply")
+
+    async def answered(request: Request, work: Coroutine[Any, Any, Any], what: str) -> Response:
+        """Answer with what the engine makes, or end it when the client hangs up."""
+        made = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(_wait_for_hangup(request))
         try:
-            await asyncio.wait({play, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not play.done():
-                play.cancel()
-                await asyncio.wait({play})
-                return problem(499, "the client hung up; its games were cancelled.")
-            return JSONResponse(play.result())
+            await asyncio.wait({made, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not made.done():
+                made.cancel()
+                await asyncio.wait({made})
+                return problem(499, f"the client hung up; its {what} was cancelled.")
+            return JSONResponse(made.result())
         except HanabiGrpoError:
             raise
         except (Exception, BaseExceptionGroup) as error:
             inner = unwrap(error)
             if isinstance(inner, HanabiGrpoError):
                 raise inner from error
-            logger.exception("rollout failed in the engine")
+            logger.exception("%s failed in the engine", what)
             return problem(
-                503 if engine.is_dead else 500, f"rollout failed in the engine: {type(inner).__name__}: {inner}"
+                503 if engine.is_dead else 500, f"{what} failed in the engine: {type(inner).__name__}: {inner}"
             )
         finally:
             # Also when the server stops: games of a request that nobody waits for must not go on.
-            play.cancel()
+            made.cancel()
             watch.cancel()
 
     @router.get("/get_world_size/")
@@ -92,3 +114,14 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
 async def _wait_for_hangup(request: Request) -> None:
     while not await request.is_disconnected():
         await asyncio.sleep(1.0)
+
+
+def _reply_to_json(reply: Reply) -> dict[str, Any]:
+    return {
+        "text": reply.text.encode("utf-8", "replace").decode("utf-8"),
+        "prompt_ids": reply.prompt_ids,
+        "reply_ids": reply.reply_ids,
+        "logprobs": reply.logprobs,
+        "version": reply.version,
+        "out_of_tokens": reply.out_of_tokens,
+    }

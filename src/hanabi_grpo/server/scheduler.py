@@ -27,9 +27,11 @@ from hanabi_grpo.errors import (
 from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.replies import answer_request
+from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
 from hanabi_grpo.server.tables import Table, default_seats, loras_of, wanted_adapters
-from hanabi_grpo.types import DroppedGame, Episode, ReplyKind
+from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 from hanabi_grpo.wire import dropped_to_outputs, episode_to_outputs
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,9 @@ class Scheduler:
             vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
         """
         self._sampler, self._chat, self._store = sampler, chat, store
-        self._max_model_len, self._instance_id, self._vocab_size = max_model_len, instance_id, vocab_size
+        self._max_model_len, self.instance_id = max_model_len, instance_id
+        self.vocab_size = vocab_size
+        """Rows of the model's token embedding, None when unknown."""
         self._places = asyncio.Semaphore(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
@@ -99,11 +103,7 @@ class Scheduler:
             ServerError: Not one of the games could be played.
         """
         deals = group_rows(rows)
-        if sampling.max_tokens >= self._max_model_len:
-            raise SettingsError(
-                f"MAX_COMPLETION_LENGTH={sampling.max_tokens}: a reply must be shorter than the conversation that this "
-                f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
-            )
+        self._check_room(sampling)
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         reasons: list[str] = []
         for deal, table, games in await self._play_all(deals, sampling, adapters):
@@ -123,6 +123,46 @@ class Scheduler:
                 "Look at the server's log, and check model, adapters and settings."
             )
         return outputs
+
+    async def reply(self, wanted: ReplyRequest) -> Reply:
+        """Sample one reply, see `answer_request`; it waits for no game's place.
+
+        Raises:
+            SettingsError: A request that cannot be answered.
+            VersionError: The adapter is not held in that version; nothing was sampled.
+            ServerGoneError: The engine is dead.
+            ServerError: A sample that cannot be used, or a reply that the engine cancelled.
+            NonFiniteError: As `answer_request`.
+        """
+        self._check_room(wanted.sampling)
+        where = f"a reply of {wanted.seat}"
+        try:
+            return await answer_request(
+                wanted,
+                sampler=self._sampler,
+                chat=self._chat,
+                store=self._store,
+                max_model_len=self._max_model_len,
+                vocab_size=self.vocab_size,
+            )
+        except HanabiGrpoError:
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._gone(where, "the engine cancelled it") from error
+        except Exception as error:
+            if self._sampler.is_dead:
+                raise self._gone(where, _reason(error)) from error
+            raise
+
+    def _check_room(self, sampling: SamplingConfig) -> None:
+        if sampling.max_tokens >= self._max_model_len:
+            raise SettingsError(
+                f"MAX_COMPLETION_LENGTH={sampling.max_tokens}: a reply must be shorter than the conversation that this "
+                f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
+            )
 
     async def _play_all(
         self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
@@ -177,9 +217,9 @@ class Scheduler:
                 seed=deal.seed,
                 game=game,
                 names=table.seats,
-                instance_id=self._instance_id,
+                instance_id=self.instance_id,
             )
-            check_episode(episode, vocab_size=self._vocab_size)
+            check_episode(episode, vocab_size=self.vocab_size)
             return episode
         except _IMPOSSIBLE:
             raise

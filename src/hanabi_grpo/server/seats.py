@@ -73,17 +73,54 @@ class ServedSeat:
     async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
         """Ask the model for a move; `out_of_tokens` when the reply might not fit the budget."""
         policy = self._policy
-        text = prompt()
-        added = self._conversation.ask(text)
-        if len(self._conversation.ids) + policy.sampling.max_tokens > policy.max_model_len:
-            return Reply(text="", prompt=text, out_of_tokens=True)
-        sample = await policy.sampler.generate(list(self._conversation.ids), policy.sampling, self._lora)
-        self._conversation.answer(list(sample.ids))
-        return Reply(
-            text=policy.chat.decode(list(sample.ids)),
-            prompt=text,
-            prompt_ids=tuple(added),
-            reply_ids=sample.ids,
-            logprobs=sample.logprobs,
+        return await ask_model(
+            policy.sampler,
+            policy.chat,
+            self._conversation,
+            prompt(),
+            sampling=policy.sampling,
+            lora=self._lora,
             version=self._version,
+            max_model_len=policy.max_model_len,
         )
+
+
+async def ask_model(
+    sampler: Sampler,
+    chat: ChatFormat,
+    conversation: Conversation,
+    text: str,
+    *,
+    sampling: SamplingConfig,
+    lora: Any | None,
+    version: int | None,
+    max_model_len: int,
+) -> Reply:
+    """Add a message and the reply to it to a conversation.
+
+    Args:
+        sampler: The engine.
+        chat: How ids become text.
+        conversation: Grows by both.
+        text: The message.
+        sampling: Limits and temperature.
+        lora: The engine's handle, None for the base model.
+        version: What the reply is stamped with.
+        max_model_len: Token budget of the conversation, the reply included.
+
+    Returns:
+        The reply; `out_of_tokens` and without tokens when it might not fit the budget.
+    """
+    added = conversation.ask(text)
+    if len(conversation.ids) + sampling.max_tokens > max_model_len:
+        return Reply(text="", prompt=text, out_of_tokens=True)
+    sample = await sampler.generate(list(conversation.ids), sampling, lora)
+    conversation.answer(list(sample.ids))
+    return Reply(
+        text=chat.decode(list(sample.ids)),
+        prompt=text,
+        prompt_ids=tuple(added),
+        reply_ids=sample.ids,
+        logprobs=sample.logprobs,
+        version=version,
+    )

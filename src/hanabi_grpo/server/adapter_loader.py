@@ -1,0 +1,163 @@
+"""One adapter's way: upload checked, files written, engine told; and back, files last."""
+
+import asyncio
+import hashlib
+import itertools
+import json
+import logging
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
+from hanabi_grpo.server.adapter_folders import AdapterFolders
+
+logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+_WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class LoraEngine(Protocol):
+    """The two engine calls that adapters need."""
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        """Load a PEFT folder; return the handle that generation takes."""
+
+    async def unload_adapter(self, number: int) -> None:
+        """Forget a loaded adapter."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldAdapter:
+    """One version of one adapter, on disk and perhaps in the engine."""
+
+    adapter: str
+    version: int
+    sha256: str
+    config_sha256: str
+    folder: Path
+    number: int
+    lora: Any = None
+    users: int = 0
+    """Rollouts in flight that sample from it."""
+
+    @property
+    def name(self) -> str:
+        """Name in the engine, in seats and in messages, e.g. "player_0@7"."""
+        return f"{self.adapter}@{self.version}"
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        """What the trainer checks its push against."""
+        return {
+            "version": self.version,
+            "sha256": self.sha256,
+            "config_sha256": self.config_sha256,
+            "lora_name": self.name,
+        }
+
+
+def check_digest(name: str, body: bytes, sha256: str) -> str:
+    """Return the sha256 of an upload.
+
+    Raises:
+        AdapterError: It is not the one that its sender computed.
+    """
+    digest = hashlib.sha256(body).hexdigest()
+    if digest != sha256:
+        raise AdapterError(f"{name}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it.")
+    return digest
+
+
+class AdapterLoader:
+    """Moves adapters between uploads, disk and engine; who holds which is for its callers to know."""
+
+    def __init__(self, engine: LoraEngine, folders: AdapterFolders, *, shapes: Shapes, max_rank: int) -> None:
+        """Bind the engine and the place on disk.
+
+        Args:
+            engine: Loads and unloads adapters.
+            folders: Where the files go.
+            shapes: What an adapter of the base model covers.
+            max_rank: Largest LoRA rank.
+        """
+        self._engine, self._folders, self._shapes = engine, folders, shapes
+        self._numbers = itertools.count(1)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        """What must come to its end even when the request that began it is gone."""
+        self.max_rank = max_rank
+        self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
+
+    def check(self, body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
+        """Refuse an upload that must not be loaded, see `check_adapter`."""
+        check_adapter(body, config, adapter=adapter, lora_rank=lora_rank, shapes=self._shapes)
+
+    def write(self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
+        """Write a checked upload to disk; nothing is loaded yet.
+
+        Raises:
+            AdapterError: The file system refused; nothing is left behind.
+        """
+        number = next(self._numbers)
+        # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
+        folder = self._folders.write(
+            f"{adapter}@{version}-{number}", {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()}
+        )
+        return HeldAdapter(adapter, version, sha256, config_digest(config), folder, number)
+
+    async def load(self, *adapters: HeldAdapter) -> None:
+        """Load every one of these into the engine, or none; their files stay.
+
+        Raises:
+            AdapterError: The files are not those that were sent. Whatever the engine raises comes through as it is.
+        """
+        loaded: list[HeldAdapter] = []
+        try:
+            for held in adapters:
+                held.lora = await self._engine.load_adapter(held.name, held.number, str(held.folder))
+                loaded.append(held)
+                _check_files(held)
+        except BaseException:
+            for held in loaded:
+                await self.unload(held)
+            raise
+
+    async def unload(self, held: HeldAdapter) -> None:
+        """Make the engine forget an adapter that no request will name again; its files stay."""
+        held.lora = None
+        try:
+            await self._engine.unload_adapter(held.number)
+        except Exception as error:
+            # No request names it again, so all it costs is its place in the engine.
+            logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
+
+    def remove_files(self, held: HeldAdapter) -> None:
+        """Remove the files of an adapter that no request will name again.
+
+        The engine must have forgotten it: it reloads from these files what it has no room for, and dies without them.
+        """
+        self._folders.remove(held.folder)
+
+    async def to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do work that a cancelled caller must not leave half done."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # The caller may have gone: then nobody else would ever hear of it.
+            logger.warning("%s", task.exception())
+
+
+def _check_files(held: HeldAdapter) -> None:
+    weights = hashlib.sha256((held.folder / _WEIGHTS).read_bytes()).hexdigest()
+    config = config_digest(json.loads((held.folder / _CONFIG).read_bytes()))
+    if (weights, config) != (held.sha256, held.config_sha256):
+        raise AdapterError(f"{held.name}: the files that were loaded are not those that were sent; push again.")

@@ -1,0 +1,119 @@
+"""Adapters that were lent to the server: they never change, belong to no session, and sit beside its adapters.
+
+Their name is a digest of weights and configuration, so equal ones are held once. The version only says for records
+how many steps are behind them; the same weights lent as two versions are two entries, each with its own word.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from hanabi_grpo.errors import AdapterError, VersionError
+from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
+
+logger = logging.getLogger(__name__)
+
+MAX_FROZEN = 16
+"""Held at once. The engine has room for as many beside the session's (`max_cpu_loras`)."""
+
+
+class FrozenAdapters:
+    """The lent adapters of one server, at most `MAX_FROZEN`. Used from one event loop."""
+
+    def __init__(self, loader: AdapterLoader) -> None:
+        """Start with none."""
+        self._loader = loader
+        # Not the session's lock: a commit neither waits for a lent adapter nor the other way round.
+        self._lock = asyncio.Lock()
+        self._held: dict[str, HeldAdapter] = {}
+        """By seat word, least recently used first; every one of them is in the engine and has its files."""
+
+    def words(self) -> list[str]:
+        """Return the seat word of each held adapter, least recently used first."""
+        return list(self._held)
+
+    def find(self, adapter: str, version: int) -> HeldAdapter:
+        """Return a held adapter.
+
+        Raises:
+            VersionError: It is not held, or not any more.
+        """
+        word = f"{adapter}@{version}"
+        if word not in self._held:
+            raise VersionError(
+                f"{word} is required, but this server does not hold it: it is not among the {len(self._held)} lent "
+                f"adapters (at most {MAX_FROZEN}; the least recently used go first, and a new server process starts "
+                "with none); lend it again (PUT /frozen/)."
+            )
+        return self._held[word]
+
+    def touch(self, held: HeldAdapter) -> None:
+        """Note that an adapter is used now."""
+        # A user holds it, or it was found just now: it is there.
+        self._held[held.name] = self._held.pop(held.name)
+
+    async def lend(self, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
+        """Check an upload, load it and hold it; one that is held already is only touched.
+
+        It runs to its end even when the caller is cancelled. To make room, the least recently used adapter that no
+        rollout uses is dropped, before the new one is loaded: also a failure after that leaves it dropped.
+
+        Args:
+            version: Optimizer steps behind the weights.
+            body: safetensors bytes in PEFT's naming.
+            sha256: Of `body`, as its sender computed it.
+            config: The PEFT configuration.
+
+        Raises:
+            AdapterError: Bytes that must not be loaded, a file system or an engine that refuses them.
+            VersionError: All places are in use.
+        """
+        rank = config.get("r")
+        if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
+            raise AdapterError(
+                f"lent adapter: r={rank!r:.80}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
+                "larger LORA_RANK for others."
+            )
+        digest = check_digest("lent adapter", body, sha256)
+        name = frozen_name(digest, config)
+        self._loader.check(body, config, adapter=f"{name}@{version}", lora_rank=rank)
+        return await self._loader.to_the_end(self._lend(name, version, body, digest, config))
+
+    async def _lend(self, name: str, version: int, body: bytes, digest: str, config: Mapping[str, Any]) -> HeldAdapter:
+        async with self._lock:
+            word = f"{name}@{version}"
+            if word not in self._held:
+                await self._make_room(word)
+                held = self._loader.write(name, version, body, digest, config)
+                try:
+                    await self._loader.load(held)
+                except BaseException as error:
+                    self._loader.remove_files(held)
+                    if not isinstance(error, Exception):
+                        raise
+                    raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
+                self._held[word] = held
+                logger.info("lent: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
+            held = self._held[word]
+            if held.sha256 != digest:
+                raise AdapterError(f"{word}: held with other bytes of the same short name; lend another checkpoint.")
+            self.touch(held)
+            return held
+
+    async def _make_room(self, word: str) -> None:
+        if len(self._held) < MAX_FROZEN:
+            return
+        idle = next((held for held in self._held.values() if not held.users), None)
+        if idle is None:
+            users = ", ".join(f"{held.name} by {held.users} rollout(s)" for held in self._held.values())
+            raise VersionError(
+                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users}). Wait for those games or end "
+                "their clients, then lend it again."
+            )
+        # Out of the map before anything waits: no rollout can take it from here on.
+        del self._held[idle.name]
+        logger.info("lent: dropping %s for %s", idle.name, word)
+        await self._loader.unload(idle)
+        self._loader.remove_files(idle)

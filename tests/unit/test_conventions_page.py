@@ -1,0 +1,151 @@
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from boards import ALL_BOARDS
+from convention_games import golden_game, some_counts
+from hanabi_grpo.conventions import ConventionCounts, convention_report, render_conventions
+from hanabi_grpo.conventions.cells import figure_cell, matrix_rows, number, shade
+from hanabi_grpo.conventions.estimates import Estimate
+from hanabi_grpo.conventions.figures import Unit
+from hanabi_grpo.conventions.report import MoveMatrix
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import Game, make_spec, shuffled_deck
+
+NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} &lt;\x00\x1b\u202eabc\ud800'\"</style></h2>"
+VOID = {"meta", "br", "rect", "line"}
+
+
+class Reader(HTMLParser):
+    """Collects tags, attributes and text, and checks that every element is closed where it should be."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open[-1] in {"dt", "dd"} and self.open[-1] != tag:
+            self.open.pop()
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(*labels: str, num_games: int = 40) -> str:
+    return render_conventions(
+        [convention_report(label, some_counts(num_games)) for label in labels], title="some line-ups"
+    )
+
+
+def test_a_hostile_label_or_title_stays_text() -> None:
+    report = convention_report(NASTY, some_counts(5))
+    reader = Reader(render_conventions([report, report], title=NASTY))
+    assert not reader.tags & {"script", "img"}
+    assert not [name for name, _ in reader.attributes if name.startswith("on") or name in {"src", "style"}]
+    assert "<script>alert(1)</script>" in reader.text
+    assert "[U+202E]" in reader.text
+    assert not re.search("[\x00\x1b\u202e\ud800]", reader.text)
+    assert "{{ 7*7 }}" in reader.text
+
+
+def test_the_page_may_fetch_and_run_nothing() -> None:
+    page = page_of("one", "two")
+    style = re.search("<style>(.*?)</style>", page, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style.group(1).encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in page
+    assert not re.search(r"https?://|url\(|@import|<script|<link", page)
+
+
+def test_line_ups_are_compared_only_where_there_are_several() -> None:
+    assert 'id="compared"' not in page_of("one")
+    page = page_of("one", "two", "three")
+    assert 'id="compared"' in page
+    assert [f'id="l{number}"' in page for number in (1, 2, 3, 4)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
+def test_every_board_has_a_page(preset: str, num_players: int) -> None:
+    spec = make_spec(preset, num_players)
+    report = convention_report("r", some_counts(3, policy="random", spec=spec))
+    reader = Reader(render_conventions([report], title="t"))
+    assert f"board {spec.hash}" in reader.text
+    assert ("+1 to the seat after the mover" in reader.text) == (num_players > 2)
+    assert "nan" not in reader.text.lower().split()
+
+
+def test_a_cell_shows_its_share_its_count_and_the_usual_share() -> None:
+    counts = ConventionCounts(golden_game().spec)
+    counts.add(golden_game())
+    page = render_conventions([convention_report("golden", counts)], title="t")
+    assert '<td class="thin" title="hint red → play card 1: 1 of 1; usually 20.0%">100</td>' in page
+    assert "standard errors from 1 group of deals: too few to trust them" in page
+    assert page.count('class="r0"') == 6  # R, 2 and any hint: of the team and of the seat that was hinted
+
+
+def test_a_line_up_that_never_moved_has_a_page() -> None:
+    spec = make_spec("laptop")
+    counts = ConventionCounts(spec)
+    counts.add(Game(spec, shuffled_deck(spec, "eval", 0)))
+    text = Reader(render_conventions([convention_report("idle", counts)] * 2, title="t")).text
+    assert "No move was followed by another." in text
+    assert "No hint was given." in text
+    assert "1 games, 1 of them cut off" in text
+
+
+def test_no_report_is_no_page() -> None:
+    with pytest.raises(SettingsError, match="at least one report"):
+        render_conventions([], title="t")
+
+
+def test_figures_are_written_with_error_and_count() -> None:
+    cell = figure_cell(Estimate(value=0.625, error=0.0312, count=216), Unit.SHARE, "hints")
+    assert (cell.text, cell.style, cell.hover) == ("62.5 ± 3.1%", "", "216 hints")
+    assert figure_cell(Estimate(value=1.5, error=None, count=29), Unit.BITS).text == "1.500"
+    assert figure_cell(Estimate(value=1.5, error=None, count=29), Unit.BITS).style == "thin"
+    assert figure_cell(Estimate(value=None, error=None, count=0), Unit.NUMBER).text == "–"
+    assert [number(value, Unit.BITS) for value in (-0.0001, -0.002, 0.0)] == ["0.000", "-0.002", "0.000"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "wanted"), [(0, ""), (0.02, ""), (0.07, "u1"), (-0.07, "d1"), (0.5, "u8"), (-1, "d8"), (1, "u8")]
+)
+def test_colour_follows_the_difference_from_the_usual(difference: float, wanted: str) -> None:
+    assert shade(difference) == wanted
+
+
+def test_a_heat_map_is_coloured_by_what_differs_from_its_last_row() -> None:
+    matrix = MoveMatrix(
+        counts=((90, 10), (0, 20), (0, 0)),
+        shares=((0.9, 0.1), (0.0, 1.0), (None, None)),
+        errors=((0.02, 0.02), (0.0, 0.0), (None, None)),
+        marginal=(0.75, 0.25),
+    )
+    actions = [("P0", "play card 0"), ("P1", "play card 1"), ("P2", "play card 2")]
+    found = matrix_rows(matrix, actions)
+    first, second = found["rows"]
+    assert [(cell.text, cell.style) for cell in first["cells"]] == [("90", "u2"), ("10", "d2")]
+    # Twenty observations: grey, whatever they say; and what never happened is left empty.
+    assert [(cell.text, cell.style) for cell in second["cells"]] == [("", "thin"), ("100", "thin")]
+    assert [cell.text for cell in found["marginal"]] == ["75", "25"]
+    assert (found["count"], first["count"], second["count"]) == (120, 100, 20)

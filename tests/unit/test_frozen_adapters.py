@@ -1,0 +1,357 @@
+"""Lent adapters: held once, bounded, dropped only when nobody uses them, and apart from every session."""
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanabi_grpo.errors import AdapterError, HanabiGrpoError, VersionError
+from hanabi_grpo.handshake import session_headers
+from hanabi_grpo.seating import frozen_name, seat_adapter
+from hanabi_grpo.server.adapter_loader import HeldAdapter
+from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
+from hanabi_grpo.server.engine import EngineConfig
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from store_parts import (
+    CONFIG,
+    PLAYERS,
+    SHAPES,
+    A,
+    B,
+    Loads,
+    folders_on_disk,
+    push,
+    run_scenario,
+    served,
+    stage,
+    upload,
+    wanted,
+)
+
+
+def word(value: float, version: int, config: Mapping[str, Any] = CONFIG) -> str:
+    """The seat word of `upload(value)`."""
+    return f"{frozen_name(hashlib.sha256(upload(value)).hexdigest(), config)}@{version}"
+
+
+async def lend(store: AdapterStore, value: float, version: int = 1, rank: int = 2) -> HeldAdapter:
+    body = upload(value, rank=rank)
+    return await store.frozen.lend(version, body, hashlib.sha256(body).hexdigest(), {**CONFIG, "r": rank})
+
+
+def using(store: AdapterStore, *held: HeldAdapter) -> contextlib.AbstractAsyncContextManager[dict[str, HeldAdapter]]:
+    return store.lease({one.adapter: one.version for one in held})
+
+
+def check_whole(store: AdapterStore, engine: Loads) -> None:
+    """Every lent adapter is in the engine under its name and has its files, and nothing else lent is there."""
+    words = store.frozen.words()
+    for one in words:
+        named = seat_adapter(one)
+        assert named is not None
+        held = store.frozen.find(*named)
+        assert held.lora == f"handle of {one}"
+        assert sorted(path.name for path in held.folder.iterdir()) == [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        ]
+    assert [name for name in engine.names if name.startswith("frozen_")] == sorted(words)
+    assert [name for name in folders_on_disk(store) if name.startswith("frozen_")] == sorted(words)
+
+
+def test_a_lent_adapter_is_named_by_its_content_and_leased_beside_the_sessions(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 3)
+        held = await lend(store, 5.0, version=50)
+        assert held.name == word(5.0, 50)
+        async with store.lease({"player_0": 3, held.adapter: 50}) as leased:
+            assert {name: one.lora for name, one in leased.items()} == {
+                "player_0": "handle of player_0@3",
+                held.adapter: f"handle of {word(5.0, 50)}",
+            }
+            assert held.users == 1
+        assert held.users == 0
+        check_whole(store, engine)
+        async with store.lease(None) as leased:
+            assert sorted(leased) == list(PLAYERS), "what is served is the session's"
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_the_same_adapter_is_loaded_once_also_when_two_lend_it_at_once(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        lent = await asyncio.gather(*(lend(store, 5.0) for _ in range(5)))
+        assert len(set(map(id, lent))) == 1
+        assert await lend(store, 5.0) is lent[0]
+        assert engine.num_loads == 1
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_the_same_weights_as_two_versions_or_with_another_alpha_are_apart(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
+        other = {**CONFIG, "lora_alpha": 8}
+        body = upload(5.0)
+        third = await store.frozen.lend(1, body, hashlib.sha256(body).hexdigest(), other)
+        assert [first.name, second.name, third.name] == [word(5.0, 1), word(5.0, 2), word(5.0, 1, other)]
+        for held in (first, second, third):
+            async with using(store, held) as leased:
+                assert leased[held.adapter] is held
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lending_counts_as_use(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
+        async with using(store, held[0]):
+            pass
+        await lend(store, 1.0)
+        await lend(store, 100.0)
+        await lend(store, 101.0)
+        assert store.frozen.words() == [
+            *(word(float(number), 1) for number in range(4, MAX_FROZEN)),
+            word(0.0, 1),
+            word(1.0, 1),
+            word(100.0, 1),
+            word(101.0, 1),
+        ]
+        check_whole(store, engine)
+        with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* lend it again \(PUT /frozen/\)"):
+            async with using(store, held[2]):
+                pass
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_an_adapter_whose_games_have_just_ended_is_the_most_recently_used(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        first = await lend(store, 0.0)
+        async with using(store, first):
+            for number in range(1, MAX_FROZEN + 1):
+                await lend(store, float(number))
+            assert word(1.0, 1) not in store.frozen.words()
+            assert first.folder.is_dir()
+        assert store.frozen.words()[-1] == first.name
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
+        async with using(store, *held[1:]), using(store, held[0]):
+            async with using(store, held[1]):
+                with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*lend it again"):
+                    await lend(store, 100.0)
+                assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
+            assert sorted(store.frozen.words()) == sorted(one.name for one in held)
+            assert engine.num_loads == MAX_FROZEN
+            check_whole(store, engine)
+        await lend(store, 100.0)
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_sessions_commits_and_releases_leave_lent_adapters_alone(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        held = await lend(store, 5.0, version=50)
+        await push(store, 1)
+        await push(store, 2, 2.0)
+        engine.broken.add("player_1@3")
+        with pytest.raises(AdapterError, match="cannot load"):
+            await push(store, 3, 3.0)
+        store.release(session_headers("run", A))
+        await store.open_session(wanted("another run", B, adapters=["shared"]))
+        assert store.versions() == {}
+        assert store.frozen.words() == [held.name]
+        check_whole(store, engine)
+        async with using(store, held) as leased:
+            assert leased[held.adapter] is held
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+class SlowLoads(Loads):
+    """Loading of the adapters whose name starts with `slow` waits for the gate."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self.slow, self.open = slow, asyncio.Event()
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        if name.startswith(self.slow):
+            await self.open.wait()
+        return await super().load_adapter(name, number, path)
+
+
+@pytest.mark.parametrize("slow", ["player_", "frozen_"])
+def test_a_commit_and_a_lending_do_not_wait_for_each_other(tmp_path: Path, slow: str) -> None:
+    async def main() -> None:
+        engine = SlowLoads(slow)
+        store = AdapterStore(engine, max_rank=16, shapes=SHAPES, home=tmp_path)
+        await store.open_session(wanted())
+        for name in PLAYERS:
+            stage(store, name, 1, upload())
+        commit, lending = asyncio.ensure_future(store.commit(1)), asyncio.ensure_future(lend(store, 5.0))
+        waiting, quick = (commit, lending) if slow == "player_" else (lending, commit)
+        await quick
+        assert not waiting.done()
+        assert store.versions() == ({} if slow == "player_" else dict.fromkeys(PLAYERS, 1))
+        assert store.frozen.words() == ([word(5.0, 1)] if slow == "player_" else [])
+        engine.open.set()
+        await waiting
+        assert store.versions() == dict.fromkeys(PLAYERS, 1)
+        check_whole(store, engine)
+        store.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_lending_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        engine.gate = asyncio.Event()
+        request = asyncio.ensure_future(lend(store, 5.0))
+        await asyncio.sleep(0.01)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert store.frozen.words() == []
+        with pytest.raises(VersionError, match="does not hold it"):
+            store.frozen.find(word(5.0, 1).removesuffix("@1"), 1)
+        engine.gate.set()
+        await lend(store, 5.0)
+        assert engine.num_loads == 1
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_an_engine_that_refuses_leaves_no_files_and_the_same_can_be_lent_again(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await lend(store, 4.0)
+        engine.broken.add(word(5.0, 1))
+        with pytest.raises(AdapterError, match=f"{word(5.0, 1)} could not be loaded, nothing else changed: cannot lo"):
+            await lend(store, 5.0)
+        assert store.frozen.words() == [word(4.0, 1)]
+        check_whole(store, engine)
+        engine.broken.clear()
+        await lend(store, 5.0)
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_a_full_disk_refuses_and_keeps_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        def full(path: Path, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", full)
+            with pytest.raises(AdapterError, match="No space left on device"):
+                await lend(store, 5.0)
+        assert (store.frozen.words(), engine.loaded, folders_on_disk(store)) == ([], {}, [])
+        await lend(store, 5.0)
+
+    run_scenario(scenario, tmp_path)
+
+
+REFUSED: dict[str, tuple[bytes, Mapping[str, Any], str]] = {
+    "nan": (upload(float("nan")), CONFIG, "not finite"),
+    "cut": (upload()[:-4], CONFIG, "bytes of tensors"),
+    "empty": (b"", CONFIG, "not a safetensors file"),
+    "shapes of another rank": (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
+    "rank above the server's": (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server takes ranks 1 to 16"),
+    "rank zero": (upload(), {**CONFIG, "r": 0}, "r=0; this server takes"),
+    "rank true": (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server takes"),
+    "rank as text": (upload(), {**CONFIG, "r": "2"}, "r='2'; this server takes"),
+    "no rank": (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
+    "a path": (upload(), {**CONFIG, "base_model_name_or_path": "/etc"}, "base_model_name_or_path"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_upload_changes_nothing_and_drops_nobody(tmp_path: Path, case: str) -> None:
+    body, config, message = REFUSED[case]
+
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        await push(store, 1)
+        for number in range(MAX_FROZEN):
+            await lend(store, float(number))
+        before = (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store))
+        with pytest.raises(AdapterError, match=message):
+            await store.frozen.lend(1, body, hashlib.sha256(body).hexdigest(), config)
+        with pytest.raises(AdapterError, match=r"resend it|r="):
+            await store.frozen.lend(1, body, "0" * 64, config)
+        assert (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store)) == before
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_adapters_of_smaller_ranks_than_the_sessions_are_taken(tmp_path: Path) -> None:
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        for rank in (1, 2, 16):
+            await lend(store, 1.0, rank=rank)
+        assert len(store.frozen.words()) == 3
+        check_whole(store, engine)
+
+    run_scenario(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_disk(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def rollout(store: AdapterStore, engine: Loads) -> int:
+        """Lend a few and sample from them; returns how often that was possible."""
+        try:
+            held = [await lend(store, float(rng.randrange(24))) for _ in range(rng.randint(1, 4))]
+            async with using(store, *held) as leased:
+                for _ in range(rng.randint(1, 6)):
+                    await asyncio.sleep(0)
+                    for one in leased.values():
+                        assert engine.loaded[one.number] == one.name
+                        assert (one.folder / "adapter_model.safetensors").is_file()
+        except VersionError as error:
+            assert "lend it again" in str(error)
+            return 0
+        return 1
+
+    async def trainer(store: AdapterStore) -> None:
+        for version in range(1, 20):
+            with contextlib.suppress(HanabiGrpoError):
+                await push(store, version, float(version))
+            await asyncio.sleep(0)
+
+    async def scenario(store: AdapterStore, engine: Loads) -> None:
+        played = 0
+        for _ in range(4):
+            results = await asyncio.gather(*(rollout(store, engine) for _ in range(12)))
+            played += sum(results)
+            check_whole(store, engine)
+            assert len(store.frozen.words()) <= MAX_FROZEN
+        await asyncio.gather(trainer(store), *(rollout(store, engine) for _ in range(12)))
+        check_whole(store, engine)
+        assert played > 20
+        assert store.versions() == dict.fromkeys(PLAYERS, 19)
+
+    run_scenario(scenario, tmp_path)
+
+
+def test_the_engine_has_room_for_all_that_can_be_held() -> None:
+    config = EngineConfig(model="m", dtype="float32", max_model_len=8, max_num_seqs=8, max_lora_rank=8, num_adapters=5)
+    assert config.loras_in_memory == 5 * MAX_VERSIONS + MAX_FROZEN
+    assert 5 < config.lora_slots <= config.loras_in_memory

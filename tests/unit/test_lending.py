@@ -1,0 +1,119 @@
+"""Lending over a real socket: the route, the client's receipt, and what the server says that it holds."""
+
+import hashlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from server_app import PEFT_CONFIG, adapter_bytes, push_to, running_app, upload_headers
+
+
+def test_lending_over_http_needs_no_session_and_the_identity_lists_what_is_held() -> None:
+    with running_app() as app, RolloutClient(app.url) as client:
+        body = adapter_bytes(0.5)
+        seat = client.lend(50, body, PEFT_CONFIG)
+        assert seat == f"{frozen_name(hashlib.sha256(body).hexdigest(), PEFT_CONFIG)}@50"
+        assert client.lend(50, body, PEFT_CONFIG) == seat
+        described = client.identity()
+        assert (described["frozen"], described["adapters"], described["versions"]) == ([seat], {}, {})
+        bodies = push_to(client, app, version=4)
+        described = client.identity()
+        assert described["adapters"] == {
+            name: {"version": 4, "sha256": hashlib.sha256(one).hexdigest()} for name, one in bodies.items()
+        }
+        assert described["frozen"] == [seat]
+        client.release()
+        assert client.identity()["frozen"] == [seat]
+        assert len(app.engine.loaded) == 3
+
+
+def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
+    with running_app() as app, httpx.Client(base_url=app.url, trust_env=False) as http:
+        body = adapter_bytes(0.5)
+        headers = upload_headers(body)
+        for params, sent, status, reason in (
+            ({}, headers, 422, "version"),
+            ({"version": "-1"}, headers, 422, "version"),
+            ({"version": str(2**31)}, headers, 422, "version"),
+            ({"version": "1"}, {**headers, "content-type": "text/plain"}, 415, "lent adapter: content-type"),
+            ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[" * 9000}, 422, "nested deeper"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "a JSON object is needed"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "NaN is not JSON"),
+        ):
+            answer = http.put("/frozen/", params=params, content=body, headers=sent)
+            assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
+        too_long = http.put("/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=headers)
+        assert too_long.status_code == 413
+        assert http.get("/frozen/").status_code == 405
+        assert (app.store.frozen.words(), app.engine.loaded) == ([], {})
+
+
+def test_a_seventeenth_while_all_are_in_use_is_409_and_the_client_says_what_to_do() -> None:
+    with running_app() as app, RolloutClient(app.url) as client:
+        seats = [client.lend(1, adapter_bytes(float(number)), PEFT_CONFIG) for number in range(MAX_FROZEN)]
+        for held in app.store.frozen._held.values():
+            held.users += 1
+        with pytest.raises(ServerError, match=r"answered 409: .*all 16 places for lent adapters are in use"):
+            client.lend(1, adapter_bytes(100.0), PEFT_CONFIG)
+        for held in app.store.frozen._held.values():
+            held.users -= 1
+        client.lend(1, adapter_bytes(100.0), PEFT_CONFIG)
+        with pytest.raises(ServerError, match=f"answered 409: {seats[0]} is required, .*lend it again"):
+            client.reply(seat=seats[0], system="", turns=[], prompt="life1", max_tokens=4, temperature=1.0)
+
+
+def test_a_receipt_for_another_adapter_is_refused() -> None:
+    body = adapter_bytes(0.5)
+    sha256 = hashlib.sha256(body).hexdigest()
+    name = frozen_name(sha256, PEFT_CONFIG)
+    right = {
+        "seat": f"{name}@7",
+        "name": name,
+        "version": 7,
+        "sha256": sha256,
+        "config_sha256": config_digest(PEFT_CONFIG),
+        "instance_id": "i",
+    }
+
+    class Liar(BaseHTTPRequestHandler):
+        answer: dict[str, Any] = {}  # noqa: RUF012 (set by the test)
+
+        def do_PUT(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            sent = json.dumps(Liar.answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with RolloutClient(f"http://127.0.0.1:{server.server_port}") as client:
+            for wrong in (
+                {"seat": "iggi"},
+                {"seat": f"{name}@8"},
+                {"name": "player_0"},
+                {"version": 8},
+                {"sha256": "0" * 64},
+                {"config_sha256": "0" * 64},
+                {"version": None},
+            ):
+                Liar.answer = {**right, **wrong}
+                with pytest.raises(ServerError, match=r"does not hold what was lent|does not fit"):
+                    client.lend(7, body, PEFT_CONFIG)
+            Liar.answer = right
+            assert client.lend(7, body, PEFT_CONFIG) == f"{name}@7"
+        server.shutdown()

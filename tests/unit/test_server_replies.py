@@ -1,0 +1,370 @@
+"""One reply at a time: the same ids as a game's, a seat that must be held, and requests that are refused."""
+
+import asyncio
+import dataclasses
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import LAPTOP, SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import NonFiniteError, ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.prompts import system_prompt
+from hanabi_grpo.server.engine import Sample
+from hanabi_grpo.server.reply_request import MAX_TEXT_BYTES, MAX_TURNS, ReplyRequest, parse_reply_request
+from hanabi_grpo.types import Episode, Reply
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, WordEngine, adapter_bytes, push_to, running_app
+
+FULL = EnvConfig(preset="full", players=2, observation="full", legal_moves=True, max_turns=9)
+ASKED: dict[str, Any] = {
+    "seat": "base",
+    "system": "",
+    "turns": [{"prompt": "life1", "reply_ids": [3, 4]}],
+    "prompt": "life1 info3",
+    "max_tokens": 4,
+    "temperature": 1.0,
+}
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app(max_model_len=20000) as running:
+        yield running
+
+
+def ask(app: RunningApp, body: bytes | str, **headers: str) -> httpx.Response:
+    content = body.encode() if isinstance(body, str) else body
+    return httpx.post(f"{app.url}/reply/", content=content, headers=headers, timeout=30, trust_env=False)
+
+
+def changed(**other: Any) -> str:
+    return json.dumps({**ASKED, **other})
+
+
+def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list[Reply]:
+    """Ask for each reply of a game again, one request each, every player with its own conversation."""
+    spec, replies = config.spec(), []
+    turns: dict[int, list[tuple[str, tuple[int, ...]]]] = {player: [] for player in range(episode.num_players)}
+    for turn in episode.turns:
+        reply = client.reply(
+            seat=episode.seats[turn.player],
+            system=system_prompt(spec, config.observation, turn.player, bomb_rule=config.bomb_rule),
+            turns=turns[turn.player],
+            prompt=turn.prompt,
+            max_tokens=4,
+            temperature=1.0,
+        )
+        turns[turn.player].append((turn.prompt, reply.reply_ids))
+        replies.append(reply)
+    return replies
+
+
+@pytest.mark.parametrize("config", [LAPTOP, FULL], ids=["compact", "full with a system message"])
+def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningApp, config: EnvConfig) -> None:
+    with RolloutClient(app.url) as client:
+        push_to(client, app)
+        lent = client.lend(50, adapter_bytes(9.0), PEFT_CONFIG)
+        for seats in (["player_0@1", "player_1@1"], ["player_1@1", lent], ["base", "player_0@1"]):
+            result = client.play(
+                [{**deal(seed, config), "seats": seats} for seed in range(4)],
+                num_games=1,
+                max_tokens=4,
+                temperature=1.0,
+            )
+            episodes = [episode for group in result.groups for episode in group]
+            assert max(len(episode.turns) for episode in episodes) > 2
+            for episode in episodes:
+                for turn, reply in zip(episode.turns, replayed(client, episode, config), strict=True):
+                    assert reply == Reply(
+                        text=turn.reply,
+                        prompt=turn.prompt,
+                        prompt_ids=turn.prompt_ids,
+                        reply_ids=turn.reply_ids,
+                        logprobs=turn.logprobs,
+                        version=turn.version,
+                    )
+                    assert turn.prompt_ids and turn.reply_ids
+
+
+def test_each_seat_replies_with_its_own_adapter_and_is_stamped_with_its_version(app: RunningApp) -> None:
+    with RolloutClient(app.url) as client:
+        push_to(client, app, version=3)
+        lent = client.lend(50, adapter_bytes(9.0), PEFT_CONFIG)
+        versions = {"base": None, "player_0@3": 3, "player_1@3": 3, lent: 50}
+        asked: dict[str, Any] = {"system": "", "turns": [], "max_tokens": 4, "temperature": 1.0}
+        found = {
+            seat: [client.reply(seat=seat, prompt=f"life1 deck{number}", **asked) for number in range(12)]
+            for seat in versions
+        }
+        assert {seat: {reply.version for reply in replies} for seat, replies in found.items()} == {
+            seat: {version} for seat, version in versions.items()
+        }
+        assert len({str([reply.text for reply in replies]) for replies in found.values()}) == 4
+        assert all(held.users == 0 for held in app.store._served.values())
+
+
+def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_nothing_is_sampled() -> None:
+    with running_app(max_model_len=64) as app, RolloutClient(app.url) as client:
+        asked: dict[str, Any] = {"seat": "base", "system": "", "prompt": "life1", "temperature": 1.0}
+        one = client.reply(turns=[], max_tokens=4, **asked)
+        fits = 64 - len(one.prompt_ids)
+        assert not client.reply(turns=[], max_tokens=fits, **asked).out_of_tokens
+        before = app.engine.num_samples
+        gone = Reply(text="", prompt="life1", out_of_tokens=True)
+        assert client.reply(turns=[], max_tokens=fits + 1, **asked) == gone
+        assert client.reply(turns=[("life1", [3] * 60)], max_tokens=1, **asked) == gone
+        assert client.reply(turns=[("life1 " * 9000, [3] * 60000)] * 30, max_tokens=1, **asked) == gone
+        assert app.engine.num_samples == before
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("", "reply request: not JSON"),
+        (b"\xff\x00", "reply request: not UTF-8 text"),
+        ("[]", "reply request: all of it=[]"),
+        ("{}", "reply request: seat: Field required; and 5 more"),
+        (changed(extra=1), "extra=1: Extra inputs are not permitted"),
+        (changed(seat="iggi"), "seat 'iggi' is a script, which needs no server"),
+        (changed(seat="igi"), "Did you mean 'iggi'?"),
+        (changed(seat="player_0"), "seat 'player_0': allowed are adapter@version"),
+        (changed(seat="../x@1"), "seat '../x@1': allowed are"),
+        (changed(seat=None), "seat=None"),
+        (changed(seat="x" * 81), "seat="),
+        (changed(system=None), "system=None"),
+        (changed(system="x" * (MAX_TEXT_BYTES + 1)), "system="),
+        (changed(prompt="ü" * MAX_TEXT_BYTES), f"prompt: {2 * MAX_TEXT_BYTES} bytes; allowed are at most 65536"),
+        (changed(turns=[{"prompt": "ü" * MAX_TEXT_BYTES, "reply_ids": [1]}]), "turns.0.prompt: 131072 bytes"),
+        (changed(turns=[{"prompt": "x", "reply_ids": [1]}] * (MAX_TURNS + 1)), "turns="),
+        (changed(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
+        (changed(turns=[{"prompt": "x", "reply_ids": [-1]}]), "turns.0.reply_ids.0=-1"),
+        (changed(turns=[{"prompt": "x", "reply_ids": [1.0]}]), "turns.0.reply_ids.0=1.0"),
+        (changed(turns=[{"prompt": "x", "reply_ids": [True]}]), "turns.0.reply_ids.0=True"),
+        (changed(turns=[{"prompt": "x", "reply_ids": [2**31]}]), "turns.0.reply_ids.0=2147483648"),
+        (
+            changed(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
+            f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to {len(TOKENIZER) - 1}",
+        ),
+        (changed(turns=[{"prompt": "x", "reply_ids": [1], "more": 1}]), "turns.0.more=1"),
+        (changed(turns={"prompt": "x"}), "turns={"),
+        (changed(prompt=3), "prompt=3"),
+        (changed(max_tokens=0), "max_tokens=0"),
+        (changed(max_tokens=20000), "MAX_COMPLETION_LENGTH=20000: a reply must be shorter than the conversation"),
+        (changed(max_tokens=True), "max_tokens=True"),
+        (changed(temperature=-1), "temperature=-1"),
+        (changed(temperature=2.5), "temperature=2.5"),
+        (changed(temperature="1"), "temperature='1'"),
+        (changed().replace("1.0}", "NaN}"), "NaN is not JSON"),
+        (changed().replace('"life1 info3"', '"\\ud800"'), "half of a surrogate pair"),
+        (changed().replace('"seat"', '"seat": "base", "seat"'), "key 'seat' is there twice"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_422_with_the_reason(
+    app: RunningApp, body: bytes | str, reason: str
+) -> None:
+    before = app.engine.num_samples
+    answer = ask(app, body)
+    assert answer.status_code == 422, answer.text
+    assert reason in answer.json()["detail"]
+    assert app.engine.num_samples == before
+
+
+def test_what_is_not_held_is_409_and_a_body_of_another_kind_is_refused_at_the_door(app: RunningApp) -> None:
+    answer = ask(app, changed(seat="player_4@7"))
+    assert (answer.status_code, "player_4@7 is required" in answer.text) == (409, True)
+    answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
+    assert (answer.status_code, "lend it again" in answer.text) == (409, True)
+    assert ask(app, changed(), **{"content-type": "text/plain"}).status_code == 415
+    assert ask(app, b" " * (9 << 20)).status_code == 413
+    assert ask(app, changed()).status_code == 200
+
+
+def test_odd_texts_are_answered(app: RunningApp) -> None:
+    for text in ("", "\x00", "ü🂡", "<|im_end|>", "x" * MAX_TEXT_BYTES):
+        answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
+        assert answer.status_code == 200, answer.text
+
+
+def test_a_trainer_that_lost_the_server_does_not_get_replies_of_another_runs_adapters(app: RunningApp) -> None:
+    with RolloutClient(app.url) as client, httpx.Client(base_url=app.url, trust_env=False) as http:
+        push_to(client, app, version=8)
+        stranger = {"x-run-id": "elsewhere", "x-trainer-id": "1" * 32}
+        for seat, status in (("player_0@8", 409), ("base", 200)):
+            assert http.post("/reply/", json={**ASKED, "seat": seat}, headers=stranger).status_code == status
+            rows = [
+                {"data_dict": {**deal(0), "seats": [seat, "iggi"], "player": player}} for player in range(len(PLAYERS))
+            ]
+            body = {"infer_requests": rows, "request_config": {"max_tokens": 4}}
+            assert http.post("/infer/", json=body, headers=stranger).status_code == status
+        assert http.post("/reply/", json={**ASKED, "seat": "player_0@8"}).status_code == 200, "nobody's request"
+
+
+class Cancelled(WordEngine):
+    """Never replies; notes that it was cancelled."""
+
+    cancelled = False
+
+    async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None) -> Sample:
+        self.num_samples += 1
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return sample("Play 0")
+
+
+def test_a_client_that_hangs_up_cancels_its_reply() -> None:
+    engine = Cancelled()
+    with running_app(engine=engine) as app, RolloutClient(app.url) as client:
+        seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
+        body = changed(seat=seat).encode()
+        with socket.create_connection(("127.0.0.1", app.port)) as connection:
+            connection.sendall(b"POST /reply/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            _wait(lambda: engine.num_samples == 1)
+            (held,) = app.store.frozen._held.values()
+            assert held.users == 1
+        _wait(lambda: engine.cancelled and held.users == 0)
+
+
+def _wait(done: Any) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _reply(engine: FakeEngine, **other: Any) -> Reply:
+    async def scenario() -> Reply:
+        return await make_scheduler(engine, **other).reply(ReplyRequest(**ASKED))
+
+    return asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "message"),
+    [
+        (sample("Hint R", math.nan), NonFiniteError, "reply: logprob 0 is nan; a logprob must be finite"),
+        (sample("Hint R", -math.inf), NonFiniteError, "reply: logprob 0 is -inf"),
+        (dataclasses.replace(sample("Hint R"), logprobs=(-0.5,)), ServerError, "reply: 1 logprobs for 3 ids"),
+        (
+            dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,)),
+            ServerError,
+            f"reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}",
+        ),
+        (RuntimeError("no"), RuntimeError, "no"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_an_error(
+    found: Exception | Sample, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        _reply(FakeEngine(fault=lambda game, call: found))
+
+
+def test_a_dead_engine_and_one_that_cancels_are_said_as_such() -> None:
+    engine = FakeEngine()
+
+    def die(game: int, call: int) -> Exception:
+        engine.is_dead = True
+        return RuntimeError("EngineCore died")
+
+    engine._fault = die
+    with pytest.raises(ServerGoneError, match="the engine is dead; a reply of base ended with RuntimeError"):
+        _reply(engine)
+
+    class Cancels(FakeEngine):
+        async def generate(self, *args: Any) -> Sample:
+            raise asyncio.CancelledError
+
+    with pytest.raises(ServerError, match="a reply of base: the engine cancelled it"):
+        _reply(Cancels())
+
+
+def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> None:
+    class Faulty(WordEngine):
+        async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None) -> Sample:
+            if sampling.max_tokens == 3:
+                raise RuntimeError("out of memory")
+            return sample("Play 0", math.nan)
+
+    with running_app(engine=Faulty()) as app, RolloutClient(app.url) as client:
+        seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
+        for max_tokens, message in (
+            (3, "reply failed in the engine: RuntimeError: out of memory"),
+            (4, "logprob 0 is"),
+        ):
+            answer = ask(app, changed(seat=seat, max_tokens=max_tokens))
+            assert (answer.status_code, message in answer.json()["detail"]) == (500, True), answer.text
+        assert [held.users for held in app.store.frozen._held.values()] == [0]
+
+
+def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
+    from hanabi_grpo.chat import ChatFormat
+    from hanabi_grpo.prompts import compact_vocabulary
+    from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(compact_vocabulary(LAPTOP.spec()))
+    tokenizer.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + str(tokenizer.chat_template)
+    )
+
+    async def scenario(system: str) -> Reply:
+        scheduler = make_scheduler(FakeEngine())
+        scheduler._chat = ChatFormat.from_tokenizer(tokenizer)
+        return await scheduler.reply(ReplyRequest(**{**ASKED, "system": system}))
+
+    assert asyncio.run(scenario("")).reply_ids
+    with pytest.raises(SettingsError, match=r"chat template .* refuses the conversation \(no system\); send system="):
+        asyncio.run(scenario("Be brief."))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"version": 3}, "it came from version 3"),
+        ({"logprobs": [float("nan")] * 2}, "does not fit"),
+        ({"logprobs": [-0.5]}, "does not fit"),
+        ({"reply_ids": [], "logprobs": []}, "does not fit"),
+        ({"reply_ids": [-1, 2]}, "does not fit"),
+        ({"reply_ids": ["1", 2]}, "does not fit"),
+        ({"out_of_tokens": True}, "does not fit"),
+        ({"text": None}, "does not fit"),
+    ],
+)
+def test_an_answer_that_is_no_reply_of_that_seat_is_refused(other: dict[str, Any], message: str) -> None:
+    right = {
+        "text": "x",
+        "prompt_ids": [1],
+        "reply_ids": [1, 2],
+        "logprobs": [-0.5, -1],
+        "version": None,
+        "out_of_tokens": False,
+        "instance_id": "i",
+    }
+    asked: dict[str, Any] = {"system": "", "turns": [], "prompt": "p", "max_tokens": 4, "temperature": 1.0}
+
+    def client_of(answer: dict[str, Any]) -> RolloutClient:
+        client = RolloutClient("http://server")
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=json.dumps(answer)))
+        client._http = httpx.Client(base_url="http://server", transport=transport)
+        return client
+
+    assert client_of(right).reply(seat="base", **asked).logprobs == (-0.5, -1.0)
+    with pytest.raises(ServerError, match=message):
+        client_of({**right, **other}).reply(seat="base", **asked)
+
+
+def test_a_request_is_read_as_it_was_sent() -> None:
+    wanted = parse_reply_request(changed(seat="player_0@7").encode(), vocab_size=len(TOKENIZER))
+    assert wanted.adapters == {"player_0": 7}
+    assert (wanted.sampling.max_tokens, wanted.sampling.temperature) == (SAMPLING.max_tokens, 1.0)
+    assert parse_reply_request(changed().encode(), vocab_size=None).adapters == {}
