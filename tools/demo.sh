@@ -136,14 +136,14 @@ sys.exit("demo: the rollout server did not become healthy within 10 minutes; see
 ' "http://127.0.0.1:$PORT/health/"
 
 say "before: $deals held-out deals with the base model"
-run - hanabi-grpo evaluate --policy base --label before --deals "$deals" --out "$folder/before.json"
+run - hanabi-grpo evaluate base --label before --deals "$deals" --out "$folder/before.json"
 
 say "training: $steps steps, log $folder/train.log"
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
 say "after: the same deals with the trained adapters"
-run - hanabi-grpo evaluate --policy served --label after --deals "$deals" --out "$folder/after.json"
+run - hanabi-grpo evaluate served --label after --deals "$deals" --out "$folder/after.json"
 
 say "result"
 status=0

@@ -1,92 +1,262 @@
-"""Held-out deals: who plays them, what comes out, and the paired difference of two teams.
+"""Held-out deals: who plays them, what comes out, and the paired difference of two line-ups.
 
-Every team plays the same deals, so a difference is taken deal by deal and the luck of the deal drops out.
+Every line-up plays the same deals, so a difference is taken deal by deal and the luck of the deal drops out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from hanabi_grpo.client import RolloutResult
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from hanabi_grpo.deal_statistics import Estimate, deck_numbers, difference, estimate
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation_result import EvaluationResult, PairedDifference, mean_and_error
-from hanabi_grpo.games import GameSpec, is_held_out
-from hanabi_grpo.metrics import episode_metrics
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import Episode, adapter_of, player_names
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation_result import EvaluationResult, SeatOrder
+from hanabi_grpo.game_facts import GameFacts, game_facts, totals
+from hanabi_grpo.games import is_held_out
+from hanabi_grpo.ledger import Ledger
+from hanabi_grpo.lineups import LineUp, parse_line_up, short_name
+from hanabi_grpo.matches import PlayedGame, Served, play_line_up
+from hanabi_grpo.seating import is_frozen, seat_adapter
 
 SUITE = "eval"
-_CHUNK = 100
-"""Deals of one request: enough to fill the engine, few enough for a progress bar that moves."""
-_MAX_REASONS = 3
+_FORMAT = 1
+"""Of a ledger's rows."""
 
 
-class Player(Protocol):
-    """The one call of `RolloutClient` that plays games."""
+class _Row(BaseModel):
+    seed: int
+    games: list[GameFacts]
 
-    def play(
-        self,
-        deals: Sequence[Mapping[str, object]],
-        *,
-        num_games: int,
-        max_tokens: int,
-        temperature: float,
-        adapters: Mapping[str, str | None],
-    ) -> RolloutResult:
-        """Play each deal `num_games` times."""
+
+def _ignore(done: int) -> None:
+    pass
+
+
+def evaluate_line_up(
+    line_up: LineUp,
+    config: EnvConfig,
+    num_deals: int,
+    *,
+    suite: str = SUITE,
+    served: Served | None = None,
+    rotate: bool = True,
+    label: str | None = None,
+    ledger: Path | None = None,
+    progress: Callable[[int], None] = _ignore,
+    keep: Callable[[Sequence[PlayedGame]], None] | None = None,
+) -> EvaluationResult:
+    """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
+
+    Args:
+        line_up: Who plays.
+        config: The game.
+        num_deals: How many deals.
+        suite: Which stream of held-out deals.
+        served: Needed unless scripts fill every seat.
+        rotate: Whether a list of different players changes seats.
+        label: What tables call it; None: see `default_label`.
+        ledger: File for finished deals: an interrupted evaluation goes on from it. It is removed at the end.
+        progress: Receives the number of deals done.
+        keep: Receives the games of some deals at a time. Not together with `ledger`, which keeps no games.
+
+    Raises:
+        SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
+        ServerError: The server failed, holds other adapters, or dropped a game.
+    """
+    result = measure_line_up(
+        line_up,
+        config,
+        num_deals,
+        suite=suite,
+        served=served,
+        rotate=rotate,
+        label=label,
+        ledger=ledger,
+        progress=progress,
+        keep=keep,
+    )
+    if ledger is not None:
+        ledger.unlink(missing_ok=True)
+    return result
+
+
+def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str = SUITE) -> EvaluationResult:
+    """Let one script fill every seat; see `evaluate_line_up`."""
+    return evaluate_line_up(parse_line_up(name, config.players), config, num_deals, suite=suite)
+
+
+def measure_line_up(
+    line_up: LineUp,
+    config: EnvConfig,
+    num_deals: int,
+    *,
+    suite: str = SUITE,
+    served: Served | None = None,
+    rotate: bool = True,
+    label: str | None = None,
+    ledger: Path | None = None,
+    progress: Callable[[int], None] = _ignore,
+    keep: Callable[[Sequence[PlayedGame]], None] | None = None,
+) -> EvaluationResult:
+    """Do what `evaluate_line_up` does, but leave the complete ledger; for commands with more to do before the end."""
+    if num_deals < 2:
+        raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
+    if not is_held_out(suite):
+        raise SettingsError(f"suite {suite!r}: training may have seen its deals; evaluate on {SUITE!r}.")
+    if keep is not None and ledger is not None:
+        raise SettingsError("a ledger holds figures, no games: give keep or ledger, not both.")
+    games: dict[int, list[GameFacts]] = {}
+
+    def play(book: Ledger | None) -> None:
+        missing = [seed for seed in range(num_deals) if seed not in games]
+        progress(num_deals - len(missing))
+        for chunk in play_line_up(line_up, config, missing, suite=suite, served=served, rotate=rotate):
+            fresh: dict[int, list[GameFacts]] = {}
+            for played in sorted(chunk, key=lambda one: (one.seed, one.order)):
+                fresh.setdefault(played.seed, []).append(game_facts(played))
+            if book is not None:
+                book.add(*({"seed": seed, "games": facts} for seed, facts in fresh.items()))
+            if keep is not None:
+                keep(chunk)
+            games.update(fresh)
+            progress(sum(seed < num_deals for seed in games))
+
+    key = line_up_key(line_up, config, suite=suite, served=served, rotate=rotate)
+    if ledger is None:
+        play(None)
+    else:
+        with Ledger(ledger, key) as book:
+            games.update(_finished(book, len(key["seats"])))
+            play(book)
+    return summarise(
+        line_up,
+        config,
+        [games[seed] for seed in range(num_deals)],
+        suite=suite,
+        seats=key["seats"],
+        policies=key["policies"],
+        rotate=rotate,
+        label=label,
+        temperature=served.temperature if served and line_up.needs_server else None,
+    )
+
+
+def line_up_key(
+    line_up: LineUp, config: EnvConfig, *, suite: str = SUITE, served: Served | None = None, rotate: bool = True
+) -> dict[str, Any]:
+    """Return everything that a deal's games depend on; two evaluations of one key are the same work.
+
+    Raises:
+        SettingsError: A model has to play and there is no server, or a checkpoint cannot be used.
+        ServerError: The server lacks one of the adapters.
+    """
+    orders = line_up.orders(rotate=rotate)
+    key: dict[str, Any] = {
+        "format": _FORMAT,
+        "line_up": line_up.text,
+        "seats": orders,
+        "policies": {},
+        "env_config": config.model_dump(mode="json"),
+        "spec_hash": config.spec().hash,
+        "suite": suite,
+        "rotate": rotate,
+    }
+    if not line_up.needs_server:
+        return key
+    if served is None:
+        raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
+    seats = [served.resolver.seats(order) for order in orders]
+    digests = served.resolver.digests()
+    names = {named[0] for order in seats for seat in order if not is_frozen(seat) and (named := seat_adapter(seat))}
+    return {
+        **key,
+        "seats": seats,
+        # A lent adapter's name is a digest of its weights; a served one's says nothing about the run that made it.
+        "policies": {"base": served.resolver.model(), **{name: digests[name] for name in sorted(names)}},
+        "temperature": served.temperature,
+        "max_tokens": served.max_tokens,
+    }
 
 
 def summarise(
-    label: str, episodes: Sequence[Episode], spec: GameSpec, *, temperature: float | None = None
+    line_up: LineUp,
+    config: EnvConfig,
+    games: Sequence[Sequence[GameFacts]],
+    *,
+    suite: str = SUITE,
+    seats: Sequence[Sequence[str]] | None = None,
+    policies: dict[str, str] | None = None,
+    rotate: bool = True,
+    label: str | None = None,
+    temperature: float | None = None,
 ) -> EvaluationResult:
-    """Return the figures of one team.
+    """Return the figures of one line-up.
 
     Args:
-        label: What tables call it.
-        episodes: One game per deal.
-        spec: The board they were played on.
-        temperature: Of sampling, 0 for greedy; None for a script.
-
-    Raises:
-        SettingsError: Fewer than two games, a game of another board or suite, or a deal that is there twice.
+        line_up: Who played.
+        config: The game.
+        games: Of deals 0 to n-1, one game per seat order.
+        suite: Which stream of deals.
+        seats: Who sat where, per seat order; None: the words themselves.
+        policies: See `EvaluationResult`.
+        rotate: Whether the line-up changed seats.
+        label: What tables call it; None: see `default_label`.
+        temperature: Of sampling, 0 for greedy; None for scripts.
     """
-    if len(episodes) < 2:
-        raise SettingsError(f"{label}: {len(episodes)} game(s); a mean with an error needs at least 2 deals.")
-    suite = episodes[0].suite
-    for episode in episodes:
-        if episode.spec_hash != spec.hash or episode.suite != suite:
-            raise SettingsError(
-                f"{label}: a game of board {episode.spec_hash} and suite {episode.suite!r} among those of "
-                f"{spec.hash} and {suite!r}; summarise one board and suite at a time."
+    spec = config.spec()
+    words = line_up.orders(rotate=rotate)
+    seeds = tuple(range(len(games)))
+    decks = deck_numbers(spec, suite, seeds)
+    total = totals([game for deal in games for game in deal])
+    num_games = sum(map(len, games))
+    orders = []
+    for number, order in enumerate(words):
+        found = estimate(tuple(float(deal[number].score) for deal in games), decks)
+        orders.append(
+            SeatOrder(
+                words=order,
+                seats=tuple(seats[number] if seats else order),
+                mean=found.mean,
+                standard_error=found.standard_error,
             )
-    ordered = sorted(episodes, key=lambda episode: episode.seed)
-    seeds = tuple(episode.seed for episode in ordered)
-    if len(set(seeds)) != len(seeds):
-        raise SettingsError(f"{label}: a deal was played more than once; give one game per deal.")
-    rates = episode_metrics([ordered])
+        )
     return EvaluationResult(
-        label=label,
+        label=label or default_label(line_up),
+        line_up=line_up.text,
+        orders=tuple(orders),
+        policies=dict(policies or {}),
         preset=spec.preset,
         num_players=spec.num_players,
         spec_hash=spec.hash,
+        env_config=config.model_dump(mode="json"),
         reachable_max=spec.reachable_max,
         suite=suite,
         temperature=temperature,
         seeds=seeds,
-        scores=tuple(episode.score for episode in ordered),
-        scores_kept=tuple(episode.score_kept for episode in ordered),
-        bomb_share=rates["bombs_per_game"],
-        truncated_share=rates["truncated_per_game"],
-        illegal_per_game=rates["illegal_per_game"],
-        unparsable_per_game=rates["unparsable_per_game"],
-        hints_per_game=rates["hints_per_game"],
-        turns_per_game=rates["turns_per_game"],
+        decks=decks,
+        scores=tuple(statistics.fmean(game.score for game in deal) for deal in games),
+        scores_kept=tuple(statistics.fmean(game.kept for game in deal) for deal in games),
+        bomb_share=total.bombed / num_games,
+        truncated_share=total.truncated / num_games,
+        perfect_share=total.perfect / num_games,
+        illegal_per_game=total.illegal / num_games,
+        unparsable_per_game=total.unparsable / num_games,
+        hints_per_turn=total.hints / max(1, total.turns),
+        misplays_per_turn=total.misplays / max(1, total.turns),
+        turns_per_game=total.turns / num_games,
     )
 
 
-def paired_difference(a: EvaluationResult, b: EvaluationResult) -> PairedDifference:
-    """Return mean and standard error of `b - a` over the deals that both played.
+def default_label(line_up: LineUp) -> str:
+    """Return what tables call a line-up: its text, with folders by their last two names."""
+    return ",".join(short_name(word.strip()) for word in line_up.text.split(","))
+
+
+def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
+    """Return mean, error and interval of `b - a` over the deals that both played, clustered by deck.
 
     Raises:
         SettingsError: The two did not play the same deals.
@@ -101,113 +271,19 @@ def paired_difference(a: EvaluationResult, b: EvaluationResult) -> PairedDiffere
                 f"{a.label} and {b.label} played different {what} ({mine}; {theirs}); "
                 "evaluate both with the same --preset and --deals."
             )
-    mean, error = mean_and_error([after - before for before, after in zip(a.scores, b.scores, strict=True)])
-    return PairedDifference(mean=mean, standard_error=error, num_deals=len(a.seeds))
+    return difference(a.scores, b.scores, a.decks)
 
 
-def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str = SUITE) -> EvaluationResult:
-    """Let a script play deals 0 to `num_deals - 1`.
-
-    Args:
-        name: One of `policies.SCRIPTED`.
-        config: The game.
-        num_deals: How many deals.
-        suite: Which stream of deals.
-
-    Raises:
-        SettingsError: Unknown script, fewer than two deals, or a suite that training uses.
-    """
-    _check(num_deals, suite)
-    policy = make_policy(name)
-    episodes = play_episodes_sync(config, [policy] * config.players, suite, range(num_deals))
-    return summarise(name, episodes, config.spec())
-
-
-def evaluate_served(
-    client: Player,
-    config: EnvConfig,
-    adapters: Mapping[str, str | None],
-    num_deals: int,
-    max_tokens: int,
-    temperature: float,
-    progress: Callable[[int], None],
-    *,
-    label: str = "served",
-    suite: str = SUITE,
-) -> EvaluationResult:
-    """Let a rollout server's model play deals 0 to `num_deals - 1`.
-
-    Args:
-        client: A connection to the server.
-        config: The game.
-        adapters: Per player "adapter@version", or None for the base model; see `served_adapters`.
-        num_deals: How many deals.
-        max_tokens: Per reply.
-        temperature: Of sampling; 0 is greedy.
-        progress: Receives the number of deals done.
-        label: What tables call the team.
-        suite: Which stream of deals.
-
-    Raises:
-        SettingsError: Fewer than two deals, or a suite that training uses.
-        ServerError: The server failed, holds other versions, or dropped a game: a mean over fewer games than it says
-            would be biased by whatever broke them.
-    """
-    _check(num_deals, suite)
-    game = config.model_dump(mode="json")
-    episodes: list[Episode] = []
-    for start in range(0, num_deals, _CHUNK):
-        seeds = range(start, min(start + _CHUNK, num_deals))
-        deals = [{"env_config": game, "suite": suite, "seed": seed} for seed in seeds]
-        result = client.play(
-            deals, num_games=1, max_tokens=max_tokens, temperature=temperature, adapters=dict(adapters)
-        )
-        _check_complete(result, label, len(deals))
-        episodes += [episode for group in result.groups for episode in group]
-        progress(len(episodes))
-    return summarise(label, episodes, config.spec(), temperature=temperature)
-
-
-def served_adapters(versions: Mapping[str, int], num_players: int) -> dict[str, str | None]:
-    """Return which adapter each player uses, given the versions that a server holds.
-
-    Example:
-        served_adapters({"player_0": 7, "player_1": 7}, 2) == {"player_0": "player_0@7", "player_1": "player_1@7"}
-        served_adapters({"shared": 7}, 2) == {"player_0": "shared@7", "player_1": "shared@7"}
-
-    Raises:
-        ServerError: The server lacks an adapter for one of the players.
-    """
-    chosen: dict[str, str | None] = {}
-    for player in player_names(num_players):
-        name = adapter_of(player, versions)
-        if name not in versions:
-            held = ", ".join(f"{adapter}@{version}" for adapter, version in versions.items()) or "none"
-            raise ServerError(
-                f"{player}: the server serves no adapter for it (held: {held}). Train first, give --checkpoint, "
-                "or play --policy base."
-            )
-        chosen[player] = f"{name}@{versions[name]}"
-    return chosen
-
-
-def _check(num_deals: int, suite: str) -> None:
-    if num_deals < 2:
-        raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
-    if not is_held_out(suite):
-        raise SettingsError(f"suite {suite!r}: training may have seen its deals; evaluate on {SUITE!r}.")
-
-
-def _check_complete(result: RolloutResult, label: str, num_deals: int) -> None:
-    played = sum(len(group) for group in result.groups)
-    if not result.dropped and played == num_deals:
-        return
-    reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
-    shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
-    raise ServerError(
-        f"{label}: {num_deals - played} of {num_deals} games were not played ({shown or 'no reason given'}); an "
-        "evaluation needs every deal. Look at the server's log, then evaluate again."
-    )
+def _finished(book: Ledger, num_orders: int) -> dict[int, list[GameFacts]]:
+    try:
+        rows = TypeAdapter(list[_Row]).validate_python(book.rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SettingsError(f"{book.path}: damaged ({where}: {first['msg']}); move it away.") from error
+    if any(len(row.games) != num_orders for row in rows):
+        raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
+    return {row.seed: row.games for row in rows}
 
 
 def _range(seeds: Sequence[int]) -> str:

@@ -75,6 +75,11 @@ class SeatResolver:
         adapters = self._look()["adapters"] if self._client else {}
         return {name: str(held["sha256"]) for name, held in adapters.items()}
 
+    def model(self) -> str:
+        """Return the fingerprint of the server's base model, and of how it is spoken to."""
+        identity = self._look()
+        return "/".join(str(identity[name]) for name in _MUST_AGREE)
+
     def _served(self, word: str, adapter: str, version: int | None) -> str:
         held = self._look()["versions"]
         name = adapter_of(adapter, held) if word == SERVED else adapter

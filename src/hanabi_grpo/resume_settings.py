@@ -32,12 +32,17 @@ MEANING = (
     "HANABI_DEALS_PER_STEP",
     "BETA",
     "HANABI_ADVANTAGE",
+    "HANABI_PARTNERS",
+    "HANABI_PARTNER_SHARE",
 )
 """Which games are played and what is optimised: equal in a resumed run, whose curve is one curve; free in a fork.
 
 Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are, since the state is saved per
-parameter; sums are then taken in another order, so the next steps are equal but for rounding.
+parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
+SAVE_TOTAL_LIMIT are, although they decide which earlier versions a pool with HANABI_PARTNERS=earlier holds.
 """
+_UNRECORDED = {"HANABI_PARTNERS": ""}
+"""What runs had that were started before there was such a setting."""
 _PLACES = ("OUTPUT_DIR", "RESUME")
 _SETTINGS_FILE = "settings.json"
 
@@ -64,6 +69,7 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
     before, now = saved.get("settings"), settings_values(settings)
     if not isinstance(before, Mapping):
         raise SettingsError(f"{_SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start anew.")
+    before = {**_UNRECORDED, **before}
     fixed = WEIGHTS if fork else WEIGHTS + MEANING
     problems: list[str] = []
     notes: list[str] = []

@@ -23,6 +23,7 @@ from hanabi_grpo.chat import ChatFormat, Conversation
 from hanabi_grpo.client import RolloutResult
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.games import PlayerView
+from hanabi_grpo.partners import own_seats
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.prompts import system_prompt
 from hanabi_grpo.rollouts import play_episodes_sync
@@ -105,7 +106,9 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
         for game in range(link.settings.num_generations):
             seats = [_Policy(chat, config, game, version)] * config.players
             [episode] = play_episodes_sync(config, seats, deal["suite"], [deal["seed"]])
-            group.append(_with_logprobs(link.model, dataclasses.replace(episode, game=game), names))
+            seated = own_seats(config.players, names, version)
+            episode = dataclasses.replace(episode, game=game, seats=seated)
+            group.append(_with_logprobs(link.model, episode, names))
         groups.append(group)
     absent = PLAN.get("absent", {})
     if version in absent.get("steps", []):

@@ -18,6 +18,8 @@ from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_s
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.partners import own_seats
+from hanabi_grpo.seating import is_frozen
 from hanabi_grpo.types import player_names
 from hanabi_grpo.wire import episode_from_json
 
@@ -186,6 +188,51 @@ def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tu
         moved = torch.cat([one[name].abs().flatten() for name in one if "lora_B" in name])
         assert moved.max() > 0.009
         assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
+
+
+def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    partners = {"HANABI_PARTNERS": "iggi,earlier", "HANABI_PARTNER_SHARE": "0.5", "SAVE_STEPS": 1, "MAX_STEPS": 3}
+    done = train(server, folder, **partners)
+    assert done.returncode == 0, done.stdout[-4000:]
+    drawn, trained = [], set()
+    for step in range(3):
+        own = own_seats(2, PLAYERS, step)
+        lines = (folder / f"episodes/step_{step:06d}.jsonl").read_text().splitlines()
+        games = [episode_from_json(json.loads(line)) for line in lines]
+        assert len(games) == 16
+        for start in (0, 8):
+            group = games[start : start + 8]
+            (seats,) = {episode.seats for episode in group}
+            others = [seat for seat in (0, 1) if seats[seat] != own[seat]]
+            drawn.append((seats[others[0]], others[0]) if others else None)
+            trained |= {PLAYERS[turn.player] for one in group for turn in one.turns if turn.player not in others}
+            for turn in (turn for episode in group for turn in episode.turns):
+                word = seats[turn.player]
+                assert turn.version == (None if word == "iggi" else int(word.split("@")[1]))
+                assert bool(turn.reply_ids) == (word != "iggi")
+    # SEED=42 draws these; the only version before version 2 is that of checkpoint-1.
+    assert drawn[:4] == [None, None, None, ("iggi", 0)]
+    assert drawn[4] is not None and is_frozen(drawn[4][0]) and drawn[4][0].endswith("@1") and drawn[4][1] == 0
+    assert drawn[5] == ("iggi", 1)
+    assert trained == set(PLAYERS)
+    for player in PLAYERS:
+        first, last = _tensors(folder, 1, player), _tensors(folder, 3, player)
+        assert all(not torch.equal(first[name], last[name]) for name in last), player
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert all(row[f"{player}/parity"] < 1e-4 for row in rows for player in PLAYERS)
+    assert [(row["self_play/games"], row.get("partners/iggi/games", 0)) for row in rows] == [(16, 0), (8, 8), (0, 8)]
+    assert rows[2]["partners/earlier/games"] == 8 and 0 <= rows[2]["partners/earlier/score"] <= 4
+    manifest = json.loads((folder / "checkpoint-3/manifest.json").read_text())
+    assert manifest["model_fingerprint"] == model_fingerprint(server.model)
+    assert {"tokenizer_hash", "chat_hash", "dtype"} <= manifest.keys()
+
+
+def test_a_partner_that_is_no_checkpoint_stops_the_trainer_before_a_game(server: Server, tmp_path: Path) -> None:
+    done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_PARTNERS=f"iggi,{tmp_path}/none/checkpoint-5")
+    assert done.returncode == 2, done.stdout[-4000:]
+    assert "HANABI_PARTNERS=" in done.stdout and "no such folder" in done.stdout
+    assert not (tmp_path / "train/metrics.jsonl").exists()
 
 
 def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: Server, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
+OWN = ("player_0@3", "player_1@3")
+
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
     return Turn(
@@ -54,7 +56,7 @@ def _plan(
 ) -> list[dict]:
     return plan_batches(
         groups,
-        num_players=2,
+        own=OWN,
         micro_batches_per_player=micro_batches,
         rank=rank,
         world_size=world_size,
@@ -65,7 +67,7 @@ def _plan(
 
 
 def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
-    first = sequences_of([GROUP], 0, grpo)[0]
+    first = sequences_of([GROUP], 0, grpo, OWN)[0]
     assert first.ids == [100, 101, 102, 7, 8, 100, 7, 8]
     assert first.mask == [False, False, False, True, True, False, True, True]
     assert first.logprobs == [0.0, 0.0, 0.0, -0.25, -0.5, 0.0, -0.25, -0.5]
@@ -73,8 +75,8 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
 
 
 def test_a_player_without_a_turn_has_no_sequence() -> None:
-    assert len(sequences_of([GROUP], 0, grpo)) == 3
-    assert len(sequences_of([GROUP], 1, grpo)) == 2
+    assert len(sequences_of([GROUP], 0, grpo, OWN)) == 3
+    assert len(sequences_of([GROUP], 1, grpo, OWN)) == 2
 
 
 def test_every_micro_batch_belongs_to_one_player_and_is_shifted_by_one() -> None:
@@ -159,7 +161,7 @@ def test_a_game_that_is_not_finite_is_dropped_before_it_enters_a_baseline(bad: E
 
 def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> None:
     one_of_player_1 = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
-    assert players_with_data(one_of_player_1) == {"player_0", "player_1"}
+    assert players_with_data(one_of_player_1, OWN) == {"player_0", "player_1"}
     shares = [
         {batch["grpo_batch"].player for batch in _plan(rank, 2, 1, one_of_player_1) if _has_loss(batch)}
         for rank in range(2)
@@ -169,8 +171,8 @@ def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> 
 
 def test_a_player_that_never_spoke_has_no_data() -> None:
     said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
-    assert players_with_data([[_episode(_turn(0, 1), said_nothing)]]) == {"player_0"}
-    assert players_with_data([]) == set()
+    assert players_with_data([[_episode(_turn(0, 1), said_nothing)]], OWN) == {"player_0"}
+    assert players_with_data([], OWN) == set()
 
 
 def _has_loss(batch: dict) -> bool:

@@ -77,7 +77,7 @@ def recording() -> Console:
 @pytest.mark.parametrize(
     "command",
     [
-        *("serve", "train", "evaluate", "tiny-model", "report", "settings", "dataset", "doctor"),
+        *("serve", "train", "evaluate", "collect", "tiny-model", "report", "settings", "dataset", "doctor"),
         *("view", "export-hanab-live", "import-hanab-live"),
     ],
 )

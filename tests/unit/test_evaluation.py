@@ -1,109 +1,119 @@
+import dataclasses
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.client import RolloutClient, RolloutResult
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation import (
+    evaluate_line_up,
     evaluate_scripted,
-    evaluate_served,
+    line_up_key,
+    measure_line_up,
     paired_difference,
-    served_adapters,
     summarise,
 )
-from hanabi_grpo.evaluation_result import read_result, write_result
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.evaluation_result import EvaluationResult, read_result, result_to_json, write_document, write_result
+from hanabi_grpo.game_facts import GameFacts
+from hanabi_grpo.handshake import game_claims
+from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.matches import PlayedGame, Served
+from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.settings import Settings
+from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
-SPEC = make_spec("laptop")
+IGGI = parse_line_up("iggi", 2)
+MIXED = parse_line_up("iggi,random", 2)
 
 
-def turn(action: str, kind: ReplyKind = ReplyKind.LEGAL) -> Turn:
-    return Turn(player=0, prompt="", reply=action, action=action, kind=kind, rewards={})
+def facts(score: int, kept: int | None = None, **other: int) -> GameFacts:
+    given = {name: 0 for name in GameFacts._fields} | {"turns": 6, "score": score, "kept": score, **other}
+    if kept is not None:
+        given |= {"kept": kept, "bombed": 1}
+    return GameFacts(**given)
 
 
-def game(seed: int, score: int, kept: int | None = None, *turns: Turn, suite: str = "eval") -> Episode:
-    kept = score if kept is None else kept
-    return Episode(
-        preset="laptop",
-        spec_hash=SPEC.hash,
-        num_players=2,
-        suite=suite,
-        seed=seed,
-        status=EpisodeStatus.BOMBED if kept > score else EpisodeStatus.FINISHED,
-        score=score,
-        score_kept=kept,
-        turns=turns,
-    )
+def result_of(label: str, *scores: int) -> EvaluationResult:
+    return summarise(IGGI, LAPTOP, [[facts(score)] for score in scores], label=label)
 
 
-class ScriptBehindAServer:
-    """Plays like a rollout server, with the hint bot for a model."""
+def served_by(app: RunningApp, client: Any = None, temperature: float = 1.0) -> Served:
+    client = client or RolloutClient(app.url)
+    return Served(client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=temperature)
 
-    def __init__(self, drops: Sequence[int] = ()) -> None:
-        self.requests: list[tuple[list[int], dict[str, str | None]]] = []
-        self.drops = drops
+
+class Interrupting:
+    """A real client that is interrupted at its n-th request for games."""
+
+    def __init__(self, url: str, at: int) -> None:
+        self._client = RolloutClient(url)
+        self.left = at
+        self.asked: list[int] = []
+
+    def identity(self) -> dict[str, Any]:
+        return self._client.identity()
+
+    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        return self._client.lend(version, weights, config)
 
     def play(
-        self,
-        deals: Sequence[Mapping[str, object]],
-        *,
-        num_games: int,
-        max_tokens: int,
-        temperature: float,
-        adapters: Mapping[str, str | None],
+        self, deals: Sequence[Mapping[str, Any]], *, num_games: int, max_tokens: int, temperature: float
     ) -> RolloutResult:
-        assert num_games == 1
-        seeds = [int(str(deal["seed"])) for deal in deals]
-        self.requests.append((seeds, dict(adapters)))
-        config = EnvConfig.model_validate(deals[0]["env_config"])
-        episodes = play_episodes_sync(config, [make_policy("hint-bot")] * 2, "eval", seeds)
-        return RolloutResult(
-            groups=[[] if played.seed in self.drops else [played] for played in episodes],
-            dropped=tuple(
-                DroppedGame(suite="eval", seed=seed, game=0, reason=f"NonFiniteError: {seed}")
-                for seed in seeds
-                if seed in self.drops
-            ),
-        )
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+        self.asked += [deal["seed"] for deal in deals]
+        return self._client.play(deals, num_games=num_games, max_tokens=max_tokens, temperature=temperature)
 
 
 def test_a_summary_counts_what_the_games_hold() -> None:
     games = [
-        game(1, 4, 4, turn("Hint R"), turn("Play 0", ReplyKind.ILLEGAL)),
-        game(0, 0, 2, turn("Discard 0", ReplyKind.UNPARSABLE), turn("Hint 1"), turn("Hint 2"), turn("Play 1")),
+        [facts(0, kept=2, turns=4, hints=2, misplays=1, unparsable=1)],
+        [facts(4, turns=6, hints=3, perfect=1, illegal=3)],
+        [facts(2, turns=10, hints=1, misplays=1, truncated=1)],
     ]
-    result = summarise("two", games, SPEC, temperature=0.0)
-    assert (result.seeds, result.scores, result.scores_kept) == ((0, 1), (0, 4), (2, 4))
-    assert (result.mean, result.standard_error, result.mean_kept) == (2.0, 2.0, 3.0)
-    assert (result.bomb_share, result.truncated_share, result.perfect_share) == (0.5, 0.0, 0.5)
-    assert (result.illegal_per_game, result.unparsable_per_game) == (0.5, 0.5)
-    assert (result.hints_per_game, result.turns_per_game) == (1.5, 3.0)
+    result = summarise(IGGI, LAPTOP, games, temperature=0.0, label="three")
+    assert (result.seeds, result.decks) == ((0, 1, 2), (0, 1, 2))
+    assert (result.scores, result.scores_kept) == ((0, 4, 2), (2, 4, 2))
+    assert result.mean == pytest.approx(2.0)
+    assert result.mean_kept == pytest.approx(8 / 3)
+    assert result.standard_error == pytest.approx(2 / 3**0.5)
+    assert (result.bomb_share, result.truncated_share, result.perfect_share) == pytest.approx((1 / 3,) * 3)
+    assert (result.illegal_per_game, result.unparsable_per_game) == pytest.approx((1.0, 1 / 3))
+    assert (result.hints_per_turn, result.misplays_per_turn, result.turns_per_game) == pytest.approx((0.3, 0.1, 20 / 3))
     assert (result.preset, result.num_players, result.reachable_max, result.temperature) == ("laptop", 2, 4, 0.0)
+    assert result.env_config == LAPTOP.model_dump(mode="json")
 
 
-@pytest.mark.parametrize(
-    ("games", "message"),
-    [
-        ([game(0, 1)], "at least 2 deals"),
-        ([game(0, 1), game(0, 2)], "more than once"),
-        ([game(0, 1), game(1, 2, suite="eval-b")], "one board and suite at a time"),
-    ],
-)
-def test_a_summary_of_unfit_games_is_refused(games: list[Episode], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        summarise("x", games, SPEC)
+def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
+    games = [[facts(1), facts(4)], [facts(3), facts(2)], [facts(2), facts(0, kept=2)]]
+    result = summarise(MIXED, LAPTOP, games)
+    assert result.scores == (2.5, 2.5, 1.0)
+    assert result.scores_kept == (2.5, 2.5, 2.0)
+    assert result.bomb_share == pytest.approx(1 / 6)
+    assert [order.words for order in result.orders] == [("iggi", "random"), ("random", "iggi")]
+    assert [order.mean for order in result.orders] == pytest.approx([2.0, 2.0])
+    assert [order.standard_error for order in result.orders] == pytest.approx([1 / 3**0.5, 2 / 3**0.5])
+    assert result.standard_error == pytest.approx(0.5), "the deal is the unit: three scores, not six"
+
+
+def test_a_line_up_without_rotation_keeps_its_seats() -> None:
+    result = evaluate_line_up(MIXED, LAPTOP, 20, rotate=False)
+    assert result.seats == (("iggi", "random"),)
+    rotated = evaluate_line_up(MIXED, LAPTOP, 20)
+    assert rotated.seats == (("iggi", "random"), ("random", "iggi"))
+    assert rotated.orders[0].mean == result.mean
+    assert rotated.mean == pytest.approx((rotated.orders[0].mean + rotated.orders[1].mean) / 2)
 
 
 def test_a_paired_difference_is_taken_deal_by_deal() -> None:
-    before = summarise("before", [game(0, 1), game(1, 3), game(2, 0)], SPEC)
-    after = summarise("after", [game(2, 2), game(1, 3), game(0, 2)], SPEC)
-    difference = paired_difference(before, after)
+    difference = paired_difference(result_of("before", 1, 3, 0), result_of("after", 2, 3, 2))
     assert difference.mean == pytest.approx(1.0)
     assert difference.standard_error == pytest.approx(1 / 3**0.5)
     assert difference.num_deals == 3
@@ -111,38 +121,51 @@ def test_a_paired_difference_is_taken_deal_by_deal() -> None:
 
 
 def test_the_paired_error_is_smaller_than_the_unpaired_when_deals_decide() -> None:
-    before = summarise("before", [game(seed, seed % 4) for seed in range(40)], SPEC)
-    after = summarise("after", [game(seed, seed % 4 + (seed % 8 > 0)) for seed in range(40)], SPEC)
+    before = result_of("before", *(seed % 4 for seed in range(40)))
+    after = result_of("after", *(seed % 4 + (seed % 8 > 0) for seed in range(40)))
     unpaired = (before.standard_error**2 + after.standard_error**2) ** 0.5
     assert paired_difference(before, after).standard_error < unpaired / 3
 
 
-def test_other_deals_are_not_compared() -> None:
-    one = summarise("one", [game(0, 1), game(1, 3)], SPEC)
-    other = summarise("other", [game(0, 1), game(2, 3)], SPEC)
-    with pytest.raises(SettingsError, match="one and other played different deals"):
-        paired_difference(one, other)
+def test_differences_know_that_deals_share_decks() -> None:
+    """1000 deals of the laptop board hold 466 decks; random play differs from itself there by chance alone."""
+    one, other = evaluate_scripted("hint-bot", LAPTOP, 1000), evaluate_scripted("iggi", LAPTOP, 1000)
+    difference = paired_difference(one, other)
+    assert (difference.num_deals, difference.num_decks) == (1000, 466)
+    values = [b - a for a, b in zip(one.scores, other.scores, strict=True)]
+    naive = (sum((value - difference.mean) ** 2 for value in values) / 999 / 1000) ** 0.5
+    assert difference.standard_error > 1.3 * naive
 
 
-def test_other_suites_are_not_compared() -> None:
-    one = summarise("one", [game(0, 1), game(1, 3)], SPEC)
-    other = summarise("other", [game(0, 1, suite="test"), game(1, 3, suite="test")], SPEC)
-    with pytest.raises(SettingsError, match="different suites"):
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"seeds": (0, 2)}, "deals"),
+        ({"suite": "test"}, "suites"),
+        ({"spec_hash": "0" * 12}, "boards"),
+    ],
+)
+def test_other_games_are_not_compared(changed: dict[str, Any], what: str) -> None:
+    one = result_of("one", 1, 3)
+    other = dataclasses.replace(result_of("other", 1, 3), **changed)
+    with pytest.raises(SettingsError, match=f"one and other played different {what}"):
         paired_difference(one, other)
 
 
 def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
-    result = evaluate_scripted("random", LAPTOP, 20)
-    write_result(tmp_path / "new" / "random.json", result)
-    assert read_result(tmp_path / "new" / "random.json") == result
+    for name, result in {"team": evaluate_scripted("random", LAPTOP, 20), "mixed": result_of("é ↔", 1, 2)}.items():
+        write_result(tmp_path / "new" / f"{name}.json", result)
+        assert read_result(tmp_path / "new" / f"{name}.json") == result
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not an evaluation"),
-        ('{"label": "x"}', "preset"),
+        ('{"label": "x"}', r"\(line_up: "),
         ("[]", "not an evaluation"),
+        ("", "not an evaluation"),
+        ('{"results": 3}', "not an evaluation"),
     ],
 )
 def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -152,16 +175,32 @@ def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path, text: str, 
         read_result(path)
 
 
+def test_a_file_of_several_line_ups_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_document(path, {"results": [result_to_json(result_of(name, 1, 2)) for name in ("iggi", "x")]})
+    with pytest.raises(SettingsError, match=r"holds 2 line-ups \(iggi, x\)"):
+        read_result(path)
+
+
 def test_a_missing_result_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.json: cannot be read"):
         read_result(Path("nowhere.json"))
 
 
-def test_lists_of_different_lengths_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["seeds", "decks", "scores", "scores_kept"])
+def test_lists_of_different_lengths_are_refused(tmp_path: Path, field: str) -> None:
     path = tmp_path / "result.json"
-    write_result(path, evaluate_scripted("blind", LAPTOP, 3))
-    path.write_text(path.read_text().replace('"seeds": [', '"seeds": [99,'))
-    with pytest.raises(SettingsError, match="4, 3 and 3 entries"):
+    data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
+    path.write_text(json.dumps({**data, field: [*data[field], 9]}))
+    with pytest.raises(SettingsError, match="they need the same number"):
+        read_result(path)
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
+    path.write_text(json.dumps({**data, "scores": [0.0, float("nan"), 1.0]}))
+    with pytest.raises(SettingsError, match="no finite number"):
         read_result(path)
 
 
@@ -174,45 +213,147 @@ def test_scripts_have_their_known_strength_on_the_laptop_board() -> None:
 
 def test_an_evaluation_on_training_deals_is_refused() -> None:
     with pytest.raises(SettingsError, match="training may have seen"):
-        evaluate_scripted("random", LAPTOP, 10, suite="train")
+        evaluate_line_up(IGGI, LAPTOP, 10, suite="train")
 
 
-def test_served_deals_go_out_in_chunks_and_each_once() -> None:
-    server = ScriptBehindAServer()
+def test_progress_and_kept_games_cover_every_deal() -> None:
     done: list[int] = []
-    adapters = {"player_0": "player_0@7", "player_1": "player_1@7"}
-    result = evaluate_served(server, LAPTOP, adapters, 250, 4, 1.0, done.append)
-    assert [len(seeds) for seeds, _ in server.requests] == [100, 100, 50]
-    assert [seed for seeds, _ in server.requests for seed in seeds] == list(range(250))
-    assert {tuple(sent.items()) for _, sent in server.requests} == {tuple(adapters.items())}
-    assert done == [100, 200, 250]
-    assert result.scores == evaluate_scripted("hint-bot", LAPTOP, 250).scores
-    assert (result.label, result.temperature) == ("served", 1.0)
+    kept: list[PlayedGame] = []
+    result = evaluate_line_up(MIXED, LAPTOP, 120, progress=done.append, keep=kept.extend)
+    assert done == [0, 50, 100, 120]
+    assert sorted((one.seed, one.order) for one in kept) == [(seed, order) for seed in range(120) for order in (0, 1)]
+    by_deal = [sum(one.game.score for one in kept if one.seed == seed) / 2 for seed in range(120)]
+    assert list(result.scores) == by_deal
 
 
-def test_an_evaluation_with_a_dropped_game_is_an_error_with_the_reasons() -> None:
-    server = ScriptBehindAServer(drops=[101, 103, 110, 111])
-    with pytest.raises(ServerError) as caught:
-        evaluate_served(server, LAPTOP, {}, 250, 4, 1.0, lambda done: None, label="mine")
-    assert str(caught.value).startswith(
-        "mine: 4 of 100 games were not played (deal eval/101: NonFiniteError: 101; deal eval/103: NonFiniteError: 103; "
-        "deal eval/110: NonFiniteError: 110; …); an evaluation needs every deal."
-    )
-    assert len(server.requests) == 2, "it stops at the request that lost games"
+def test_kept_games_and_a_ledger_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="not both"):
+        evaluate_line_up(IGGI, LAPTOP, 10, keep=lambda games: None, ledger=tmp_path / "x.part.jsonl")
+
+
+def test_a_ledger_is_gone_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.jsonl"
+    with_ledger = evaluate_line_up(MIXED, LAPTOP, 60, ledger=path)
+    assert list(tmp_path.iterdir()) == []
+    assert with_ledger == evaluate_line_up(MIXED, LAPTOP, 60)
+
+
+def test_any_cut_of_a_ledger_leads_to_the_same_result(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.jsonl"
+    undisturbed = measure_line_up(MIXED, LAPTOP, 60, ledger=path)
+    whole = path.read_bytes()
+    for size in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
+        path.write_bytes(whole[:size])
+        assert measure_line_up(MIXED, LAPTOP, 60, ledger=path) == undisturbed
+        assert len(path.read_bytes().splitlines()) == 61
+    fewer = measure_line_up(MIXED, LAPTOP, 40, ledger=path)
+    assert fewer.scores == undisturbed.scores[:40]
 
 
 @pytest.mark.parametrize(
-    ("versions", "expected"),
+    "row",
     [
-        ({"player_0": 7, "player_1": 7}, {"player_0": "player_0@7", "player_1": "player_1@7"}),
-        ({"shared": 3}, {"player_0": "shared@3", "player_1": "shared@3"}),
+        {"seed": 0},
+        {"seed": 0, "games": [[1, 2]]},
+        {"seed": "x", "games": []},
+        {"seed": 0, "games": [[0] * 10]},
+        {"seed": 0, "games": [[0] * 10] * 3},
     ],
 )
-def test_players_use_their_own_adapter_or_the_shared_one(versions: dict[str, int], expected: dict[str, str]) -> None:
-    assert served_adapters(versions, 2) == expected
+def test_a_damaged_ledger_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
+    path = tmp_path / "x.part.jsonl"
+    key = line_up_key(MIXED, LAPTOP)
+    path.write_text(json.dumps({"key": key}) + "\n" + json.dumps(row) + "\n")
+    with pytest.raises(SettingsError, match="damaged"):
+        evaluate_line_up(MIXED, LAPTOP, 10, ledger=path)
 
 
-@pytest.mark.parametrize("versions", [{}, {"player_0": 7}])
-def test_a_player_without_an_adapter_is_an_error_and_never_the_base_model(versions: dict[str, int]) -> None:
-    with pytest.raises(ServerError, match="serves no adapter for it"):
-        served_adapters(versions, 2)
+def test_models_and_mixed_line_ups_play_on_a_server_in_every_seat_order() -> None:
+    with running_app() as app:
+        done: list[int] = []
+        served = served_by(app)
+        team = evaluate_line_up(parse_line_up("base", 2), LAPTOP, 120, served=served, progress=done.append)
+        mixed = evaluate_line_up(parse_line_up("base,iggi", 2), LAPTOP, 30, served=served)
+    assert done == [0, 100, 120]
+    assert team.seats == (("base", "base"),)
+    assert (team.temperature, team.policies["base"][:16]) == (1.0, "f" * 16)
+    assert mixed.seats == (("base", "iggi"), ("iggi", "base"))
+    assert mixed.mean > team.mean, "a partner that keeps to the rules helps an engine of hashed words"
+    assert team.illegal_per_game > 0
+
+
+def test_an_interrupted_evaluation_of_a_model_goes_on_and_asks_for_no_deal_twice(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.jsonl"
+    team = parse_line_up("base,iggi", 2)
+    with running_app() as app:
+        undisturbed = evaluate_line_up(team, LAPTOP, 130, served=served_by(app))
+        first = Interrupting(app.url, at=2)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_line_up(team, LAPTOP, 130, served=served_by(app, first), ledger=path)
+        second = Interrupting(app.url, at=-1)
+        result = evaluate_line_up(team, LAPTOP, 130, served=served_by(app, second), ledger=path)
+    assert sorted(set(first.asked)) == list(range(100))
+    assert sorted(set(second.asked)) == list(range(100, 130))
+    assert result == undisturbed
+
+
+def test_other_weights_of_the_same_name_are_other_work(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.jsonl"
+    team = parse_line_up("base", 2)
+    with running_app() as app, pytest.raises(KeyboardInterrupt):
+        evaluate_line_up(team, LAPTOP, 130, served=served_by(app, Interrupting(app.url, at=1)), ledger=path)
+    with running_app(model_fingerprint="e" * 16) as app:
+        with pytest.raises(SettingsError, match="holds the finished part of other work"):
+            evaluate_line_up(team, LAPTOP, 130, served=served_by(app), ledger=path)
+        with pytest.raises(SettingsError, match="temperature"):
+            evaluate_line_up(team, LAPTOP, 130, served=served_by(app, temperature=0.5), ledger=path)
+
+
+def test_adapters_are_named_by_their_weights_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "x.part.jsonl"
+    team, apart = parse_line_up("player_1@latest,iggi", 2), parse_line_up("served", 2)
+    first, second = adapter_bytes(0.5), adapter_bytes(0.25)
+
+    def serve(app: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
+        identity = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
+        client.open_session(
+            run_id="outputs/run", adapters=PLAYERS, lora_rank=RANK, games=game_claims([LAPTOP]), **identity
+        )
+        client.push(7, {name: (body, PEFT_CONFIG) for name, body in zip(PLAYERS, bodies, strict=True)})
+
+    with running_app() as app, RolloutClient(app.url) as client:
+        serve(app, client, first, second)
+        result = evaluate_line_up(apart, LAPTOP, 20, served=served_by(app))
+        assert result.seats == (("player_0@7", "player_1@7"),)
+        digests = {name: hashlib.sha256(body).hexdigest() for name, body in zip(PLAYERS, (first, second), strict=True)}
+        assert result.policies == {"base": result.policies["base"], **digests}
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_line_up(team, LAPTOP, 130, served=served_by(app, Interrupting(app.url, at=1)), ledger=path)
+    with running_app() as app, RolloutClient(app.url) as client:
+        serve(app, client, second, first)
+        with pytest.raises(SettingsError, match=r"other work .*policies"):
+            evaluate_line_up(team, LAPTOP, 130, served=served_by(app), ledger=path)
+
+
+class Dropping:
+    """A server's connection that loses some games."""
+
+    def __init__(self, url: str) -> None:
+        self._client = RolloutClient(url)
+
+    def play(self, deals: Sequence[Mapping[str, Any]], **options: Any) -> RolloutResult:
+        whole = self._client.play(deals, **options)
+        return RolloutResult(groups=[[], *whole.groups[1:]])
+
+
+def test_an_evaluation_with_a_dropped_game_is_an_error(tmp_path: Path) -> None:
+    with running_app() as app:
+        resolver = SeatResolver(RolloutClient(app.url), Settings())
+        served = Served(client=Dropping(app.url), resolver=resolver, max_tokens=4, temperature=1.0)
+        with pytest.raises(ServerError, match="1 of 100 games were not played"):
+            evaluate_line_up(parse_line_up("base", 2), LAPTOP, 250, served=served)
+
+
+def test_a_model_without_a_server_is_an_error_that_says_how_to_get_one() -> None:
+    with pytest.raises(SettingsError, match="--own-server"):
+        evaluate_line_up(parse_line_up("base", 2), LAPTOP, 10)

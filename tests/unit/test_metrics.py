@@ -1,6 +1,7 @@
 """Figures of a step: true ones, or none."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,17 @@ def test_a_step_without_spread_warns_only_when_no_group_has_any() -> None:
     assert step_warnings(episode_metrics([flat, spread]), 2) == []
     (warning,) = step_warnings(episode_metrics([flat, flat]), 2)
     assert warning.startswith("no group has any spread in rewards (2 of 2): comparing their games teaches nothing")
+
+
+def test_games_without_a_turn_of_a_trained_player_warn_and_say_why() -> None:
+    own = ("player_0@0", "player_1@0")
+    ended = replace(game(turn(0)), seats=("blind", own[1]))
+    (warning,) = step_warnings(episode_metrics([[ended, ended]], own=own), 1)
+    assert warning == (
+        "no trained player had a turn in any of 2 games, so nothing moves in this step; does a partner end them on its "
+        "first move?"
+    )
+    assert step_warnings(episode_metrics([[ended], [game(turn(0)), game(turn(0, score=1.0))]], own=own), 2) == []
 
 
 def test_dropped_games_are_told_with_what_is_left() -> None:

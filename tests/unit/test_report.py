@@ -1,14 +1,19 @@
+import dataclasses
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.deal_statistics import Estimate
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.evaluation import evaluate_scripted
-from hanabi_grpo.evaluation_result import PairedDifference, write_result
-from hanabi_grpo.report import markdown_table, shortfall
+from hanabi_grpo.evaluation import evaluate_line_up, evaluate_scripted
+from hanabi_grpo.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.report import Sheet, board_title, compared_pairs, evaluation_sheets, reference_results, shortfall
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -18,6 +23,13 @@ def results(folder: Path) -> tuple[str, str]:
     write_result(before, evaluate_scripted("random", LAPTOP, 60))
     write_result(after, evaluate_scripted("hint-bot", LAPTOP, 60))
     return str(before), str(after)
+
+
+def shown(*sheets: Sheet, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    for sheet in sheets:
+        console.print(sheet.rich())
+    return console.export_text()
 
 
 @pytest.mark.parametrize(
@@ -33,16 +45,28 @@ def results(folder: Path) -> tuple[str, str]:
 def test_a_rise_is_held_against_both_limits(
     mean: float, error: float, rise: float | None, sigma: float | None, expected: str | None
 ) -> None:
-    problem = shortfall(PairedDifference(mean, error, 100), min_rise=rise, min_sigma=sigma)
+    found = Estimate(mean=mean, standard_error=error, low=mean, high=mean, num_deals=100, num_decks=100)
+    problem = shortfall(found, min_rise=rise, min_sigma=sigma)
     assert problem is None if expected is None else expected in str(problem)
 
 
 def test_a_markdown_table_has_one_line_per_row() -> None:
-    cells = tuple("abcdefghi")
-    lines = markdown_table("title", [[cells], [cells]]).splitlines()
-    assert lines[0] == "**title**"
-    assert lines[3] == "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
-    assert lines[4:] == ["| a | b | c | d | e | f | g | h | i |"] * 2
+    sheet = Sheet(title="title", columns=("a", "b", "c"), groups=[[("1", "2", "3")], [("x|y", "5", "6")]], num_names=2)
+    assert sheet.markdown().splitlines() == [
+        "**title**",
+        "",
+        "| a | b | c |",
+        "| --- | --- | ---: |",
+        "| 1 | 2 | 3 |",
+        "| x\\|y | 5 | 6 |",
+    ]
+
+
+def test_labels_are_shown_as_they_are() -> None:
+    sheet = Sheet(title="[bold]t[/bold]", columns=("a", "b"), groups=[[("[red]x[/red]", "[1]")]])
+    text = shown(sheet)
+    for part in ("[bold]t[/bold]", "[red]x[/red]", "[1]"):
+        assert part in text
 
 
 def test_a_report_shows_both_teams_their_difference_and_three_references(tmp_path: Path) -> None:
@@ -52,8 +76,14 @@ def test_a_report_shows_both_teams_their_difference_and_three_references(tmp_pat
     (run / "metrics.jsonl").write_text('{"step": 1, "score/mean": 1.0, "illegal_per_game": 0.1}\n')
     answer = CliRunner().invoke(app, ["report", "--before", before, "--after", after, "--run", str(run)])
     assert answer.exit_code == 0, answer.output
-    rows = [line.split(" | ")[0] for line in (tmp_path / "report.md").read_text().splitlines()[4:]]
-    assert rows == ["| random", "| hint-bot", "| paired difference", "| random", "| blind", "| hint-bot"]
+    lines = (tmp_path / "report.md").read_text().splitlines()
+    names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
+    teams = ["random", "hint-bot", "random", "blind", "hint-bot"]
+    assert names == [
+        *("line-up", "---", *teams),
+        *("line-up", "---", *teams),
+        *("paired difference", "---", "hint-bot − random"),
+    ]
     assert (tmp_path / "learning_curve.png").is_file()
 
 
@@ -71,3 +101,52 @@ def test_results_of_a_changed_board_are_refused(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["report", "--before", before, "--after", after])
     assert answer.exit_code == 2
     assert "evaluate it again" in answer.output
+
+
+def test_references_play_the_same_deals_and_count_through() -> None:
+    done: list[int] = []
+    result = evaluate_scripted("iggi", LAPTOP, 60)
+    found = reference_results(result, progress=done.append)
+    assert [one.label for one in found] == ["random", "blind", "hint-bot"]
+    assert all((one.seeds, one.decks, one.suite) == (result.seeds, result.decks, "eval") for one in found)
+    assert done == sorted(done) and done[-1] == 180
+
+
+@pytest.mark.parametrize(("count", "pairs"), [(1, 0), (2, 1), (4, 6), (5, 4), (9, 8)])
+def test_up_to_four_line_ups_are_compared_two_by_two(count: int, pairs: int) -> None:
+    found = compared_pairs([evaluate_scripted("random", LAPTOP, 3)] * count)
+    assert len(found) == pairs
+
+
+def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
+    def named(result: EvaluationResult, label: str) -> EvaluationResult:
+        return dataclasses.replace(result, label=label, temperature=0.7)
+
+    full = EnvConfig(preset="full", players=5)
+    text = "iggi,piers,outer,simple-bot,hint-bot"
+    mixed = named(
+        evaluate_line_up(parse_line_up(text, 5), full, 6), "a-rather-long-run-name/checkpoint-100000:player_1"
+    )
+    team = named(evaluate_scripted("iggi", full, 6), text)
+    sheets = evaluation_sheets([mixed, team, mixed], reference_results(mixed, ["blind"]))
+    assert [sheet.columns[0] for sheet in sheets] == ["line-up", "line-up", "paired difference", "line-up"]
+    printed = shown(*sheets)
+    assert max(map(len, printed.splitlines())) <= 120
+    assert "…" not in printed, "no figure is cut off"
+    for one in sheets:
+        for group in one.groups:
+            for row in group:
+                assert all(cell in printed for cell in row[one.num_names :])
+
+
+def test_the_title_counts_decks_only_where_deals_share_them() -> None:
+    assert "300 deals (225 different decks) of suite eval" in board_title(evaluate_scripted("blind", LAPTOP, 300))
+    assert "40 deals of suite eval" in board_title(evaluate_scripted("blind", EnvConfig(preset="full"), 40))
+
+
+def test_a_mixed_line_up_shows_who_sat_first() -> None:
+    result = evaluate_line_up(parse_line_up("iggi,random", 2), LAPTOP, 50)
+    sheet = evaluation_sheets([result], [])[-1]
+    rows = [row for group in sheet.groups for row in group]
+    assert [row[:2] for row in rows] == [("iggi,random", "iggi, random"), ("", "random, iggi")]
+    assert rows[0][2].startswith(f"{result.orders[0].mean:.3f} ± ")

@@ -194,6 +194,22 @@ def test_comma_lists_become_tuples() -> None:
     assert (settings.report_to, settings.ckpt_artifact_aliases) == (("wandb", "tensorboard"), ("best",))
 
 
+def test_partners_are_a_comma_list_and_a_typo_stops_both_terminals() -> None:
+    settings = load({"HANABI_PARTNERS": "iggi, player_1=earlier", "HANABI_PARTNER_SHARE": "0.25"}).settings
+    assert (settings.partners, settings.partner_share) == (("iggi", "player_1=earlier"), 0.25)
+    assert (load({}).settings.partners, load({}).settings.partner_share) == ((), 0.5)
+    assert "HANABI_PARTNERS: 'igi': no such partner" in (text := message({"HANABI_PARTNERS": "igi"}))
+    assert "Did you mean 'iggi'?" in text
+    assert "player_2 is not at the table" in message({"HANABI_PARTNERS": "player_2=iggi"})
+    assert "did you mean HANABI_PARTNERS?" in message({"HANABI_PARTNER": "iggi"})
+    assert "never an earlier one" in message({"HANABI_PARTNERS": "earlier", "SAVE_STEPS": "1", "SAVE_TOTAL_LIMIT": "1"})
+
+
+@pytest.mark.parametrize("share", ["0", "-0.1", "1.01", "nan", "inf", "half"])
+def test_a_share_of_partners_is_above_none_and_at_most_all(share: str) -> None:
+    assert message({"HANABI_PARTNER_SHARE": share}) == (f"HANABI_PARTNER_SHARE={share!r}: a number above 0, at most 1.")
+
+
 def test_the_key_is_masked_everywhere() -> None:
     loaded = load({"HANABI_API_KEY": "topsecret"})
     console = Console(record=True, width=200, file=io.StringIO())

@@ -1,152 +1,219 @@
-"""`hanabi-grpo evaluate`: one team on held-out deals, beside what the scripts score on them."""
+"""`hanabi-grpo evaluate`: line-ups on held-out deals, beside what the scripts score on them."""
 
-import contextlib
-import difflib
-import uuid
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.commands.console import make_console
-from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation import evaluate_scripted, evaluate_served, served_adapters
-from hanabi_grpo.evaluation_result import EvaluationResult, write_result
-from hanabi_grpo.heartbeat import Heartbeat
-from hanabi_grpo.policies import REFERENCES, SCRIPTED
-from hanabi_grpo.report import board_title, reference_results, result_cells, rich_table
-from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
-from hanabi_grpo.types import player_names
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.evaluation import default_label, line_up_key, measure_line_up, paired_difference
+from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document
+from hanabi_grpo.games import is_held_out
+from hanabi_grpo.ledger import key_digest
+from hanabi_grpo.lineups import SERVED, LineUp, parse_line_up
+from hanabi_grpo.matches import Served
+from hanabi_grpo.policies import REFERENCES
+from hanabi_grpo.report import compared_pairs, evaluation_sheets, reference_results
+from hanabi_grpo.runs import finite
+from hanabi_grpo.settings import load_settings
 
-POLICIES = ("served", "base", *SCRIPTED)
+__all__ = ["evaluate", "game_config"]
+
+_FOLDER = Path("outputs/evaluations")
 
 
 def evaluate(
-    policy: str,
+    line_ups: Sequence[str],
     *,
-    deals: int,
-    out: Path | None,
+    policy: str | None,
     checkpoint: Path | None,
+    deals: int,
+    suite: str,
     preset: str | None,
+    players: int | None,
     temperature: float | None,
     label: str | None,
+    out: Path | None,
+    as_json: bool,
+    rotate: bool,
+    own: bool,
 ) -> None:
-    """Play held-out deals, print the table and write the result.
+    """Play held-out deals, print the tables and write the result.
 
     Args:
-        policy: "served" (the adapters that the server holds), "base" (its model without them) or a script.
-        deals: Number of deals, one game each.
-        out: JSON file of the result.
-        checkpoint: Folder of adapters that the server is to serve first.
+        line_ups: Who plays, see `lineups`; none: "served".
+        policy: The same as one line-up.
+        checkpoint: The same as one line-up that is this folder.
+        deals: Number of deals, each played once in every seat order.
+        suite: Stream of held-out deals.
         preset: Board; None: the one of HANABI_PRESET or DATASET.
+        players: Players; None: likewise.
         temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
-        label: What tables call the team; None: the policy's name.
+        label: What tables call the one line-up; None: its text.
+        out: JSON file of the result.
+        as_json: One JSON document on standard output instead of tables.
+        rotate: Whether a list of different players changes seats.
+        own: Start a rollout server for this command alone.
 
     Raises:
-        SettingsError: Bad options, or a checkpoint that cannot be read.
+        SettingsError: Bad options, or a checkpoint that cannot be used.
         ServerError: No server, or one that does not fit.
+        typer.Exit: With code 130 when it was interrupted.
     """
-    if policy not in POLICIES:
-        close = difflib.get_close_matches(policy, POLICIES, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise SettingsError(f"--policy {policy!r}: allowed are {', '.join(POLICIES)}.{hint}")
-    if checkpoint is not None and policy != "served":
-        raise SettingsError(f"--checkpoint with --policy {policy}: only --policy served plays a checkpoint.")
-    if temperature is not None and not 0 <= temperature < float("inf"):
-        raise SettingsError(f"--temperature {temperature}: must be 0 (greedy) or more.")
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
-    console = make_console()
+    if not is_held_out(suite):
+        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; evaluate on eval or test.")
+    texts = _texts(line_ups, policy, checkpoint)
+    if label is not None and len(texts) > 1:
+        raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
-    config = game_config(loaded.settings, preset)
-    if policy in SCRIPTED:
-        result = evaluate_scripted(policy, config, deals)
-    else:
-        heat = loaded.settings.temperature if temperature is None else temperature
-        result = _through_server(loaded, config, policy, checkpoint, deals, heat, label or policy, console)
-    others = reference_results(result, [name for name in REFERENCES if name != policy])
-    groups = [[result_cells(result)], [result_cells(other) for other in others]]
-    console.print(rich_table(board_title(result), groups))
+    heat = chosen_temperature(loaded.settings, temperature)
+    config = game_config(loaded.settings, preset, players)
+    teams = [parse_line_up(text, config.players) for text in texts]
+    labels = [label] if label is not None else _labels(teams)
+    aside = stderr_console()
+    console = aside if as_json else make_console()
+    done: dict[str, int] = dict.fromkeys(labels, 0)
+    books: list[Path] = []
+    with interruptible(lambda: f"stopped: {_standing(done, deals)}"):
+        with ExitStack() as stack:
+            served = None
+            if any(team.needs_server for team in teams):
+                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own))
+            results = []
+            try:
+                for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
+                    key = line_up_key(team, config, suite=suite, served=served, rotate=rotate)
+                    books.append(_ledger_path(out, number if len(teams) > 1 else None, config, key))
+                    results.append(_measure(team, name, config, deals, suite, served, rotate, books[-1], done, aside))
+            except ServerError:
+                if any(done.values()):
+                    aside.print(_standing(done, deals), markup=False, soft_wrap=True)
+                raise
+        # Not again what was evaluated anyway.
+        names = [name for name in REFERENCES if name not in texts]
+        with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
+            references = reference_results(results[0], names, progress=show)
+        _publish(results, references, console, out, as_json=as_json)
+        for book in books:
+            book.unlink(missing_ok=True)
+
+
+def _texts(line_ups: Sequence[str], policy: str | None, checkpoint: Path | None) -> list[str]:
+    if checkpoint is not None and (line_ups or policy not in (None, SERVED)):
+        raise SettingsError(f"--checkpoint {checkpoint}: is a line-up of its own; name it beside the others instead.")
+    if policy is not None and line_ups:
+        raise SettingsError(f"--policy {policy}: is a line-up of its own; name it beside the others instead.")
+    if checkpoint is not None:
+        # A word with a slash is a folder, whatever else has that name.
+        return [str(checkpoint) if "/" in str(checkpoint) else f"./{checkpoint}"]
+    texts = list(line_ups) or [policy or SERVED]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
+    return texts
+
+
+def _labels(teams: Sequence[LineUp]) -> list[str]:
+    """Return short labels where they differ, and what was typed where two would be the same."""
+    short = [default_label(team) for team in teams]
+    return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
+
+
+def _ledger_path(out: Path | None, number: int | None, config: EnvConfig, key: dict[str, Any]) -> Path:
+    if out is None:
+        return _FOLDER / f"{config.preset}-{key_digest(key)}.part.jsonl"
+    return out.with_suffix(".part.jsonl" if number is None else f".{number}.part.jsonl")
+
+
+def _measure(
+    team: LineUp,
+    label: str,
+    config: EnvConfig,
+    deals: int,
+    suite: str,
+    served: Served | None,
+    rotate: bool,
+    book: Path,
+    done: dict[str, int],
+    aside: Console,
+) -> EvaluationResult:
+    orders = len(team.orders(rotate=rotate))
+    title = f"{label}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
+    with progress_bar(aside, title, deals) as show:
+
+        def progress(count: int) -> None:
+            done[label] = count
+            show(count)
+
+        return measure_line_up(
+            team,
+            config,
+            deals,
+            suite=suite,
+            served=served,
+            rotate=rotate,
+            label=label,
+            ledger=book,
+            progress=progress,
+        )
+
+
+def _standing(done: dict[str, int], deals: int) -> str:
+    each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
+    return (
+        f"{sum(done.values())} of {len(done) * deals} deals are done{each} and kept; the same command goes on from "
+        "there."
+    )
+
+
+def _publish(
+    results: Sequence[EvaluationResult],
+    references: Sequence[EvaluationResult],
+    console: Console,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    document = _document(results, references)
     if out is not None:
-        write_result(out, result)
+        write_document(out, result_to_json(results[0]) if len(results) == 1 else document)
+    if as_json:
+        sys.stdout.write(json.dumps(finite(document), ensure_ascii=False, allow_nan=False) + "\n")
+    else:
+        for sheet in evaluation_sheets(results, references):
+            console.print(sheet.rich())
+    if out is not None:
         console.print(f"wrote {out}", markup=False, soft_wrap=True)
 
 
-def game_config(settings: Settings, preset: str | None) -> EnvConfig:
-    """Return the game as training plays it: of the dataset's row, or of the settings when a preset is given.
-
-    Raises:
-        SettingsError: The dataset has rows of several games, and no preset chooses.
-    """
-    if preset is not None:
-        return EnvConfig.parse({**{key: getattr(settings, key) for key in EnvConfig.model_fields}, "preset": preset})
-    rows = load_rows(settings.dataset, settings)
-    games = [row["env_config"] for row in rows]
-    if any(game != games[0] for game in games):
-        boards = ", ".join(dict.fromkeys(str(game["preset"]) for game in games))
-        raise SettingsError(f"DATASET={settings.dataset}: holds several games ({boards}); choose one by --preset.")
-    return EnvConfig.parse(games[0])
-
-
-def _through_server(
-    loaded: LoadedSettings,
-    config: EnvConfig,
-    policy: str,
-    checkpoint: Path | None,
-    deals: int,
-    temperature: float,
-    label: str,
-    console: Console,
-) -> EvaluationResult:
-    settings = loaded.settings
-    saved = None if checkpoint is None else read_adapters(checkpoint)
-    wait_for_server(loaded, console)
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(RolloutClient.from_settings(settings))
-        if policy == "base":
-            adapters: dict[str, str | None] = dict.fromkeys(player_names(config.players))
-        else:
-            if saved is None:
-                versions = client.identity()["versions"]
-            else:
-                versions = _serve(client, settings, saved, config)
-                # Many deals may take longer than the server's patience.
-                stack.enter_context(Heartbeat.from_client(client))
-            adapters = served_adapters(versions, config.players)
-        playing = ", ".join(name or "base model" for name in dict.fromkeys(adapters.values()))
-        with _progress(console) as progress:
-            bar = progress.add_task(f"{deals} deals: {playing}", total=deals)
-            return evaluate_served(
-                client,
-                config,
-                adapters,
-                deals,
-                settings.max_completion_length,
-                temperature,
-                lambda done: progress.update(bar, completed=done),
-                label=label,
-            )
-
-
-def _serve(client: RolloutClient, settings: Settings, saved: SavedAdapters, config: EnvConfig) -> dict[str, int]:
-    """Let the server serve a checkpoint's adapters; returns their versions."""
-    client.introduce(
-        settings,
-        run_id=f"evaluate-{uuid.uuid4()}",
-        adapters=list(saved.adapters),
-        lora_rank=saved.lora_rank,
-        configs=[config],
-        version=saved.step,
-    )
-    client.push(saved.step, saved.adapters)
-    return dict.fromkeys(saved.adapters, saved.step)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console)
+def _document(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Return all that an evaluation found, as JSON has it."""
+    differences = []
+    for one, other in compared_pairs(results):
+        found = paired_difference(one, other)
+        differences.append(
+            {
+                "of": other.label,
+                "minus": one.label,
+                "mean": found.mean,
+                "standard_error": found.standard_error,
+                "interval_95": [found.low, found.high],
+                "num_deals": found.num_deals,
+                "num_decks": found.num_decks,
+            }
+        )
+    return {
+        "results": [result_to_json(result) for result in results],
+        "references": [result_to_json(result) for result in references],
+        "differences": differences,
+    }

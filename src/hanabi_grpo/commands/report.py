@@ -9,15 +9,7 @@ from hanabi_grpo.charts import learning_curve
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.evaluation import paired_difference
 from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.report import (
-    board_title,
-    difference_cells,
-    markdown_table,
-    reference_results,
-    result_cells,
-    rich_table,
-    shortfall,
-)
+from hanabi_grpo.report import evaluation_sheets, reference_results, shortfall
 
 
 def report(
@@ -49,14 +41,12 @@ def report(
     old, new = read_result(before), read_result(after)
     difference = paired_difference(old, new)
     references = reference_results(new)
-    groups = [
-        [result_cells(old), result_cells(new), difference_cells(difference, old, new)],
-        [result_cells(result) for result in references],
-    ]
-    console.print(rich_table(board_title(new), groups))
+    sheets = evaluation_sheets([old, new], references)
+    for sheet in sheets:
+        console.print(sheet.rich())
     markdown = out_markdown or after.with_name("report.md")
     markdown.parent.mkdir(parents=True, exist_ok=True)
-    markdown.write_text(markdown_table(board_title(new), groups), encoding="utf-8")
+    markdown.write_text("\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
     console.print(f"table: {markdown}", markup=False, soft_wrap=True)
     if run is not None:
         picture = out_png or after.with_name("learning_curve.png")
@@ -69,7 +59,7 @@ def report(
     if new.mean > old.mean:
         console.print(
             f"The mean score rose by {difference.mean:.3f} ± {difference.standard_error:.3f} "
-            f"({difference.sigmas:.1f} standard errors).",
+            f"({difference.sigmas:.1f} standard errors; 95 % interval {difference.low:.3f} to {difference.high:.3f}).",
             markup=False,
             soft_wrap=True,
         )

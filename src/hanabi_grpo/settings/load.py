@@ -166,6 +166,13 @@ def _cross_checks(settings: Settings) -> list[str]:
             make_spec(settings.preset, settings.players)
         except GameParameterError as error:
             problems.append(f"HANABI_PRESET={settings.preset!r} with HANABI_PLAYERS={settings.players}: {error}")
+    if settings.partners:
+        from hanabi_grpo.partners import read_pool
+
+        try:
+            read_pool(settings)
+        except SettingsError as error:
+            problems.append(str(error))
     return problems
 
 

@@ -199,6 +199,17 @@ class Settings(BaseModel):
     adapters: Literal["per_player", "shared"] = setting(
         "HANABI_ADAPTERS", "trainer", "One adapter for each player, or one for all.", "per_player", both=True
     )
+    partners: CommaList = setting(
+        "HANABI_PARTNERS",
+        "trainer",
+        "Who takes a player's seat in some deals, without being trained, a comma list; unset: self-play alone.",
+        (),
+        allowed="scripts (iggi), base, earlier (this run's kept checkpoints) and folders with a slash (a run, or its "
+        "checkpoint-N; :player_0 behind it chooses an adapter); player_1= before one fixes its seat",
+    )
+    partner_share: float = setting(
+        "HANABI_PARTNER_SHARE", "trainer", "Share of the deals that have a partner.", 0.5, gt=0, le=1
+    )
     advantage: Literal["grpo", "turn"] = setting(
         "HANABI_ADVANTAGE", "trainer", "Credit for the whole trajectory, or for each turn.", "turn"
     )

@@ -1,8 +1,9 @@
 """Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only its adapter.
 
 One sequence per game and player: the tokens that the server sampled, in the order in which it saw them, with the
-loss on the replies. Every rank computes the same plan from the same episodes, so that all ranks work on the same
-player at the same micro-step, which DeepSpeed's collectives need.
+loss on the replies. A seat that a partner holds has no sequence, whether its turns have tokens or not. Every rank
+computes the same plan from the same episodes, so that all ranks work on the same player at the same micro-step, which
+DeepSpeed's collectives need.
 """
 
 import math
@@ -17,6 +18,7 @@ from swift.rl_core.data import GRPOBatch
 from hanabi_grpo.advantages import Estimator
 from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.partners import is_trained
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 _MAX_REASONS = 2
@@ -90,24 +92,43 @@ def usable_groups(
     return kept_groups, sentences
 
 
-def players_with_data(groups: Sequence[Sequence[Episode]]) -> set[str]:
-    """Return the players that said something in any game, e.g. {"player_0"}; the same on every rank.
+def players_with_data(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> set[str]:
+    """Return the players that are trained on something of any game, e.g. {"player_0"}; the same on every rank.
 
     A rank's own share of a step may lack a player whose games all went to the other ranks.
+
+    Args:
+        groups: Per deal its games.
+        own: Words of the seats that are trained, see `partners.own_seats`.
     """
     return {
-        player_name(turn.player) for group in groups for episode in group for turn in episode.turns if turn.reply_ids
+        player_name(turn.player)
+        for group in groups
+        for episode in group
+        for turn in episode.turns
+        if turn.reply_ids and is_trained(episode, turn.player, own)
     }
 
 
-def sequences_of(groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator) -> list[TokenRow]:
-    """Return a player's sequences over all groups; games in which it had no turn are left out.
+def sequences_of(
+    groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator, own: Sequence[str]
+) -> list[TokenRow]:
+    """Return a player's sequences over all groups.
+
+    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
+
+    Args:
+        groups: Per deal its games.
+        player: Number of the seat.
+        estimator: Of the advantages.
+        own: Words of the seats that are trained, see `partners.own_seats`.
 
     Raises:
         NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
     """
     found = []
-    for episodes in groups:
+    for group in groups:
+        episodes = [episode for episode in group if is_trained(episode, player, own)]
         for episode, values in zip(episodes, estimator(episodes, player), strict=True):
             if not all(map(math.isfinite, values)):
                 raise NonFiniteError(
@@ -132,7 +153,7 @@ def sequences_of(groups: Sequence[Sequence[Episode]], player: int, estimator: Es
 def plan_batches(
     groups: Sequence[Sequence[Episode]],
     *,
-    num_players: int,
+    own: Sequence[str],
     micro_batches_per_player: int,
     rank: int,
     world_size: int,
@@ -140,14 +161,14 @@ def plan_batches(
     pad_id: int,
     device: torch.device,
 ) -> list[dict[str, Any]]:
-    """Return this rank's micro-batches of one step, `num_players * micro_batches_per_player` of them.
+    """Return this rank's micro-batches of one step, `micro_batches_per_player` of each player in `own`.
 
     Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
     the ranks in turn. A share that holds nothing becomes one row without loss, so that no rank waits for another.
     """
     batches: list[dict[str, Any]] = []
-    for player in range(num_players):
-        sequences = sorted(sequences_of(groups, player, estimator), key=lambda one: -len(one.ids))
+    for player in range(len(own)):
+        sequences = sorted(sequences_of(groups, player, estimator, own), key=lambda one: -len(one.ids))
         num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
         for number in range(micro_batches_per_player):
             start = len(sequences) * number // micro_batches_per_player

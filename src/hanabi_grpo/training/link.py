@@ -18,13 +18,16 @@ from peft import PeftModel
 from hanabi_grpo.client import RolloutClient, RolloutResult
 from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import ServerError, ServerGoneError, VersionError
+from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.incidents import IncidentLog
+from hanabi_grpo.partners import own_seats
 from hanabi_grpo.runs import run_identity
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
-from hanabi_grpo.types import Episode, adapter_of, player_name, player_names
+from hanabi_grpo.training.partner_seats import SAME_FACTS, PartnerSeats
+from hanabi_grpo.training.stamps import check_stamps
+from hanabi_grpo.types import player_names
 from hanabi_grpo.waiting import wait_for_server
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ class ServerLink:
         self.incidents = IncidentLog(run_folder)
         self.instance_id = ""
         self.spec_hashes: list[str] = []
+        self.partners = PartnerSeats(settings, run_folder)
+        self.server_facts: dict[str, Any] = {}
+        """What a checkpoint says of the base model that its adapters belong to; empty before `connect`."""
         self._dtype: torch.dtype = getattr(torch, settings.dtype)
         self._log_seen = 0
         self._version = 0
@@ -66,11 +72,17 @@ class ServerLink:
 
         Raises:
             ServerError: No server, one that works for another trainer, or one that does not fit.
+            SettingsError: A partner that cannot be seated.
         """
         self._version = version
         self._introduce()
         self._heartbeat = Heartbeat.from_client(self.client)
         self._heartbeat.start()
+        try:
+            self.partners.load(self.server_facts, self.client.lend, self.instance_id)
+        except HanabiGrpoError:
+            self.disconnect()
+            raise
 
     def disconnect(self) -> None:
         """Release the server for the next trainer; it goes on serving the last adapters."""
@@ -92,19 +104,23 @@ class ServerLink:
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
         """Play one step's deals with exactly the pushed version; every turn's stamp is checked."""
         settings = self.settings
-        wanted = {player: f"{adapter_of(player, names)}@{version}" for player in player_names(settings.players)}
+        own = own_seats(settings.players, names, version)
+        wanted = dict(zip(player_names(settings.players), own, strict=True))
+        seated: list[dict[str, Any]] = []
 
         def ask() -> RolloutResult:
+            seated[:] = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
             return self.client.play(
-                deals,
+                seated,
                 num_games=settings.num_generations,
                 max_tokens=settings.max_completion_length,
                 temperature=settings.temperature,
                 adapters=wanted,
             )
 
-        result = self._reliably(ask, f"the games of version {version}")
-        self._check_stamps(result.groups, version)
+        result = self._reliably(lambda: self.partners.lend_again(ask), f"the games of version {version}")
+        for deal, group in zip(seated, result.groups, strict=True):
+            check_stamps(group, deal.get("seats", own), self.instance_id)
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
         return result
 
@@ -149,6 +165,7 @@ class ServerLink:
             replaces=newer or None,
         )
         self.instance_id = answer["instance_id"]
+        self.server_facts = {name: answer[name] for name in (*SAME_FACTS, "dtype") if name in answer}
         self._log_seen, _ = self.client.log(0)
 
     def _send(self) -> None:
@@ -205,16 +222,6 @@ class ServerLink:
             version=self._version,
             instance=self.instance_id,
         )
-
-    def _check_stamps(self, groups: list[list[Episode]], version: int) -> None:
-        for episode in (episode for group in groups for episode in group):
-            for turn in episode.turns:
-                if turn.version != version or episode.instance_id != self.instance_id:
-                    raise ServerError(
-                        f"{player_name(turn.player)}: a turn is stamped version {turn.version} of instance "
-                        f"{episode.instance_id}, required was version {version} of instance {self.instance_id}; "
-                        "its data cannot be trained on. Restart the server, then the trainer."
-                    )
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from hanabi_grpo.advantages import ESTIMATORS
 from hanabi_grpo.checkpoints import rotate
 from hanabi_grpo.errors import NonFiniteError, ParityError, RunFolderError
 from hanabi_grpo.metrics import episode_metrics, step_warnings
+from hanabi_grpo.partners import own_seats
 from hanabi_grpo.records import write_episodes
 from hanabi_grpo.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
@@ -137,13 +138,14 @@ class HanabiGRPOTrainer(GRPOTrainer):
         start = time.perf_counter()
         version = self.push()
         pushed = time.perf_counter()
-        groups, dropped = self._play(inputs, version)
+        groups, dropped, partner_names = self._play(inputs, version)
         played = time.perf_counter()
         groups, problems = usable_groups(groups, dropped)
-        self.guard.begin({adapter_of(player, self.adapter_names) for player in players_with_data(groups)})
+        own = own_seats(self.settings.players, self.adapter_names, version)
+        self.guard.begin({adapter_of(player, self.adapter_names) for player in players_with_data(groups, own)})
         batches = plan_batches(
             groups,
-            num_players=self.settings.players,
+            own=own,
             micro_batches_per_player=self.plan.micro_batches_per_player,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
@@ -153,7 +155,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         )
         if self.beta:
             self._add_reference(batches)
-        self._record(groups, problems, version)
+        self._record(groups, problems, version, own, partner_names)
         self._time({"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at})
         self._played_at = time.perf_counter()
         return batches
@@ -173,11 +175,13 @@ class HanabiGRPOTrainer(GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[list[list[Episode]], tuple[DroppedGame, ...]]:
+    def _play(
+        self, deals: list[dict[str, Any]], version: int
+    ) -> tuple[list[list[Episode]], tuple[DroppedGame, ...], dict[str, str]]:
         answer = None
         if self.accelerator.is_main_process:
             result = self.link.play(deals, self.adapter_names, version)
-            answer = (result.groups, result.dropped)
+            answer = (result.groups, result.dropped, self.link.partners.names)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def _get_per_token_logps_and_entropies(
@@ -217,9 +221,22 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self._metrics["train"]["grad_norm"].append(sum(norm**2 for norm in self.guard.norms.values()) ** 0.5)
         self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
 
-    def _record(self, groups: list[list[Episode]], problems: list[str], version: int) -> None:
+    def _record(
+        self,
+        groups: list[list[Episode]],
+        problems: list[str],
+        version: int,
+        own: tuple[str, ...],
+        partner_names: dict[str, str],
+    ) -> None:
         missing = self.plan.games - sum(len(group) for group in groups)
-        metrics = episode_metrics(groups, games_dropped=missing, groups_dropped=self.plan.deals - len(groups))
+        metrics = episode_metrics(
+            groups,
+            games_dropped=missing,
+            groups_dropped=self.plan.deals - len(groups),
+            own=own,
+            partners=partner_names if self.settings.partners else None,
+        )
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
         for problem in problems:
@@ -285,7 +302,12 @@ class HanabiGRPOTrainer(GRPOTrainer):
                 f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
                 "Nothing was saved; look for a merge or an optimizer over base weights."
             )
-        facts = {"board_hashes": self.link.spec_hashes, "model": self.settings.model, "base_checksum": checksum}
+        facts = {
+            "board_hashes": self.link.spec_hashes,
+            "model": self.settings.model,
+            "base_checksum": checksum,
+            **self.link.server_facts,
+        }
         folder = save_checkpoint(
             model,
             self.adapter_names,

@@ -1,0 +1,97 @@
+"""`hanabi-grpo collect`: games of a line-up as JSON lines, without a trainer."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from hanabi_grpo.collection import Collection, collect_games
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import is_held_out, shuffled_deck
+from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.settings import load_settings
+
+
+def collect(
+    line_up: str,
+    *,
+    out: Path,
+    deals: int,
+    games: int,
+    suite: str,
+    preset: str | None,
+    players: int | None,
+    temperature: float | None,
+    prompts: bool,
+    rotate: bool,
+    own: bool,
+) -> None:
+    """Record games.
+
+    Args:
+        line_up: Who plays, see `lineups`.
+        out: Folder of the games.
+        deals: Number of deals.
+        games: Games of each deal.
+        suite: Stream of deals.
+        preset: Board; None: the one of HANABI_PRESET or DATASET.
+        players: Players; None: likewise.
+        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
+        prompts: Whether scripts' turns carry what a model would have been shown.
+        rotate: Whether deal after deal changes the seat order.
+        own: Start a rollout server for this command alone.
+
+    Raises:
+        SettingsError: Bad options, or a folder of other games.
+        ServerError: No server, or one that does not fit.
+        typer.Exit: With code 130 when it was interrupted.
+    """
+    for name, number in (("--deals", deals), ("--games", games)):
+        if number < 1:
+            raise SettingsError(f"{name} {number}: must be 1 or more.")
+    loaded = load_settings()
+    heat = chosen_temperature(loaded.settings, temperature)
+    config = game_config(loaded.settings, preset, players)
+    shuffled_deck(config.spec(), suite, 0)  # refuses a malformed name before anything is written
+    what = Collection(
+        line_up=parse_line_up(line_up, config.players),
+        config=config,
+        suite=suite,
+        num_deals=deals,
+        num_games=games,
+        rotate=rotate,
+        prompts=prompts,
+    )
+    aside, console = stderr_console(), make_console()
+    if is_held_out(suite):
+        aside.print(
+            f"warning: suite {suite} is held out; training on these games spoils evaluations on it.", style="yellow"
+        )
+    done = [0, 0]
+    first: list[int] = []
+    with (
+        interruptible(lambda: f"stopped: {done[0]} of {deals} deals are done and kept; the same command goes on."),
+        ExitStack() as stack,
+    ):
+        served = None
+        if what.line_up.needs_server:
+            _, served = stack.enter_context(serving(loaded, config, heat, aside, own=own))
+        show = stack.enter_context(progress_bar(aside, f"{line_up}: {deals} deals × {games} games", deals))
+        start = time.monotonic()
+
+        def progress(num_deals: int, num_games: int) -> None:
+            done[:] = num_deals, num_games
+            first.append(num_games)
+            show(num_deals)
+
+        state = collect_games(what, out, served=served, progress=progress)
+        seconds = time.monotonic() - start
+    fresh = state.games - first[0]
+    speed = f"; {fresh} played now, {fresh / seconds:.1f} games/s" if fresh else "; nothing was left to play"
+    console.print(
+        f"{out}: {state.games} games of {state.deals} deals, mean score {state.score / state.games:.3f}{speed}",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,101 @@
+"""What `evaluate` and `collect` share: the game from options and settings, and the server that models play on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.commands.train import wait_for_server
+from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.matches import Served
+from hanabi_grpo.own_server import own_server
+from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.settings import LoadedSettings, Settings
+
+
+def stderr_console() -> Console:
+    """Return a console for progress and messages that are no result."""
+    return Console(stderr=True, highlight=False, emoji=False)
+
+
+def game_config(settings: Settings, preset: str | None, players: int | None = None) -> EnvConfig:
+    """Return the game as training plays it: of the dataset's row, or of the settings when a preset is given.
+
+    Args:
+        settings: DATASET, and every variable of a game.
+        preset: Board; None: the one of HANABI_PRESET or DATASET.
+        players: Players; None: likewise.
+
+    Raises:
+        SettingsError: The dataset has rows of several games and no preset chooses, or no such board for these players.
+    """
+    if preset is not None:
+        row = {**{key: getattr(settings, key) for key in EnvConfig.model_fields}, "preset": preset}
+    else:
+        games = [row["env_config"] for row in load_rows(settings.dataset, settings)]
+        if any(game != games[0] for game in games):
+            boards = ", ".join(dict.fromkeys(str(game["preset"]) for game in games))
+            raise SettingsError(f"DATASET={settings.dataset}: holds several games ({boards}); choose one by --preset.")
+        row = dict(games[0])
+    return EnvConfig.parse(row if players is None else {**row, "players": players})
+
+
+def chosen_temperature(settings: Settings, temperature: float | None) -> float:
+    """Return the temperature of sampling: the option, or TEMPERATURE when it is left out.
+
+    Raises:
+        SettingsError: It is negative or no number.
+    """
+    heat = settings.temperature if temperature is None else temperature
+    if not 0 <= heat < float("inf"):
+        raise SettingsError(f"--temperature {heat}: must be 0 (greedy) or more.")
+    return heat
+
+
+@contextmanager
+def serving(
+    loaded: LoadedSettings, config: EnvConfig, temperature: float, console: Console, *, own: bool
+) -> Iterator[tuple[RolloutClient, Served]]:
+    """Give the rollout server that models play on, once it is healthy.
+
+    Args:
+        loaded: Where it is.
+        config: The game, which a server of one's own is started for.
+        temperature: Of sampling.
+        console: Where messages go.
+        own: Start a server for this command alone.
+    """
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    with ExitStack() as stack:
+        settings = loaded.settings
+        if own:
+            game = {"HANABI_PRESET": config.preset, "HANABI_PLAYERS": str(config.players)}
+            settings = stack.enter_context(own_server(settings, say, environ=game))
+        else:
+            wait_for_server(loaded, console)
+        client = stack.enter_context(RolloutClient.from_settings(settings))
+        yield (
+            client,
+            Served(
+                client=client,
+                resolver=SeatResolver(client, settings),
+                max_tokens=settings.max_completion_length,
+                temperature=temperature,
+            ),
+        )
+
+
+@contextmanager
+def progress_bar(console: Console, description: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar; gives what takes the number of deals done."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(description, total=total)
+        yield lambda done: progress.update(bar, completed=done)

@@ -1,0 +1,109 @@
+"""Means over deals, their errors and their differences, clustered by deck.
+
+A deal is one observation. Small boards have few decks, so that some deals share one; what happens on them is not
+independent, and errors that took it for that would be too small. Every figure here treats deals of one deck as one
+cluster; where all decks differ, the formulas are the usual ones.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import GameSpec, shuffled_deck
+
+RESAMPLES = 2000
+COVERAGE = 0.95
+_BOOTSTRAP_SEED = 20240229
+_BLOCK = 1 << 21
+"""Draws that are held at once, so that memory does not grow with the number of deals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over deals, or a mean of differences deal by deal."""
+
+    mean: float
+    standard_error: float
+    """Clustered by deck."""
+    low: float
+    """Lower end of the 95 % bootstrap interval."""
+    high: float
+    num_deals: int
+    num_decks: int
+    """Different decks among the deals: the number of independent observations."""
+
+    @property
+    def sigmas(self) -> float:
+        """The mean in standard errors; infinite when every deal has the same value, 0 when all are 0."""
+        if self.standard_error == 0:
+            return 0.0 if self.mean == 0 else float("inf") if self.mean > 0 else float("-inf")
+        return self.mean / self.standard_error
+
+
+@functools.lru_cache(maxsize=8)
+def deck_numbers(spec: GameSpec, suite: str, seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """Return for each deal the number of its deck, counted from 0 in order of appearance."""
+    numbers: dict[bytes, int] = {}
+    decks = (bytes(c.color * spec.num_ranks + c.rank for c in shuffled_deck(spec, suite, seed)) for seed in seeds)
+    return tuple(numbers.setdefault(deck, len(numbers)) for deck in decks)
+
+
+@functools.lru_cache(maxsize=256)
+def estimate(values: tuple[float, ...], decks: tuple[int, ...]) -> Estimate:
+    """Return the mean with its cluster-robust standard error and percentile bootstrap interval.
+
+    With deals i in C decks c, the error is sqrt(C / (C-1) * sum_c (sum_{i in c} (x_i - mean))^2) / n, the sandwich
+    estimator of a mean with its small-sample factor (Cameron and Miller, A Practitioner's Guide to Cluster-Robust
+    Inference, 2015, section II). The interval resamples whole decks with replacement and takes percentiles of the means
+    (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both take the decks
+    for a sample of endlessly many, which is on the safe side for boards whose decks are nearly all played.
+
+    Args:
+        values: One per deal, finite.
+        decks: The deck of each deal, any numbers.
+
+    Raises:
+        SettingsError: Fewer than two decks, or not one deck per value.
+    """
+    if len(values) != len(decks):
+        raise SettingsError(f"{len(values)} values for {len(decks)} deals: give one of each per deal.")
+    numbers, clusters = np.unique(np.asarray(decks), return_inverse=True)
+    num_decks = len(numbers)
+    if num_decks < 2:
+        raise SettingsError(
+            f"{len(values)} deal(s) with {num_decks} deck(s): a mean with an error needs at least 2 decks; play more "
+            "deals."
+        )
+    data = np.asarray(values, dtype=np.float64)
+    mean = float(data.mean())
+    sizes = np.bincount(clusters, minlength=num_decks).astype(np.float64)
+    excess = np.bincount(clusters, weights=data - mean, minlength=num_decks)
+    error = float(np.sqrt(num_decks / (num_decks - 1) * np.square(excess).sum())) / len(data)
+    shifts = _resampled_means(excess, sizes)
+    tail = (1 - COVERAGE) / 2
+    low, high = (float(mean + shift) for shift in np.quantile(shifts, (tail, 1 - tail)))
+    return Estimate(mean=mean, standard_error=error, low=low, high=high, num_deals=len(data), num_decks=num_decks)
+
+
+def difference(before: Sequence[float], after: Sequence[float], decks: Sequence[int]) -> Estimate:
+    """Return the mean of `after - before`, deal by deal; see `estimate`."""
+    return estimate(tuple(b - a for a, b in zip(before, after, strict=True)), tuple(decks))
+
+
+def _resampled_means(sums: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
+    """Return the means of resampled clusters, given each cluster's sum and number of deals."""
+    count = len(sums)
+    rng = np.random.default_rng(_BOOTSTRAP_SEED)
+    rows = max(1, _BLOCK // count)
+    uneven = sizes.min() != sizes.max()
+    means = []
+    for start in range(0, RESAMPLES, rows):
+        drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count), dtype=np.int32)
+        total = sums[drawn].sum(axis=1)
+        means.append(total / (sizes[drawn].sum(axis=1) if uneven else sizes[0] * count))
+    return np.concatenate(means)

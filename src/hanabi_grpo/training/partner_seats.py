@@ -1,0 +1,232 @@
+"""Seats partners at a run's deals, and lends the server the frozen adapters that this takes."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST
+from hanabi_grpo.checkpoints import find_checkpoint
+from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.partners import MAX_LENT, Draw, Partner, always_partner, choose_step, describe_pool, draw, read_pool
+from hanabi_grpo.saved_adapters import WEIGHTS, SavedAdapters, read_adapters
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
+
+logger = logging.getLogger(__name__)
+
+SAME_FACTS = {
+    "model_fingerprint": "base model",
+    "tokenizer_hash": "tokenizer",
+    "chat_hash": "chat format",
+}
+"""Facts of a manifest that must be those of the server, and what they are of."""
+NOT_HELD = "lend it again"
+"""What the server says of a frozen adapter that it does not hold, or has no place for just now."""
+TRIES = 4
+Lend = Callable[[int, bytes, Mapping[str, Any]], str]
+"""(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g. "frozen_0123456789abcdef@50"."""
+_Answer = TypeVar("_Answer")
+
+
+class PartnerSeats:
+    """The pool of one run: its checkpoints, its draws, and what one server process was lent."""
+
+    def __init__(self, settings: Settings, run_folder: Path) -> None:
+        """Read HANABI_PARTNERS; `load` reads the checkpoints.
+
+        Raises:
+            SettingsError: See `partners.read_pool`.
+        """
+        self._settings, self._run_folder = settings, run_folder
+        self.pool = read_pool(settings)
+        self.names: dict[str, str] = {}
+        """What the partner behind a seat's word is called in metrics, for every word that was drawn."""
+        self._saved: dict[Path, SavedAdapters] = {}
+        self._lent: dict[tuple[str, str], str] = {}
+        self._instance_id = ""
+        self._damaged: set[Path] = set()
+        self._said_self_play = False
+
+    def load(self, facts: Mapping[str, Any], lend: Lend, instance_id: str) -> None:
+        """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
+
+        Args:
+            facts: Of the server: model_fingerprint, tokenizer_hash, chat_hash.
+            lend: Of the client.
+            instance_id: Of the server.
+
+        Raises:
+            SettingsError: A checkpoint that is missing or damaged, has no adapter for a seat, or was trained on another
+                base model, tokenizer or chat format.
+            ServerError: The server refuses an adapter.
+        """
+        if not self.pool:
+            return
+        self._instance_id = instance_id
+        logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
+        for partner in self.pool:
+            if partner.folder is not None:
+                if partner.folder not in self._saved:
+                    self._saved[partner.folder] = _read(partner, partner.folder, facts)
+                seats = range(self._settings.players) if partner.seat is None else (partner.seat,)
+                try:
+                    for seat in seats:
+                        self._word(Draw(partner=partner, seat=seat), 0, 0, lend)
+                except ServerGoneError:
+                    raise
+                except ServerError as error:
+                    raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+        name = always_partner(self.pool, self._settings.partner_share)
+        if name is not None and self._settings.adapters != SHARED_ADAPTER:
+            logger.warning(
+                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat, so its adapter does not move",
+                name,
+            )
+
+    def seat(
+        self, deals: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, lend: Lend, instance_id: str
+    ) -> list[dict[str, Any]]:
+        """Return deals with "seats" where a partner plays; the others are returned as they are.
+
+        Args:
+            deals: Each with "deal", its number in the run.
+            own: Words of the run's own players, see `partners.own_seats`.
+            version: Of the own players; earlier versions are below it.
+            lend: Of the client; called for frozen adapters that this server process was not lent yet.
+            instance_id: Of the server.
+        """
+        if instance_id != self._instance_id:
+            self.forget()
+            self._instance_id = instance_id
+        seated = []
+        for deal in deals:
+            found = self._draw(int(deal["deal"])) if self.pool else None
+            word = self._word(found, version, int(deal["deal"]), lend) if found else None
+            if found is None or word is None:
+                seated.append(dict(deal))
+                continue
+            self.names.setdefault(word, found.partner.name)
+            seats = [*own]
+            seats[found.seat] = word
+            seated.append({**deal, "seats": seats})
+        return seated
+
+    def forget(self) -> None:
+        """Lend everything again before it is used: the server was replaced, or dropped an adapter."""
+        self._lent.clear()
+
+    def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Make a request that `seat` prepares; where the server dropped an adapter meanwhile, prepare and make it anew.
+
+        Another client of the server may lend as well, and it holds a limited number.
+        """
+        tries = 1
+        while True:
+            try:
+                return ask()
+            except ServerError as error:
+                if NOT_HELD not in str(error) or not self.pool or tries >= TRIES:
+                    raise
+                logger.info("a partner is lent again: %s", error)
+            self.forget()
+            time.sleep(tries)
+            tries += 1
+
+    def _draw(self, deal: int) -> Draw | None:
+        settings = self._settings
+        return draw(self.pool, deal, share=settings.partner_share, seed=settings.seed, num_players=settings.players)
+
+    def _word(self, found: Draw, version: int, deal: int, lend: Lend) -> str | None:
+        partner = found.partner
+        if partner.is_earlier:
+            return self._earlier_word(found.seat, version, deal, lend)
+        if partner.folder is None:
+            return partner.word
+        saved = self._saved[partner.folder]
+        return self._lend(str(partner.folder), saved, _adapter_for(partner, found.seat, saved), lend)
+
+    def _earlier_word(self, seat: int, version: int, deal: int, lend: Lend) -> str | None:
+        shared = self._settings.adapters == SHARED_ADAPTER
+        adapter = SHARED_ADAPTER if shared else player_name(seat)
+        while steps := self._earlier_steps(version):
+            folder = self._run_folder / f"checkpoint-{choose_step(steps, deal, seed=self._settings.seed)}"
+            if (str(folder), adapter) in self._lent:
+                return self._touch(str(folder), adapter)
+            try:
+                # Read for each lending: adapters of several versions are too large to be kept in memory.
+                saved = read_adapters(folder)
+            except (OSError, SettingsError) as error:
+                logger.warning("%s cannot be a partner: %s", folder.name, error)
+                self._damaged.add(folder)
+            else:
+                return self._lend(str(folder), saved, adapter, lend)
+        if not self._said_self_play:
+            self._said_self_play = True
+            logger.info("partner earlier: no earlier version is kept yet; until there is one, its deals are self-play")
+        return None
+
+    def _earlier_steps(self, version: int) -> list[int]:
+        # Only the regular ones: what an interrupt saved besides must not change what a resumed run draws.
+        steps = []
+        for folder in self._run_folder.glob("checkpoint-*"):
+            named = CHECKPOINT_NAME.fullmatch(folder.name)
+            if named and int(named[1]) < version and folder not in self._damaged:
+                steps.append(int(named[1]))
+        return sorted(step for step in steps if step % self._settings.save_steps == 0)
+
+    def _lend(self, source: str, saved: SavedAdapters, adapter: str, lend: Lend) -> str:
+        if (source, adapter) not in self._lent:
+            weights, config = saved.adapters[adapter]
+            self._lent[source, adapter] = lend(saved.step, weights, config)
+        return self._touch(source, adapter)
+
+    def _touch(self, source: str, adapter: str) -> str:
+        # The server drops the adapter that was not used for longest; this list is in the same order.
+        word = self._lent.pop((source, adapter))
+        self._lent[source, adapter] = word
+        while len(self._lent) > MAX_LENT:
+            del self._lent[next(iter(self._lent))]
+        return word
+
+
+def _read(partner: Partner, folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
+    try:
+        if not folder.is_dir():
+            raise SettingsError("no such folder; give a run, or its checkpoint-N.")
+        if not any(folder.glob(f"*/{WEIGHTS}")) and any(map(CHECKPOINT_NAME.fullmatch, os.listdir(folder))):
+            folder = find_checkpoint(folder).folder
+        saved = read_adapters(folder)
+        # Read as JSON: earlier versions wrote a manifest without hashes, which `read_adapters` takes as well.
+        recorded = json.loads((folder / MANIFEST).read_text("utf-8")) if (folder / MANIFEST).exists() else {}
+    except (OSError, HanabiGrpoError) as error:
+        raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+    for name, what in SAME_FACTS.items():
+        if name in recorded and name in facts and recorded[name] != facts[name]:
+            raise SettingsError(
+                f"HANABI_PARTNERS={partner.word}: {folder} was trained with another {what}: {recorded[name]}, the "
+                f"server has {facts[name]}. Take a checkpoint of a run on this MODEL."
+            )
+    logger.info(
+        "partner %s: %s at step %d, adapters %s%s",
+        partner.word,
+        folder,
+        saved.step,
+        ", ".join(saved.adapters),
+        "" if recorded.keys() >= SAME_FACTS.keys() else "; nothing says on which base model it was trained",
+    )
+    return saved
+
+
+def _adapter_for(partner: Partner, seat: int, saved: SavedAdapters) -> str:
+    name = partner.adapter or adapter_of(player_name(seat), saved.adapters)
+    if name not in saved.adapters:
+        wanted = partner.adapter or player_name(seat)
+        raise SettingsError(
+            f"HANABI_PARTNERS={partner.word}: no adapter {wanted} in it; it has {', '.join(saved.adapters)}. Choose "
+            f"one (:{next(iter(saved.adapters))} behind the folder), or fix the seat (player_0= before it)."
+        )
+    return name

@@ -1,0 +1,48 @@
+"""Every turn says whose it is, and it is compared with what was asked for."""
+
+from collections.abc import Sequence
+
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.seating import is_scripted, seat_adapter
+from hanabi_grpo.types import Episode, Turn, player_name
+
+
+def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
+    """Refuse games by others than those who were asked for.
+
+    Args:
+        group: Games of one deal.
+        seats: The word of each seat, see `seating`; an own player's names the pushed version.
+        instance_id: Of the server that was asked.
+
+    Raises:
+        ServerError: Another server process, another seat, a turn of another version, or a script's turn with tokens.
+    """
+    for episode in group:
+        if episode.seats != tuple(seats):
+            raise _foreign(f"the seats {', '.join(episode.seats) or '(none)'}", f"{', '.join(seats)}")
+        for turn in episode.turns:
+            named = seat_adapter(seats[turn.player])
+            required = named[1] if named else None
+            if turn.version != required or episode.instance_id != instance_id:
+                raise _foreign(
+                    f"{player_name(turn.player)}: a turn is stamped {_version(turn.version)} of instance "
+                    f"{episode.instance_id}",
+                    f"{_version(required)} of instance {instance_id}",
+                )
+            if is_scripted(seats[turn.player]) and _has_tokens(turn):
+                raise _foreign(f"{player_name(turn.player)}: a turn with tokens", f"the script {seats[turn.player]}")
+
+
+def _has_tokens(turn: Turn) -> bool:
+    return bool(turn.prompt_ids or turn.reply_ids)
+
+
+def _version(version: int | None) -> str:
+    return "no version" if version is None else f"version {version}"
+
+
+def _foreign(got: str, required: str) -> ServerError:
+    return ServerError(
+        f"{got}, required was {required}; its data cannot be trained on. Restart the server, then the trainer."
+    )

@@ -1,0 +1,150 @@
+"""Who sits where, on the real engine: bots, swapped seats, more lent adapters than it has room for, single replies."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from conftest_e2e import Server
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.remote_seat import RemotePolicy
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.training.adapters import add_adapters, export_adapter
+from hanabi_grpo.types import Episode
+
+pytestmark = pytest.mark.e2e
+CONFIG = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+SEEDS = range(6)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[RolloutClient]:
+    with RolloutClient(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def adapter(server: Server) -> tuple[bytes, dict[str, Any]]:
+    """An adapter of the base model that changes what it says."""
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
+    model = add_adapters(base, ("player_0",), rank=8, alpha=16, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3, generator=generator)
+    return export_adapter(model, "player_0", torch.float32)
+
+
+def _scaled(adapter: tuple[bytes, dict[str, Any]], factor: float) -> bytes:
+    tensors = load(adapter[0])
+    return save({name: tensor * factor if "lora_B" in name else tensor for name, tensor in tensors.items()})
+
+
+def _greedy(client: RolloutClient, *seats: str) -> list[Episode]:
+    row = CONFIG.model_dump(mode="json")
+    deals = [{"env_config": row, "suite": "eval", "seed": seed, "seats": list(seats)} for seed in SEEDS]
+    result = client.play(deals, num_games=1, max_tokens=4, temperature=0.0)
+    assert not result.dropped
+    return [group[0] for group in result.groups]
+
+
+def _said(episodes: list[Episode]) -> list[Any]:
+    return [[(turn.player, turn.prompt_ids, turn.reply_ids, turn.action) for turn in one.turns] for one in episodes]
+
+
+def test_more_adapters_than_the_engine_has_room_for_play_on_and_say_the_same(
+    client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
+) -> None:
+    weights, config = adapter
+    first = client.lend(1, weights, config)
+    before = _said(_greedy(client, first, first))
+    others = [client.lend(1, _scaled(adapter, 1 + 0.2 * number), config) for number in range(1, MAX_FROZEN + 3)]
+    assert len({first, *others}) == MAX_FROZEN + 3
+    assert len(client.identity()["frozen"]) == MAX_FROZEN
+    for one, two in zip(others[-8:], others[-7:], strict=False):
+        assert _greedy(client, one, two)[0].seats == (one, two)
+    played = client.health()["games_played"]
+    with pytest.raises(ServerError, match="lend it again"):
+        _greedy(client, first, "hint-bot")
+    assert client.health()["games_played"] == played
+    assert client.lend(1, weights, config) == first
+    assert _said(_greedy(client, first, first)) == before, "the same adapter says something else after it came back"
+    assert _said(_greedy(client, "base", "base")) != before
+
+
+def test_a_lent_adapter_stays_while_a_trainer_pushes_its_own(
+    server: Server, client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
+) -> None:
+    from test_server import _adapters, _open
+
+    word = client.lend(5, *adapter)
+    before = _said(_greedy(client, word, word))
+    with RolloutClient(server.url) as trainer:
+        _open(trainer, server, "beside")
+        trainer.push(1, _adapters(server, 0.5))
+        assert _said(_greedy(client, word, word)) == before
+        mixed = _greedy(client, word, "player_1@1")
+        assert {turn.version for one in mixed for turn in one.turns if turn.player == 1} == {1}
+        swapped = _greedy(client, "player_1@1", "player_0@1")
+        assert _said(swapped) != _said(_greedy(client, "player_0@1", "player_1@1"))
+
+
+def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
+    client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
+) -> None:
+    word = client.lend(1, *adapter)
+    policies = [
+        RemotePolicy(client=client, seat_word=name, config=CONFIG, max_tokens=4, temperature=0.0)
+        for name in (word, "base")
+    ]
+    remote = play_episodes_sync(CONFIG, policies, "eval", SEEDS)
+    assert _said(remote) == _said(_greedy(client, word, "base"))
+
+
+def test_evaluate_and_cross_play_over_checkpoints_and_bots(
+    server: Server, tmp_path: Path, adapter: tuple[bytes, dict[str, Any]]
+) -> None:
+    config = adapter[1]
+    for name, factor in (("checkpoint-1", 1.0), ("checkpoint-2", 1.5)):
+        for number, player in enumerate(("player_0", "player_1")):
+            folder = tmp_path / "run" / name / player
+            folder.mkdir(parents=True)
+            (folder / "adapter_model.safetensors").write_bytes(_scaled(adapter, factor + 0.1 * number))
+            (folder / "adapter_config.json").write_text(json.dumps(config))
+    one, two = str(tmp_path / "run/checkpoint-1"), str(tmp_path / "run/checkpoint-2")
+    board = ["--preset", "laptop", "--deals", "20"]
+    result = tmp_path / "result.json"
+    done = _command(server, tmp_path, "evaluate", one, f"{two},iggi", *board, "--out", str(result))
+    assert done.returncode == 0, done.stdout
+    assert "random" in done.stdout and "blind" in done.stdout
+    assert result.exists()
+    folder = tmp_path / "cross"
+    done = _command(server, tmp_path, "cross-play", one, two, "hint-bot", *board, "--out", str(folder))
+    assert done.returncode == 0, done.stdout
+    assert len(list((folder / "cells").glob("*.json"))) >= 9
+    assert {"cross_play.json", "cross_play.md", "cross_play.html", "heat_map.png"} <= {p.name for p in folder.iterdir()}
+    assert "swap" in (folder / "cross_play.md").read_text().lower()
+
+
+def _command(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["hanabi-grpo", *words],
+        env=server.environment(),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=400,
+        check=False,
+    )

@@ -1,0 +1,128 @@
+import math
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+from hanabi_grpo.deal_statistics import deck_numbers, difference, estimate
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import make_spec, shuffled_deck
+
+
+def test_with_different_decks_the_error_is_the_usual_one() -> None:
+    values = (2.0, 3.0, 0.0, 1.0, 4.0)
+    found = estimate(values, (0, 1, 2, 3, 4))
+    assert found.mean == pytest.approx(2.0)
+    assert found.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5))
+    assert (found.num_deals, found.num_decks) == (5, 5)
+
+
+def test_the_clustered_error_of_a_small_example_is_the_one_worked_out_by_hand() -> None:
+    """Mean 2; sums of deviations per deck: (−1−2) = −3, (0+1) = 1, 2; 3/2 · (9+1+4) = 21; √21 / 5."""
+    found = estimate((1.0, 0.0, 2.0, 3.0, 4.0), (0, 0, 1, 1, 2))
+    assert found.mean == pytest.approx(2.0)
+    assert found.standard_error == pytest.approx(math.sqrt(21) / 5)
+    assert (found.num_deals, found.num_decks) == (5, 3)
+
+
+def test_playing_every_deck_twice_with_the_same_outcome_teaches_nothing_new() -> None:
+    once = (0.0, 1.0, 4.0, 2.0, 2.0, 3.0)
+    decks = tuple(range(6))
+    twice = estimate(once * 2, decks * 2)
+    single = estimate(once, decks)
+    assert twice.standard_error == pytest.approx(single.standard_error)
+    assert (twice.low, twice.high) == pytest.approx((single.low, single.high))
+
+
+def test_the_interval_is_that_of_resampled_decks() -> None:
+    """Two decks, 0 and 1: a resampled mean is 0, 0.5 or 1, each end with probability 1/4."""
+    found = estimate((0.0, 1.0), (7, 9))
+    assert (found.low, found.high) == (0.0, 1.0)
+    uneven = estimate((0.0, 0.0, 0.0, 3.0), (0, 0, 0, 1))
+    assert (uneven.low, uneven.high) == (0.0, 3.0)
+
+
+def test_a_large_interval_is_two_errors_wide_to_both_sides() -> None:
+    values = tuple(np.random.default_rng(3).normal(10, 2, size=4000).tolist())
+    found = estimate(values, tuple(range(4000)))
+    assert found.standard_error == pytest.approx(2 / math.sqrt(4000), rel=0.05)
+    assert found.mean - found.low == pytest.approx(1.96 * found.standard_error, rel=0.1)
+    assert found.high - found.mean == pytest.approx(1.96 * found.standard_error, rel=0.1)
+
+
+def test_the_same_data_always_has_the_same_interval() -> None:
+    values, decks = tuple(float(i % 5) for i in range(100)), tuple(i // 2 for i in range(100))
+    first = estimate(values, decks)
+    estimate.cache_clear()
+    assert estimate(values, decks) == first
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say_and_unclustered_errors_do_not() -> None:
+    """400 simulated evaluations of 300 deals on 60 decks, whose scores hang on the deck; the truth is 0."""
+    rng = np.random.default_rng(11)
+    covered = {"error": 0, "interval": 0, "unclustered": 0}
+    for _ in range(400):
+        decks = rng.integers(60, size=300)
+        values = (rng.normal(size=60)[decks] + 0.5 * rng.normal(size=300)).tolist()
+        found = estimate(tuple(values), tuple(decks.tolist()))
+        covered["error"] += abs(found.mean) <= 2.0 * found.standard_error
+        covered["interval"] += found.low <= 0 <= found.high
+        covered["unclustered"] += abs(found.mean) <= 1.96 * statistics.stdev(values) / math.sqrt(300)
+    shares = {name: count / 400 for name, count in covered.items()}
+    assert 0.91 <= shares["error"] <= 0.98
+    assert 0.90 <= shares["interval"] <= 0.98
+    assert shares["unclustered"] < 0.75, "the simulation would not notice a lost clustering"
+
+
+def test_a_difference_is_taken_deal_by_deal() -> None:
+    found = difference((1, 3, 0), (2, 3, 2), (0, 1, 2))
+    assert found.mean == pytest.approx(1.0)
+    assert found.standard_error == pytest.approx(1 / math.sqrt(3))
+    assert found.sigmas == pytest.approx(math.sqrt(3))
+
+
+@pytest.mark.parametrize(("after", "sigmas"), [((1.0, 1.0), 0.0), ((2.0, 2.0), math.inf), ((0.0, 0.0), -math.inf)])
+def test_equal_differences_have_no_error(after: tuple[float, float], sigmas: float) -> None:
+    found = difference((1.0, 1.0), after, (0, 1))
+    assert found.standard_error == 0.0
+    assert found.sigmas == sigmas
+    assert found.low == found.high == found.mean
+
+
+@pytest.mark.parametrize(
+    ("values", "decks", "message"),
+    [
+        ((), (), r"0 deal\(s\) with 0 deck\(s\)"),
+        ((1.0,), (0,), r"1 deal\(s\) with 1 deck\(s\)"),
+        ((1.0, 2.0, 3.0), (5, 5, 5), r"3 deal\(s\) with 1 deck\(s\)"),
+        ((1.0, 2.0), (0,), "2 values for 1 deals"),
+    ],
+)
+def test_too_little_for_an_error_is_refused(values: tuple[float, ...], decks: tuple[int, ...], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        estimate(values, decks)
+
+
+def test_deals_of_one_deck_have_one_number() -> None:
+    spec = make_spec("laptop")
+    numbers = deck_numbers(spec, "eval", tuple(range(1000)))
+    assert len(set(numbers)) == 466
+    decks = [shuffled_deck(spec, "eval", seed) for seed in range(60)]
+    for one in range(60):
+        for other in range(one):
+            assert (numbers[one] == numbers[other]) == (decks[one] == decks[other])
+    assert len(set(deck_numbers(make_spec("full"), "eval", tuple(range(300))))) == 300
+
+
+def test_ten_thousand_deals_take_no_longer_than_a_few_hundred_thousand_additions_of_floats() -> None:
+    """Against plain Python on the same machine: 20 million draws must be vectorised."""
+    values = tuple(np.random.default_rng(0).integers(26, size=10_000).astype(float).tolist())
+    start = time.process_time()
+    total = 0.0
+    for _ in range(1000):
+        total += sum(values)
+    yardstick = time.process_time() - start
+    start = time.process_time()
+    estimate(values, tuple(range(10_000)))
+    assert time.process_time() - start < 40 * yardstick

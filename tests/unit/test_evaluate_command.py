@@ -1,0 +1,195 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hanabi_grpo.cli import app
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.evaluation import evaluate_line_up
+from hanabi_grpo.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.ledger import Ledger
+from hanabi_grpo.lineups import parse_line_up
+from server_app import running_app
+
+RUNNER = CliRunner()
+StartProcess = Callable[..., "subprocess.Popen[str]"]
+_WAIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluate(*words: str) -> Any:
+    return RUNNER.invoke(app, ["evaluate", *words])
+
+
+def games(result: EvaluationResult) -> tuple[Any, ...]:
+    return (result.seeds, result.decks, result.scores, result.scores_kept, result.orders, result.turns_per_game)
+
+
+def start_evaluation(start_process: StartProcess, *words: str) -> "subprocess.Popen[str]":
+    return start_process(
+        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def wait_for_deals(process: "subprocess.Popen[str]", path: Path, count: int) -> None:
+    end = time.monotonic() + _WAIT_SECONDS
+    while not path.exists() or path.read_bytes().count(b"\n") <= count:
+        assert process.poll() is None and time.monotonic() < end, "it ended, or did nothing, before it was interrupted"
+        time.sleep(0.01)
+
+
+def test_tables_stand_on_standard_output_with_every_reference() -> None:
+    answer = evaluate("iggi", "iggi,random", "--preset", "laptop", "--deals", "40")
+    assert answer.exit_code == 0, answer.output
+    for part in ("40 deals", "random", "blind", "hint-bot", "iggi,random − iggi", "Seat orders"):
+        assert part in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 120
+
+
+def test_one_line_up_writes_a_result_that_report_reads_and_leaves_nothing_else(tmp_path: Path) -> None:
+    answer = evaluate("piers", "--preset", "small", "--players", "3", "--deals", "20", "--out", "new/a.json")
+    assert answer.exit_code == 0, answer.output
+    result = read_result(tmp_path / "new" / "a.json")
+    assert (result.label, result.num_players, result.preset, result.num_deals) == ("piers", 3, "small", 20)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
+
+
+def test_several_line_ups_write_one_file(tmp_path: Path) -> None:
+    answer = evaluate("iggi", "blind", "--preset", "laptop", "--deals", "20", "--out", "a.json")
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(Path("a.json").read_text())
+    assert [one["label"] for one in document["results"]] == ["iggi", "blind"]
+    assert [one["label"] for one in document["references"]] == ["random", "hint-bot"], "blind is there already"
+    assert [(one["of"], one["minus"]) for one in document["differences"]] == [("blind", "iggi")]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_json_is_all_that_standard_output_holds() -> None:
+    answer = evaluate("iggi", "hint-bot,iggi", "--preset", "laptop", "--deals", "300", "--json")
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(answer.stdout)
+    assert document["results"][0]["summary"]["num_decks"] == 225
+    assert document["results"][1]["orders"][0]["seats"] == ["hint-bot", "iggi"]
+    assert document["differences"][0]["interval_95"][0] < document["differences"][0]["mean"]
+    assert "300/300" in answer.stderr
+
+
+def test_no_rotate_plays_only_the_order_typed() -> None:
+    answer = evaluate("hint-bot,iggi", "--preset", "laptop", "--deals", "9", "--json", "--no-rotate")
+    assert [order["seats"] for order in json.loads(answer.stdout)["results"][0]["orders"]] == [["hint-bot", "iggi"]]
+
+
+def test_policy_and_checkpoint_are_other_spellings_of_a_line_up() -> None:
+    by_policy = evaluate("--policy", "iggi", "--preset", "laptop", "--deals", "20", "--json")
+    by_name = evaluate("iggi", "--preset", "laptop", "--deals", "20", "--json")
+    assert by_policy.exit_code == 0
+    assert json.loads(by_policy.stdout) == json.loads(by_name.stdout)
+    missing = evaluate("--checkpoint", "checkpoint-7", "--preset", "laptop")
+    assert missing.exit_code == 2 and "checkpoint-7: no such folder" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["iggy"], "Did you mean 'iggi'?"),
+        (["iggi,iggi,iggi"], "3 words for 2 players"),
+        (["iggi", "iggi"], "named twice"),
+        (["iggi", "--policy", "blind"], "--policy blind: is a line-up of its own"),
+        (["iggi", "--checkpoint", "a/b"], "--checkpoint a/b: is a line-up of its own"),
+        (["--policy", "base", "--checkpoint", "a/b"], "--checkpoint a/b: is a line-up of its own"),
+        (["iggi", "blind", "--label", "x"], "--label 'x': names one line-up, and 2 are given"),
+        (["iggi", "--deals", "1"], "--deals 1: a mean with an error needs at least 2 deals"),
+        (["iggi", "--suite", "train"], "training may have seen its deals"),
+        (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
+        (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
+        (["iggi", "--players", "9"], "players"),
+        (["human,iggi"], "hanabi-grpo play"),
+        ([""], "line-up ''"),
+    ],
+)
+def test_bad_options_are_one_message(words: list[str], message: str) -> None:
+    answer = evaluate(*words, "--preset", "laptop")
+    assert answer.exit_code == 2
+    assert message in answer.stderr
+    assert answer.stderr.startswith("error: ")
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answer = evaluate("iggi", "--preset", "laptop", "--deals", "5", "--out", "file/a.json")
+    assert answer.exit_code == 2 and "file/a.part.jsonl: cannot be used" in answer.stderr
+
+
+def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_app() as server:
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
+        answer = evaluate("base", "base,iggi", "--preset", "laptop", "--deals", "12", "--json", "--temperature", "0")
+        nobody = evaluate("served", "--preset", "laptop", "--deals", "12")
+    assert answer.exit_code == 0, answer.output
+    results = json.loads(answer.stdout)["results"]
+    assert [one["temperature"] for one in results] == [0.0, 0.0]
+    assert [order["seats"] for order in results[1]["orders"]] == [["base", "iggi"], ["iggi", "base"]]
+    assert nobody.exit_code == 2 and "serves no adapter for player_0" in nobody.stderr
+
+
+def test_two_commands_at_the_same_work_are_kept_apart() -> None:
+    with Ledger(Path("a.part.jsonl"), {}):
+        answer = evaluate("iggi", "--preset", "laptop", "--deals", "5", "--out", "a.json")
+    assert answer.exit_code == 2
+    assert "another process is at this work" in answer.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
+    start_process: StartProcess, number: signal.Signals
+) -> None:
+    words = ["hint-bot,simple-bot", "--preset", "full", "--deals", "600", "--out", "a.json"]
+    process = start_evaluation(start_process, *words)
+    wait_for_deals(process, Path("a.part.jsonl"), 50)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=_WAIT_SECONDS)
+    assert process.returncode == 130, err
+    kept = Path("a.part.jsonl").read_bytes().count(b"\n") - 1
+    assert 50 <= kept < 600
+    assert f"{kept} of 600 deals are done and kept; the same command goes on from there." in err
+    assert "Traceback" not in err and not Path("a.json").exists()
+    other = evaluate("hint-bot,iggi", *words[1:])
+    assert other.exit_code == 2 and "other work (line_up: there hint-bot,simple-bot, here hint-bot,iggi" in other.stderr
+    assert evaluate(*words).exit_code == 0
+    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), EnvConfig(preset="full"), 600)
+    assert games(read_result(Path("a.json"))) == games(expected)
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]
+
+
+def test_a_killed_command_goes_on_with_its_second_line_up(start_process: StartProcess) -> None:
+    words = ["simple-bot", "iggi", "--preset", "full", "--deals", "400"]
+    process = start_evaluation(start_process, *words)
+    end = time.monotonic() + _WAIT_SECONDS
+    folder = Path("outputs/evaluations")
+    while not folder.is_dir() or len(list(folder.iterdir())) < 2:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=_WAIT_SECONDS)
+    assert sorted(path.read_bytes().count(b"\n") for path in folder.iterdir())[-1] == 401, "the first one is complete"
+    answer = evaluate(*words, "--json")
+    assert answer.exit_code == 0, answer.output
+    for one in json.loads(answer.stdout)["results"]:
+        expected = evaluate_line_up(parse_line_up(one["label"], 2), EnvConfig(preset="full"), 400)
+        assert tuple(one["scores"]) == expected.scores
+    assert list(folder.iterdir()) == []

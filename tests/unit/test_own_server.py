@@ -1,0 +1,191 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.own_server import own_server
+from hanabi_grpo.settings import Settings
+
+_HEALTHY = """
+    import http.server, os, sys
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            body = '{"instance_id": "%s/%s/%s"}' % tuple(
+                os.environ.get(name) for name in ("HANABI_PLAYERS", "HANABI_DIE_WITH_PARENT", "HANABI_API_KEY"))
+            self.wfile.write(body.encode())
+        def log_message(self, *args):
+            pass
+    print("stand-in", os.environ["HANABI_HOST"], flush=True)
+    server = http.server.HTTPServer((os.environ["HANABI_HOST"], int(os.environ["PORT"])), Health)
+"""
+SERVES = _HEALTHY + "    server.serve_forever()\n"
+SERVES_WITH_A_CHILD = (
+    _HEALTHY + "    import subprocess\n"
+    "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "    print('child', child.pid, flush=True)\n"
+    "    server.serve_forever()\n"
+)
+IGNORES_SIGTERM = (
+    "    import signal\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + _HEALTHY + "    server.serve_forever()\n"
+)
+DIES_AFTER_ONE = _HEALTHY + "    server.handle_request()\n    sys.exit('engine fell over')\n"
+DIES = "    import sys\n    print('loading')\n    sys.exit('no model 模型')\n"
+HANGS = "    import time\n    time.sleep(600)\n"
+
+
+def command(script: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(script)]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_server_is_healthy_inside_and_gone_outside(tmp_path: Path) -> None:
+    said: list[str] = []
+    with own_server(
+        Settings(), said.append, command=command(SERVES), folder=tmp_path / "new", environ={"HANABI_PLAYERS": "3"}
+    ) as settings:
+        with RolloutClient.from_settings(settings) as client:
+            assert client.health()["instance_id"] == "3/true/None"
+        port = settings.vllm_server_port
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/health/", trust_env=False)
+    logs = list((tmp_path / "new").glob("own-server-*.log"))
+    assert len(logs) == 1 and logs[0].read_text() == "stand-in 127.0.0.1\n"
+    assert str(logs[0]) in said[0] and "ready" in said[-1]
+
+
+def test_the_key_is_handed_on(tmp_path: Path) -> None:
+    settings = Settings(api_key="secret")
+    with own_server(settings, lambda text: None, command=command(SERVES), folder=tmp_path) as own:
+        assert RolloutClient.from_settings(own).health()["instance_id"] == "None/true/secret"
+
+
+def test_two_servers_at_once_have_ports_and_logs_of_their_own(tmp_path: Path) -> None:
+    with (
+        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as one,
+        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as other,
+    ):
+        assert one.vllm_server_port != other.vllm_server_port
+    assert len(list(tmp_path.glob("*.log"))) == 2
+
+
+def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with (
+        pytest.raises(ServerError, match=r"ended with code 1; the end of .*log:\n    loading\n    no model 模型"),
+        own_server(Settings(server_timeout=300), lambda text: None, command=command(DIES), folder=tmp_path),
+    ):
+        pass
+    assert time.monotonic() - start < 150, "it did not wait for the server's time to pass"
+
+
+def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match=r"not healthy after 1 s; look at .*HANABI_SERVER_TIMEOUT"),
+        own_server(Settings(server_timeout=1), lambda text: None, command=command(HANGS), folder=tmp_path),
+    ):
+        pass
+    assert children() == []
+
+
+def test_a_death_in_the_middle_explains_the_error_that_it_causes(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ServerError, match="engine fell over") as caught,
+        own_server(Settings(), lambda text: None, command=command(DIES_AFTER_ONE), folder=tmp_path) as settings,
+        RolloutClient.from_settings(settings) as client,
+    ):
+        client.identity()
+    assert isinstance(caught.value.__cause__, ServerError)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, ServerError, SystemExit])
+def test_every_way_out_ends_the_server(tmp_path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path):
+        assert len(children()) == 1
+        raise error("out")
+    assert children() == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    with own_server(Settings(), lambda text: None, command=command(IGNORES_SIGTERM), folder=tmp_path, grace=0.5):
+        assert len(children()) == 1
+    assert children() == []
+
+
+def test_what_the_server_started_ends_with_it(tmp_path: Path) -> None:
+    with own_server(Settings(), lambda text: None, command=command(SERVES_WITH_A_CHILD), folder=tmp_path):
+        log = next(tmp_path.glob("*.log")).read_text()
+        pid = int(log.split("child ")[1])
+        assert not is_gone(pid)
+    end = time.monotonic() + 20
+    while not is_gone(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_command_that_is_killed_takes_its_server_along(
+    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    """The stand-in asks the kernel for it as the real server does, because HANABI_DIE_WITH_PARENT says so."""
+    server = (
+        "    import os, signal\n    from hanabi_grpo.processes import die_with_parent\n"
+        "    assert os.environ['HANABI_DIE_WITH_PARENT'] == 'true'\n    die_with_parent(signal.SIGTERM)\n"
+        "    print('pid', os.getpid(), flush=True)\n" + SERVES
+    )
+    parent = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from hanabi_grpo.own_server import own_server
+        from hanabi_grpo.settings import Settings
+        with own_server(Settings(), print, command=[sys.executable, "-c", sys.argv[1]], folder=Path(sys.argv[2])):
+            print("inside", flush=True)
+            time.sleep(600)
+        """
+    )
+    process = start_process(
+        [sys.executable, "-c", parent, textwrap.dedent(server), str(tmp_path)], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("inside"):
+            break
+    pid = int(next(tmp_path.glob("*.log")).read_text().split("pid ")[1].split()[0])
+    assert not is_gone(pid)
+    os.kill(process.pid, signal.SIGKILL)
+    end = time.monotonic() + 20
+    while not is_gone(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_the_port_is_free_when_the_server_takes_it(tmp_path: Path) -> None:
+    with (
+        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as settings,
+        socket.socket() as probe,
+        pytest.raises(OSError),
+    ):
+        probe.bind(("127.0.0.1", settings.vllm_server_port))

@@ -1,0 +1,286 @@
+"""What a partner says teaches nobody: batches, gradients, figures and stamps of games with partners."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from hanabi_grpo.advantages import ESTIMATORS, grpo
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.metrics import episode_metrics, step_warnings
+from hanabi_grpo.partners import own_seats
+from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.training.stamps import check_stamps
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, player_names
+
+OWN = own_seats(2, player_names(2), 3)
+OWN3 = own_seats(3, player_names(3), 3)
+FROZEN = "frozen_0123456789abcdef@50"
+
+
+def turn(player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float) -> Turn:
+    return Turn(
+        player=player,
+        prompt="p",
+        reply="Play 0",
+        action="Play 0",
+        kind=ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL,
+        rewards=rewards,
+        prompt_ids=(1, 2, 3)[: len(ids)],
+        reply_ids=ids,
+        logprobs=(logprob,) * len(ids),
+        version=version,
+    )
+
+
+def script(player: int, **rewards: float) -> Turn:
+    return turn(player, version=None, **rewards)
+
+
+def game(seats: Sequence[str], *turns: Turn, number: int = 0, seed: int = 0, score: int = 0) -> Episode:
+    return Episode(
+        preset="laptop",
+        spec_hash="x",
+        num_players=len(seats),
+        suite="train",
+        seed=seed,
+        game=number,
+        status=EpisodeStatus.FINISHED,
+        score=score,
+        score_kept=score,
+        turns=turns,
+        seats=tuple(seats),
+        instance_id="here",
+    )
+
+
+def with_frozen(token: int = 9, logprob: float = -0.5) -> list[Episode]:
+    """Two games of player_0 with a frozen adapter in seat 1, whose turns have tokens, logprobs and penalties."""
+    seats = (OWN[0], FROZEN)
+    return [
+        game(seats, turn(0, 4, 5, score=1.0), turn(1, token, 6, logprob=logprob, version=50, illegal=-0.5), score=1),
+        game(seats, turn(0, 7, 8), turn(1, token, logprob=logprob, version=50), turn(0, 5, 5), number=1),
+    ]
+
+
+SELF_PLAY = [
+    game(OWN, turn(0, 4, 4, score=1.0), turn(1, 6, 6), seed=1, score=1),
+    game(OWN, turn(0, 5, 4), turn(1, 7, 7, illegal=-0.5), seed=1, number=1),
+]
+
+
+def plan(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any) -> list[dict[str, Any]]:
+    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": grpo, "pad_id": 0}
+    return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
+
+
+def flat(batches: Sequence[dict[str, Any]], player: str) -> list[torch.Tensor]:
+    found = []
+    for batch in batches:
+        one = batch["grpo_batch"]
+        if one.player == player:
+            found += [
+                *batch["model_inputs"].values(),
+                one.completion_mask,
+                one.seq_lengths,
+                one.rollout_per_token_logps,
+                one.advantages,
+                one.num_items_in_batch,
+            ]
+    return found
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(torch.equal(left, right) for left, right in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS.values())
+def test_a_frozen_partner_has_no_sequence_although_its_turns_have_tokens(estimator: Any) -> None:
+    groups = [with_frozen(), SELF_PLAY]
+    batches = plan(groups, estimator=estimator)
+    # Player 1 is exactly what it is without the partner's games: rows, advantages, and what the loss is divided by.
+    assert same(flat(batches, "player_1"), flat(plan([SELF_PLAY], estimator=estimator), "player_1"))
+    assert int(batches[1]["grpo_batch"].num_items_in_batch) == 4
+    assert int(batches[0]["grpo_batch"].num_items_in_batch) == 2 + 4 + 2 + 2
+    assert sequences_of([with_frozen()], 1, estimator, OWN) == []
+    assert players_with_data([with_frozen()], OWN) == {"player_0"}
+    assert players_with_data(groups, OWN) == {"player_0", "player_1"}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS.values())
+def test_other_tokens_of_a_partner_leave_the_batch_of_the_trained_player_bit_identical(estimator: Any) -> None:
+    one = plan([with_frozen(), SELF_PLAY], estimator=estimator)
+    other = plan([with_frozen(token=11, logprob=-3.0), SELF_PLAY], estimator=estimator)
+    for player in ("player_0", "player_1"):
+        assert same(flat(one, player), flat(other, player))
+    # The same tokens in the run's own seat do change its batch: the comparison can fail.
+    trained = [replace(episode, seats=OWN) for episode in with_frozen(token=11)]
+    assert not same(flat(one, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
+
+
+def test_a_penalty_of_the_partner_does_not_reach_the_trained_player() -> None:
+    clean = [
+        replace(episode, turns=tuple(replace(one, rewards={"score": one.team_reward}) for one in episode.turns))
+        for episode in with_frozen()
+    ]
+    for estimator in ESTIMATORS.values():
+        assert sequences_of([clean], 0, estimator, OWN) == sequences_of([with_frozen()], 0, estimator, OWN)
+
+
+class _Words(torch.nn.Module):
+    """Next-token logits from one table for each player."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = torch.nn.ModuleDict({name: torch.nn.Embedding(16, 16) for name in player_names(2)})
+
+    def gradients(self, groups: Sequence[Sequence[Episode]]) -> dict[str, torch.Tensor | None]:
+        """Return each table's gradient of the policy loss over a step's batches."""
+        for parameter in self.parameters():
+            parameter.grad = None
+        for batch in plan(groups):
+            one, ids = batch["grpo_batch"], batch["model_inputs"]["input_ids"]
+            logps = torch.log_softmax(self.tables[one.player](ids[:, :-1]), -1).gather(-1, ids[:, 1:, None])[..., 0]
+            (-(logps * one.advantages * one.completion_mask).sum() / one.num_items_in_batch).backward()
+        return {name: table.weight.grad for name, table in self.tables.items()}
+
+
+def test_a_partner_s_turns_give_no_gradient_and_the_others_theirs() -> None:
+    model = _Words()
+    alone = {name: value.clone() for name, value in model.gradients([SELF_PLAY]).items() if value is not None}
+    mixed = model.gradients([SELF_PLAY, with_frozen()])
+    both = {name: value.clone() for name, value in mixed.items() if value is not None}
+    assert torch.equal(both["player_1"], alone["player_1"])
+    assert alone["player_1"].abs().max() > 0
+    assert not torch.equal(both["player_0"], alone["player_0"])
+    only = model.gradients([with_frozen()])
+    assert only["player_1"] is None or not only["player_1"].any()
+    assert only["player_0"] is not None and only["player_0"].any()
+    # As if the partner were trained: it would have had a gradient.
+    swapped = model.gradients([[replace(episode, seats=OWN) for episode in with_frozen()]])
+    assert swapped["player_1"] is not None and swapped["player_1"].any()
+
+
+def test_a_script_in_the_middle_of_three_trains_the_two_beside_it() -> None:
+    seats = (OWN3[0], "iggi", OWN3[2])
+    group = [
+        game(seats, turn(0, 4, 5), script(1, score=1.0), turn(2, 6, 6), turn(0, 4), score=1),
+        game(seats, turn(0, 5, 5), script(1), turn(2, 7, 7, illegal=-0.5), script(1), number=1),
+    ]
+    assert usable_groups([group], ()) == ([group], [])
+    assert players_with_data([group], OWN3) == {"player_0", "player_2"}
+    batches = plan([group], OWN3)
+    assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_1", "player_2"]
+    assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [5, 0, 4]
+    assert [int(batch["grpo_batch"].num_items_in_batch) for batch in batches] == [5, 1, 4]
+    # The point that the script made is the team's: both trained players are compared by it.
+    for batch in (batches[0], batches[2]):
+        assert batch["grpo_batch"].advantages.max() > 0
+    check_stamps(group, seats, "here")
+
+
+def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() -> None:
+    seats = ("blind", OWN[1])
+    group = [game(seats, script(0), number=number) for number in range(4)]
+    kept, problems = usable_groups([group], ())
+    assert (kept, problems) == ([group], [])
+    assert players_with_data(kept, OWN) == set()
+    for rank in range(2):
+        batches = plan(kept, rank=rank, world_size=2)
+        assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [0, 0]
+        assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
+    metrics = episode_metrics(kept, own=OWN, partners={"blind": "blind"})
+    assert metrics["player_1/games_without_turn"] == 4
+    assert metrics["player_0/games_without_turn"] == 0
+    assert not {"player_0/reward", "player_1/reward", "player_1/entropy_estimate"} & set(metrics)
+    (warning,) = step_warnings(metrics, 1)
+    assert warning.startswith("no trained player had a turn in any of 4 games")
+    # One deal of self-play beside it is enough to train, and its figures are its own.
+    assert players_with_data([*kept, SELF_PLAY], OWN) == {"player_0", "player_1"}
+
+
+def test_a_shared_adapter_is_trained_in_every_seat_but_the_partner_s() -> None:
+    own = own_seats(2, ("shared",), 3)
+    group = [replace(episode, seats=("shared@3", "iggi")) for episode in with_frozen()]
+    assert players_with_data([group], own) == {"player_0"}
+    assert players_with_data([[replace(episode, seats=own) for episode in group]], own) == {"player_0", "player_1"}
+
+
+def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
+    iggi = [game(("iggi", OWN[1]), script(0, score=1.0), turn(1, 3, 3, logprob=-4.0), seed=2, score=3)]
+    metrics = episode_metrics(
+        [with_frozen(logprob=-9.0), SELF_PLAY, iggi],
+        own=OWN,
+        partners={FROZEN: "earlier", "iggi": "iggi", "frozen_ffffffffffffffff@1": "checkpoint-1"},
+    )
+    expected = {
+        "games": 5.0,
+        "score/mean": 1.0,
+        "self_play/games": 2.0,
+        "self_play/score": 0.5,
+        "partners/earlier/games": 2.0,
+        "partners/earlier/score": 0.5,
+        "partners/iggi/games": 1.0,
+        "partners/iggi/score": 3.0,
+        "partners/checkpoint-1/games": 0.0,
+        # Player 1's own tokens: four of self-play at -0.5 and two at -4; the frozen partner's -9 are nobody's.
+        "player_1/entropy_estimate": (4 * 0.5 + 2 * 4.0) / 6,
+        "player_0/games_without_turn": 0.0,
+        "player_1/games_without_turn": 0.0,
+    }
+    assert {name: metrics[name] for name in expected} == expected
+    assert "partners/checkpoint-1/score" not in metrics
+    assert not any(FROZEN in name for name in metrics)
+    plain = episode_metrics([SELF_PLAY], own=OWN)
+    assert plain == episode_metrics([SELF_PLAY])
+    assert not any("self_play" in name or "partners" in name for name in plain)
+
+
+def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_legal() -> None:
+    bad = [game((OWN[0], "iggi"), turn(0, 3, illegal=-0.5), script(1), number=number) for number in range(2)]
+    assert episode_metrics([bad], own=OWN)["games_all_bad"] == 2
+    assert episode_metrics([bad])["games_all_bad"] == 0
+    # A partner's penalties are no spread of the players that are trained.
+    seats = (OWN[0], FROZEN)
+    penalised = [game(seats, turn(0, 3)), game(seats, turn(0, 3), turn(1, 3, version=50, illegal=-0.5))]
+    other = [game(seats, turn(0, 3), turn(1, 3, version=50)), penalised[1]]
+    assert [episode_metrics([group], own=OWN)["groups_without_spread"] for group in (penalised, other)] == [1, 1]
+    assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("seats", "turns", "message"),
+    [
+        ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=50)), None),
+        (OWN, (turn(0, 4), turn(1, 4)), None),
+        ((OWN[0], "iggi"), (turn(0, 4), script(1)), None),
+        (("base", OWN[1]), (turn(0, 4, version=None), turn(1, 4)), None),
+        ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=3)), r"player_1: a turn is stamped version 3 of instance"),
+        ((OWN[0], "iggi"), (turn(0, 4, version=2), script(1)), r"player_0: .* version 2 .* required was version 3"),
+        ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4)), r"player_1: .* version 3 .* required was no version"),
+        ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4, version=None)), r"player_1: a turn with tokens, .* the script iggi"),
+        (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* required was version 3"),
+    ],
+)
+def test_stamps_are_those_of_the_seats_that_were_asked_for(
+    seats: tuple[str, ...], turns: tuple[Turn, ...], message: str | None
+) -> None:
+    group = [game(seats, *turns)]
+    if message is None:
+        check_stamps(group, seats, "here")
+        with pytest.raises(ServerError, match=r"of instance here, required was .* of instance there"):
+            check_stamps(group, seats, "there")
+        return
+    with pytest.raises(ServerError, match=message):
+        check_stamps(group, seats, "here")
+
+
+def test_other_seats_than_asked_for_are_refused() -> None:
+    group = [game(("blind", OWN[1]), script(0))]
+    with pytest.raises(ServerError, match=r"the seats blind, player_1@3, required was iggi, player_1@3"):
+        check_stamps(group, ("iggi", OWN[1]), "here")
+    with pytest.raises(ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"):
+        check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")

@@ -1,0 +1,344 @@
+"""Partners through the trainer's link: checkpoints are read and lent, deals are seated, games come back."""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_engine import deal
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
+from hanabi_grpo.seating import frozen_name, is_frozen
+from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.partner_seats import PartnerSeats
+from hanabi_grpo.types import player_names
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app, session_body
+
+OWN = own_seats(2, PLAYERS, 7)
+DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
+DEALS = [{**deal(number), "deal": number} for number in range(32)]
+
+
+class Lender:
+    """Takes what the client would send, and names it as a server does."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[int, bytes]] = []
+
+    def __call__(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        self.given.append((version, weights))
+        return word(version, weights, config)
+
+
+def word(version: int, weights: bytes, config: Mapping[str, Any] = PEFT_CONFIG) -> str:
+    return f"{frozen_name(hashlib.sha256(weights).hexdigest(), config)}@{version}"
+
+
+def weights_of(step: int, name: str) -> bytes:
+    return adapter_bytes(step + int(hashlib.sha256(name.encode()).hexdigest()[:2], 16) / 512)
+
+
+def save(run: Path, step: int, *names: str, rank: int = 8, **facts: Any) -> Path:
+    """Write a checkpoint as a trainer does."""
+    run.mkdir(parents=True, exist_ok=True)
+
+    def fill(folder: Path) -> None:
+        for name in names or PLAYERS:
+            (folder / name).mkdir()
+            (folder / name / "adapter_config.json").write_text(json.dumps({**PEFT_CONFIG, "r": rank}))
+            (folder / name / "adapter_model.safetensors").write_bytes(weights_of(step, name))
+
+    return write_checkpoint(run, step, fill, facts, needed_bytes=0)
+
+
+def make(tmp_path: Path, *entries: str, **other: Any) -> PartnerSeats:
+    given = {"partners": entries, "partner_share": 1.0, "save_steps": 10, "output_dir": tmp_path / "run"}
+    return PartnerSeats(Settings(**{**given, **other}), tmp_path / "run")
+
+
+def seated(
+    partners: PartnerSeats, lender: Lender, version: int = 7, instance: str = "here", own: tuple[str, ...] = OWN
+) -> list[list[str] | None]:
+    return [one.get("seats") for one in partners.seat(DEALS, own, version, lender, instance)]
+
+
+def test_scripts_and_the_base_model_need_no_adapter_and_take_one_seat_each(tmp_path: Path) -> None:
+    lender, partners = Lender(), make(tmp_path, "iggi", "base")
+    partners.load({}, lender, "here")
+    found = seated(partners, lender)
+    for seats in found:
+        assert seats is not None
+        assert sum(one == own for one, own in zip(seats, OWN, strict=True)) == 1
+    assert {one for seats in found if seats for one in seats} == {*OWN, "iggi", "base"}
+    assert (lender.given, partners.names) == ([], {"iggi": "iggi", "base": "base"})
+
+
+def test_a_share_of_the_deals_is_left_as_it_is(tmp_path: Path) -> None:
+    lender, partners = Lender(), make(tmp_path, "iggi", partner_share=0.25)
+    answer = partners.seat(DEALS, OWN, 7, lender, "here")
+    assert sum("seats" in one for one in answer) == 8
+    assert [{key: value for key, value in one.items() if key != "seats"} for one in answer] == DEALS
+    assert all(one.get("seats") != list(OWN) for one in answer)
+    assert "seats" not in DEALS[0]
+    without = make(tmp_path)
+    assert without.seat(DEALS, OWN, 7, lender, "here") == DEALS
+
+
+def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None:
+    folder = save(tmp_path / "other", 50)
+    lender, partners = Lender(), make(tmp_path, str(folder))
+    partners.load({}, lender, "here")
+    words = [word(50, weights_of(50, name)) for name in PLAYERS]
+    assert lender.given == [(50, weights_of(50, name)) for name in PLAYERS]
+    expected = ([words[0], OWN[1]], [OWN[0], words[1]])
+    assert all(seats in expected for seats in seated(partners, lender))
+    assert len(lender.given) == 2
+    assert partners.names == dict.fromkeys(words, "checkpoint-50")
+    # Another server process knows nothing of it, and a run that cleans up meanwhile takes nothing away.
+    shutil.rmtree(folder)
+    seated(partners, lender, instance="there")
+    assert len(lender.given) == 4
+
+
+def test_a_run_stands_for_its_newest_checkpoint_and_a_name_chooses_the_adapter(tmp_path: Path) -> None:
+    for step in (50, 60):
+        save(tmp_path / "other", step)
+    lender, partners = Lender(), make(tmp_path, f"player_1={tmp_path / 'other'}:player_0")
+    partners.load({}, lender, "here")
+    assert lender.given == [(60, weights_of(60, "player_0"))]
+    assert seated(partners, lender)[0] == [OWN[0], word(60, weights_of(60, "player_0"))]
+    assert set(partners.names.values()) == {"other.player_0"}
+
+
+FACTS = {"model_fingerprint": "a", "tokenizer_hash": "b", "chat_hash": "c"}
+
+
+def test_a_partner_that_cannot_be_seated_stops_the_start(tmp_path: Path) -> None:
+    def refusal(entry: str, **other: Any) -> str:
+        with pytest.raises(SettingsError) as caught:
+            make(tmp_path, entry, **other).load(FACTS, Lender(), "here")
+        assert str(caught.value).startswith("HANABI_PARTNERS=")
+        return str(caught.value)
+
+    run = tmp_path / "other"
+    assert "no such folder" in refusal(f"{run}/checkpoint-50")
+    folder = save(run, 50, **FACTS)
+    make(tmp_path, str(folder)).load(FACTS, Lender(), "here")
+    make(tmp_path, str(folder)).load({}, Lender(), "here")
+    assert "no adapter player_2 in it; it has player_0, player_1" in refusal(str(folder), players=3)
+    assert "no adapter shared in it" in refusal(f"{folder}:shared")
+    make(tmp_path, f"player_2={folder}:player_0", players=3).load(FACTS, Lender(), "here")
+    assert "another base model: x, the server has a" in refusal(
+        str(save(run, 51, **{**FACTS, "model_fingerprint": "x"}))
+    )
+    assert "another tokenizer: x" in refusal(str(save(run, 52, **{**FACTS, "tokenizer_hash": "x"})))
+    assert "another chat format: x" in refusal(str(save(run, 53, **{**FACTS, "chat_hash": "x"})))
+    (folder / "player_1" / "adapter_model.safetensors").write_bytes(b"torn")
+    assert "adapter_model.safetensors has sha256" in refusal(str(folder))
+    (tmp_path / "empty").mkdir()
+    assert "no */adapter_model.safetensors" in refusal(f"{tmp_path}/empty")
+    (tmp_path / "file").touch()
+    assert "no such folder" in refusal(f"{tmp_path}/file")
+
+
+def test_earlier_versions_are_the_regular_checkpoints_before_the_one_that_plays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lender, partners = Lender(), make(tmp_path, "player_0=earlier")
+    partners.load({}, lender, "here")
+    assert seated(partners, lender, version=0) == [None] * len(DEALS)
+    # An interrupt's checkpoint, this version's own and one that a resumed run has yet to make again are no partners.
+    for step in (10, 17, 20, 30, 40):
+        save(tmp_path / "run", step)
+    own = own_seats(2, PLAYERS, 30)
+    words = {step: word(step, weights_of(step, "player_0")) for step in (10, 20)}
+    expected = [[words[choose_step((10, 20), number, seed=42)], own[1]] for number in range(len(DEALS))]
+    assert seated(partners, lender, version=30, own=own) == expected
+    assert {version for version, _ in lender.given} == {10, 20} and len(lender.given) == 2
+    assert partners.names == dict.fromkeys(words.values(), "earlier")
+    assert seated(make(tmp_path, "player_0=earlier"), Lender(), version=30, own=own) == expected
+    assert seated(partners, lender, version=10) == [None] * len(DEALS)
+    assert caplog.text.count("no earlier version is kept yet") == 1
+
+
+def test_a_damaged_earlier_version_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lender, partners = Lender(), make(tmp_path, "player_0=earlier")
+    for step in (10, 20):
+        save(tmp_path / "run", step)
+    (tmp_path / "run/checkpoint-20/manifest.json").write_text("{")
+    assert seated(partners, lender, version=30) == [[word(10, weights_of(10, "player_0")), OWN[1]]] * len(DEALS)
+    assert caplog.text.count("checkpoint-20 cannot be a partner") == 1
+    shutil.rmtree(tmp_path / "run/checkpoint-10")
+    assert seated(partners, lender, version=30) == [None] * len(DEALS)
+
+
+def test_a_shared_adapter_s_earlier_version_sits_in_any_seat(tmp_path: Path) -> None:
+    save(tmp_path / "run", 10, "shared")
+    lender, own = Lender(), own_seats(2, ("shared",), 20)
+    found = seated(make(tmp_path, "earlier", adapters="shared"), lender, version=20, own=own)
+    lent = word(10, weights_of(10, "shared"))
+    assert {tuple(seats) for seats in found if seats} == {(lent, "shared@20"), ("shared@20", lent)}
+    assert len(lender.given) == 1
+
+
+def test_a_player_whose_seat_is_never_its_own_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, "player_1=iggi").load({}, Lender(), "here")
+    assert caplog.text.count("player_1: HANABI_PARTNER_SHARE=1 and every partner takes its seat") == 1
+    caplog.clear()
+    make(tmp_path, "player_1=iggi", partner_share=0.5).load({}, Lender(), "here")
+    make(tmp_path, "player_1=iggi", adapters="shared").load({}, Lender(), "here")
+    assert caplog.text == ""
+
+
+def test_no_more_is_remembered_as_lent_than_a_server_holds(tmp_path: Path) -> None:
+    assert MAX_LENT == MAX_FROZEN
+    folders = [str(save(tmp_path / f"run-{number}", 10 + number)) for number in range(10)]
+    lender, partners = Lender(), make(tmp_path, *folders)
+    partners.load({}, lender, "here")
+    assert len(lender.given) == 20
+    seated(partners, lender)
+    # 20 adapters do not fit: those that were lent first are lent again when they come up.
+    assert len(lender.given) > 20
+
+
+@pytest.fixture
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        yield running
+
+
+def linked(app: RunningApp, folder: Path, *entries: str, **other: Any) -> ServerLink:
+    """A trainer's link with a session on the server, whose players are served at version 7."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"partners": entries, "partner_share": 0.5, "save_steps": 5, "num_generations": 2}
+    link = ServerLink(Settings(**{**given, "vllm_server_port": app.port, **other}), folder)
+    link.instance_id = app.identity.instance_id
+    push_to(link.client, app, version=7)
+    link.partners.load({}, link.client.lend, link.instance_id)
+    return link
+
+
+def expected_seats(entries: tuple[str, ...], words: Mapping[str, list[str]]) -> list[tuple[str, ...]]:
+    found = []
+    for one in DEALS:
+        drawn = draw(parse_pool(entries, 2), one["deal"], share=0.5, seed=42, num_players=2)
+        seats = list(OWN)
+        if drawn:
+            seats[drawn.seat] = words[drawn.partner.word][drawn.seat]
+        found.append(tuple(seats))
+    return found
+
+
+def test_games_with_partners_come_back_from_a_server_as_they_were_seated(app: RunningApp, tmp_path: Path) -> None:
+    folder = save(tmp_path / "other", 50)
+    save(tmp_path / "run", 5)
+    entries = ("iggi", "earlier", str(folder))
+    link = linked(app, tmp_path / "run", *entries)
+    groups = link.play(DEALS, PLAYERS, 7).groups
+    words = {
+        "iggi": ["iggi", "iggi"],
+        "earlier": [word(5, weights_of(5, name)) for name in PLAYERS],
+        str(folder): [word(50, weights_of(50, name)) for name in PLAYERS],
+    }
+    assert [group[0].seats for group in groups] == expected_seats(entries, words)
+    turns = [(episode.seats[turn.player], turn) for group in groups for episode in group for turn in episode.turns]
+    assert {turn.version for seat, turn in turns if is_frozen(seat)} == {5, 50}
+    assert all(turn.reply_ids and turn.logprobs for seat, turn in turns if is_frozen(seat))
+    assert all(turn.version == 7 for seat, turn in turns if seat in OWN)
+    assert all(turn.version is None and not turn.reply_ids for seat, turn in turns if seat == "iggi")
+    assert sum(group[0].seats == OWN for group in groups) == 16
+    link.client.close()
+
+
+def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(app: RunningApp, tmp_path: Path) -> None:
+    link = linked(app, tmp_path / "run", str(save(tmp_path / "other", 50)))
+    seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
+    for number in range(MAX_FROZEN):
+        link.client.lend(1, adapter_bytes(100.0 + number), PEFT_CONFIG)
+    assert word(50, weights_of(50, "player_0")) not in app.store.frozen.words()
+    assert [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups] == seats
+    link.client.close()
+
+
+def test_another_server_process_is_lent_the_partners_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path / "other", 50)
+    with running_app() as first:
+        link = linked(first, tmp_path / "run", str(folder))
+        seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
+        port = first.port
+    with running_app(port=port, instance_id="second") as second:
+
+        def introduce() -> None:
+            # The real one hashes a model folder; what follows it is what this test is about.
+            push_to(link.client, second, version=7)
+            link.instance_id = link.client.identity()["instance_id"]
+
+        monkeypatch.setattr(link, "_introduce", introduce)
+        groups = link.play(DEALS, PLAYERS, 7).groups
+        assert [group[0].seats for group in groups] == seats
+        assert {episode.instance_id for group in groups for episode in group} == {"second"}
+    link.client.close()
+
+
+def test_an_adapter_that_the_server_refuses_is_told_with_its_partner(app: RunningApp, tmp_path: Path) -> None:
+    folder = save(tmp_path / "other", 50, rank=4)
+    with pytest.raises(ServerError, match=rf"HANABI_PARTNERS={folder}: .*the server answered 4"):
+        linked(app, tmp_path / "run", str(folder))
+
+
+def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, *entries: str) -> ServerLink:
+    """A link that has not connected yet; it claims to have the server's own model instead of hashing a folder."""
+    folder.mkdir(exist_ok=True)
+    settings = Settings(vllm_server_port=app.port, partners=entries, dataset=str(DATASET), preset="laptop")
+    link = ServerLink(settings, folder)
+
+    def introduce(_: Settings, **claims: Any) -> dict[str, Any]:
+        given = session_body(app.identity, run_id=claims["run_id"])
+        return link.client.open_session(**{key: given[key] for key in given if key not in ("protocol", "trainer_id")})
+
+    monkeypatch.setattr(link.client, "introduce", introduce)
+    return link
+
+
+def test_after_the_handshake_the_facts_of_the_server_are_known(
+    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = connectable(app, tmp_path / "run", monkeypatch)
+    assert link.server_facts == {}
+    link.connect(0)
+    expected = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
+    assert (link.server_facts, len(expected)) == (expected, 4)
+    link.disconnect()
+
+
+def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer(
+    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path / "other", 50, model_fingerprint="another")
+    link = connectable(app, tmp_path / "run", monkeypatch, str(folder))
+    with pytest.raises(SettingsError, match=r"was trained with another base model: another, the server has ffff"):
+        link.connect(0)
+    assert link.client.session_timeout is None
+    assert app.store.frozen.words() == []
+    # The next one gets in at once.
+    connectable(app, tmp_path / "next", monkeypatch).connect(0)
+
+
+def test_without_partners_nothing_is_seated_or_lent(app: RunningApp, tmp_path: Path) -> None:
+    link = linked(app, tmp_path / "run")
+    groups = link.play(DEALS[:4], PLAYERS, 7).groups
+    assert {episode.seats for group in groups for episode in group} == {OWN}
+    assert (app.store.frozen.words(), link.partners.names) == ([], {})
+    assert player_names(2) == PLAYERS
+    link.client.close()

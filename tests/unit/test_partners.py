@@ -1,0 +1,250 @@
+"""Who plays in which deal: pools, shares, draws; pure functions of what they are given."""
+
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.partners import (
+    BLOCK,
+    Draw,
+    Partner,
+    always_partner,
+    choose_step,
+    describe_pool,
+    draw,
+    is_trained,
+    num_adapters,
+    own_seats,
+    parse_pool,
+    read_pool,
+)
+from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import Episode, EpisodeStatus
+
+IGGI = Partner(word="iggi", name="iggi")
+
+
+def refusal(*entries: str, players: int = 2) -> str:
+    with pytest.raises(SettingsError) as caught:
+        parse_pool(entries, players)
+    return str(caught.value)
+
+
+def test_an_entry_is_a_script_an_earlier_version_the_base_model_or_a_folder() -> None:
+    assert parse_pool(("iggi", "earlier", "base"), 2) == (
+        IGGI,
+        Partner(word="earlier", name="earlier"),
+        Partner(word="base", name="base"),
+    )
+    (fixed,) = parse_pool(("player_1=iggi",), 2)
+    assert fixed == replace(IGGI, seat=1)
+    (folder,) = parse_pool(("player_0 = outputs/other/checkpoint-50:player_1",), 2)
+    assert folder == Partner(
+        word="outputs/other/checkpoint-50:player_1",
+        name="checkpoint-50.player_1",
+        seat=0,
+        folder=Path("outputs/other/checkpoint-50"),
+        adapter="player_1",
+    )
+    assert parse_pool((), 2) == ()
+    assert [parse_pool((name,), 2)[0].word for name in SCRIPTED] == list(SCRIPTED)
+
+
+def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:
+    pool = parse_pool(("a/checkpoint-50", "x/b/checkpoint-50", "y/b/checkpoint-50", "player_1=a/checkpoint-50"), 2)
+    assert [partner.name for partner in pool] == [
+        "a.checkpoint-50",
+        "b.checkpoint-50",
+        "b.checkpoint-50-2",
+        "a.checkpoint-50",
+    ]
+    pool = parse_pool(("./iggi", "iggi"), 2)
+    assert len({partner.name for partner in pool}) == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("igi", "Did you mean 'iggi'?"),
+        ("earlyer", "Did you mean 'earlier'?"),
+        ("IGGI", "no such partner"),
+        ("", "no such partner"),
+        ("player_1=", "no such partner"),
+        ("player_1=igi", "Did you mean 'iggi'?"),
+        ("player_2=iggi", "player_2 is not at the table; allowed: player_0, player_1."),
+        ("checkpoint-50", "a checkpoint's folder with a slash in it (./checkpoint-50)"),
+        ("player_0@7", "no such partner"),
+        ("frozen_0123456789abcdef@50", "no such partner"),
+        ("iggi\u202e", "no such partner"),
+        ("x" * 10_000, "no such partner"),
+    ],
+)
+def test_a_typo_is_refused_with_what_was_meant(entry: str, message: str) -> None:
+    text = refusal(entry)
+    assert text.startswith("HANABI_PARTNERS: ")
+    assert message in text
+    assert len(text) < 700
+
+
+def test_a_partner_that_is_named_twice_is_refused() -> None:
+    assert "'iggi' is in it 2 times" in refusal("iggi", "iggi")
+    assert "'player_0=iggi' is in it 2 times" in refusal("player_0=iggi", "player_0=iggi")
+    assert len(parse_pool(("iggi", "player_0=iggi", "player_1=iggi"), 2)) == 3
+
+
+shares = st.integers(1, 100).map(lambda percent: percent / 100)
+
+
+@given(share=shares, seed=st.integers(0, 2**31 - 1), deals=st.integers(0, 400))
+def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, deals: int) -> None:
+    drawn = [draw((IGGI,), deal, share=share, seed=seed, num_players=2) is not None for deal in range(deals)]
+    wanted = Fraction(str(share))
+    for end in range(0, deals + 1, BLOCK):
+        # At the end of each block it is exact but for the part of one deal.
+        assert sum(drawn[:end]) == int(wanted * end)
+    assert abs(sum(drawn) - float(wanted) * deals) <= BLOCK * float(min(wanted, 1 - wanted) + Fraction(1, 8))
+    if share == 1:
+        assert all(drawn)
+
+
+def test_which_deals_have_a_partner_follows_no_pattern_of_the_rows() -> None:
+    # Two rows of a dataset alternate: each must meet partners.
+    for seed in range(20):
+        drawn = [draw((IGGI,), deal, share=0.5, seed=seed, num_players=2) is not None for deal in range(320)]
+        assert sum(drawn) == 160
+        assert 55 < sum(drawn[::2]) < 105
+
+
+@pytest.mark.parametrize("players", [2, 3, 5])
+def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(players: int) -> None:
+    pool = parse_pool(("iggi", "earlier", "player_1=piers"), players)
+    found = [draw(pool, deal, share=0.5, seed=7, num_players=players) for deal in range(2 * 3 * players * 16)]
+    counts = Counter((one.partner.word, one.seat) for one in found if one is not None)
+    assert counts == {
+        **{("iggi", seat): 16 for seat in range(players)},
+        **{("earlier", seat): 16 for seat in range(players)},
+        ("piers", 1): 16 * players,
+    }
+
+
+def test_a_draw_depends_on_seed_deal_and_pool_alone() -> None:
+    pool = parse_pool(("iggi", "earlier"), 3)
+
+    def draws(deals: range, seed: int = 1, entries: tuple[Partner, ...] = pool) -> list[Draw | None]:
+        return [draw(entries, deal, share=0.5, seed=seed, num_players=3) for deal in deals]
+
+    # A resumed run begins in the middle: it draws what the run that was not interrupted drew.
+    assert draws(range(0, 90))[37:] == draws(range(37, 90))
+    assert draws(range(90)) != draws(range(90), seed=2)
+    assert [one and one.partner.word for one in draws(range(90))] != [
+        one and one.partner.word for one in draws(range(90), entries=pool[::-1])
+    ]
+    # Written out: another order after an update would change runs that go on.
+    words = [one and f"{one.partner.word} {one.seat}" for one in draws(range(12))]
+    assert words == [
+        None,
+        None,
+        "iggi 1",
+        "earlier 2",
+        "iggi 0",
+        None,
+        None,
+        None,
+        "iggi 2",
+        None,
+        "earlier 0",
+        "earlier 1",
+    ]
+
+
+def test_without_a_pool_every_deal_is_self_play() -> None:
+    assert [draw((), deal, share=1.0, seed=0, num_players=2) for deal in range(50)] == [None] * 50
+
+
+def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only_its_own_deals() -> None:
+    drawn = [choose_step((10, 20, 30), deal, seed=3) for deal in range(3000)]
+    counts = Counter(drawn)
+    assert set(counts) == {10, 20, 30}
+    assert all(abs(count - 1000) < 120 for count in counts.values()), counts
+    without = [choose_step((30, 10), deal, seed=3) for deal in range(3000)]
+    assert all(new == old for new, old in zip(without, drawn, strict=True) if old != 20)
+    assert choose_step((4,), 0, seed=0) == 4
+
+
+def test_a_player_that_never_plays_is_named() -> None:
+    assert always_partner(parse_pool(("player_1=iggi", "player_1=piers"), 3), 1.0) == "player_1"
+    assert always_partner(parse_pool(("player_1=iggi",), 3), 0.99) is None
+    assert always_partner(parse_pool(("player_1=iggi", "player_0=piers"), 3), 1.0) is None
+    assert always_partner(parse_pool(("player_1=iggi", "piers"), 3), 1.0) is None
+    assert always_partner((), 1.0) is None
+
+
+def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None:
+    own = own_seats(3, ("player_0", "player_1", "player_2"), 7)
+    assert own == ("player_0@7", "player_1@7", "player_2@7")
+    assert own_seats(2, ("shared",), 0) == ("shared@0", "shared@0")
+
+    def trained(*seats: str) -> list[bool]:
+        episode = Episode(
+            preset="laptop",
+            spec_hash="x",
+            num_players=3,
+            suite="train",
+            seed=0,
+            status=EpisodeStatus.FINISHED,
+            score=0,
+            score_kept=0,
+            seats=seats,
+        )
+        return [is_trained(episode, player, own) for player in range(3)]
+
+    assert trained(*own) == [True] * 3
+    assert trained() == [True] * 3
+    assert trained("player_0@7", "iggi", "player_2@7") == [True, False, True]
+    # Swapped, stale, frozen, and the base model: nobody whose loss belongs to that seat.
+    assert trained("player_1@7", "player_1@6", "frozen_0123456789abcdef@7") == [False] * 3
+    assert trained("base", "player_1@7", "base") == [False, True, False]
+
+
+def test_frozen_adapters_are_counted_as_a_server_must_hold_them() -> None:
+    def count(*entries: str, players: int = 3, shared: bool = False, kept: int = 3) -> int:
+        pool = parse_pool(entries, players)
+        return num_adapters(pool, num_players=players, shared=shared, num_earlier=kept)
+
+    assert count("iggi", "base") == 0
+    assert count("earlier") == 9
+    assert count("earlier", shared=True) == 3
+    assert count("player_1=earlier") == 3
+    assert count("a/checkpoint-1") == 3
+    assert count("a/checkpoint-1:player_0", "player_0=a/checkpoint-1") == 1
+    assert count("player_1=a/checkpoint-1", "b/checkpoint-1:shared") == 2
+
+
+def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
+    many = {"partners": ("earlier",), "players": 5, "save_total_limit": 4}
+    assert len(read_pool(Settings(**many, deals_per_step=16))) == 1
+    with pytest.raises(
+        SettingsError, match=r"up to 20 different frozen adapters in one step \(20 in the pool"
+    ) as caught:
+        read_pool(Settings(**many, deals_per_step=24))
+    assert "a server holds 16" in str(caught.value)
+
+
+def test_earlier_versions_that_are_never_kept_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"never an earlier one\. Set SAVE_TOTAL_LIMIT=2 or more"):
+        read_pool(Settings(partners=("earlier",), save_steps=1, save_total_limit=1))
+    assert read_pool(Settings(partners=("earlier",), save_steps=2, save_total_limit=1))
+    assert read_pool(Settings(partners=("iggi",), save_steps=1, save_total_limit=1))
+
+
+def test_the_pool_is_told_in_one_line() -> None:
+    assert describe_pool(parse_pool(("iggi", "player_1=earlier"), 2), 0.5) == (
+        "partners: 50% of the deals (HANABI_PARTNER_SHARE=0.5) with one of iggi (any seat), earlier as player_1"
+    )
