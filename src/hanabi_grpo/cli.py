@@ -54,25 +54,111 @@ def train(ctx: typer.Context) -> None:
 
 @app.command()
 def evaluate(
-    policy: Annotated[str, typer.Option(help="served, base, or a script such as hint-bot or iggi.")] = "served",
-    deals: Annotated[int, typer.Option(help="Number of held-out deals.")] = 1000,
-    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Adapters that the server is to serve first.")] = None,
+    line_ups: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LINE_UP]...",
+            help="Who plays, one word for every seat or one each with commas: served, player_1@latest, base, a "
+            "checkpoint's or run's folder, or a script such as iggi. served when left out.",
+        ),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="The same as one LINE_UP.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The same as one LINE_UP that is this folder.")] = None,
+    deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
     preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
-    label: Annotated[str | None, typer.Option(help="Name in tables; the policy's when left out.")] = None,
+    label: Annotated[str | None, typer.Option(help="Name in tables; what was typed when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")] = False,
+    own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
-    """Play held-out deals, beside random and blind play of the same deals."""
+    """Play held-out deals, beside random and blind play of the same deals; interrupted, the same command goes on."""
     from hanabi_grpo.commands.evaluate import evaluate as run
 
     run(
-        policy,
-        deals=deals,
-        out=out,
+        line_ups or [],
+        policy=policy,
         checkpoint=checkpoint,
+        deals=deals,
+        suite=suite,
         preset=preset,
+        players=players,
         temperature=temperature,
         label=label,
+        out=out,
+        as_json=as_json,
+        rotate=not no_rotate,
+        own=own_server,
+    )
+
+
+@app.command()
+def collect(
+    line_up: Annotated[str, typer.Argument(help="Who plays, as in evaluate.")],
+    out: Annotated[Path, typer.Option(help="Folder of the games; an interrupted one is gone on with.")],
+    deals: Annotated[int, typer.Option(help="Number of deals.")] = 100,
+    games: Annotated[int, typer.Option(help="Games of each deal.")] = 1,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "collect",
+    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
+    prompts: Annotated[bool, typer.Option(help="Also what scripts would have been shown.")] = True,
+    no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Every deal in the seat order typed.")] = False,
+    own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
+) -> None:
+    """Record games of a line-up as JSON lines, without training; interrupted, the same command goes on."""
+    from hanabi_grpo.commands.collect import collect as run
+
+    run(
+        line_up,
+        out=out,
+        deals=deals,
+        games=games,
+        suite=suite,
+        preset=preset,
+        players=players,
+        temperature=temperature,
+        prompts=prompts,
+        rotate=not no_rotate,
+        own=own_server,
+    )
+
+
+@app.command("cross-play")
+def cross_play(
+    entries: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENTRY ENTRY...",
+            help="One word each: a script such as iggi, served, base, player_1@latest, a run's or checkpoint's folder, "
+            "or that and an adapter, FOLDER:player_1. NAME=WORD names it.",
+        ),
+    ],
+    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
+    deals: Annotated[int, typer.Option(help="Number of held-out deals that every pair plays.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; an interrupted one is gone on with.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
+) -> None:
+    """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners."""
+    from hanabi_grpo.commands.cross_play import cross_play as run
+
+    run(
+        entries,
+        preset=preset,
+        players=players,
+        deals=deals,
+        suite=suite,
+        temperature=temperature,
+        out=out,
+        as_json=as_json,
+        own=own_server,
     )
 
 
@@ -204,7 +290,7 @@ def play(
     preset: Annotated[str | None, typer.Option(help="Board; full when left out, with models as in training.")] = None,
     players: Annotated[int | None, typer.Option(help="Players, you included.")] = None,
     seed: Annotated[int | None, typer.Option(help="Names the deal; a random one when left out.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of models; 0 is greedy, TEMPERATURE when left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of models, 0 for greedy; else TEMPERATURE.")] = None,
     out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an unfinished game, *.unfinished.json.")] = None,
 ) -> None:
@@ -247,6 +333,36 @@ def import_hanab_live(
     from hanabi_grpo.commands.hanab_live import import_hanab_live as run
 
     run(sources, out=out)
+
+
+@app.command()
+def conventions(
+    line_ups: Annotated[list[str] | None, typer.Argument(metavar="[LINE_UP]...", help="Who plays, as typed.")] = None,
+    games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a run, a folder or a file.")] = None,
+    deals: Annotated[int, typer.Option(help="Deals that each line-up plays.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "eval",
+    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page, *.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The figures on standard output too.")] = False,
+    own: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command alone.")] = False,
+) -> None:
+    """Show what moves mean to a team: P(next move | my move), what hints tell, information per play; one page."""
+    from hanabi_grpo.commands.conventions import conventions as run
+
+    run(
+        line_ups or [],
+        games=games or [],
+        deals=deals,
+        suite=suite,
+        preset=preset,
+        players=players,
+        temperature=temperature,
+        out=out,
+        as_json=as_json,
+        own=own,
+    )
 
 
 @app.command()

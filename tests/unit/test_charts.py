@@ -1,4 +1,5 @@
 import json
+import math
 import struct
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import colormaps
+from matplotlib.image import imread
 
-from hanabi_grpo.charts import learning_curve, read_metrics, smooth
+from hanabi_grpo.charts import ColorScale, draw_heat_map, learning_curve, read_metrics, smooth
+from hanabi_grpo.charts.color_scale import color_at, contrast, ink_on
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation import evaluate_scripted
@@ -77,3 +81,61 @@ def test_importing_charts_loads_no_matplotlib() -> None:
     code = "import sys, hanabi_grpo.charts; print('matplotlib' in sys.modules, 'torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]
+
+
+def test_the_colours_are_viridis() -> None:
+    for step in range(101):
+        mine = [int(color_at(step / 100)[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+        assert mine == pytest.approx(colormaps["viridis"](step / 100)[:3], abs=0.02)
+
+
+@given(st.floats(-0.5, 1.5))
+def test_text_is_readable_on_every_colour(position: float) -> None:
+    color = color_at(position)
+    assert contrast(color, ink_on(color)) >= 4.5
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([0.0, 17.5, 25.0], 0.0, 25.0),
+        ([5.0, 20.0, math.nan], 5.0, 20.0),
+        ([12.0, 13.0], 9.375, 15.625),
+        ([0.0, 0.0], 0.0, 6.25),
+        ([25.0, 24.0], 18.75, 25.0),
+        ([math.nan, math.inf], 0.0, 6.25),
+        ([], 0.0, 6.25),
+    ],
+)
+def test_the_scale_is_the_scores_range_but_never_a_narrow_one(values: list[float], low: float, high: float) -> None:
+    assert ColorScale.over(values, 25) == ColorScale(low=low, high=high)
+
+
+def test_values_outside_the_scale_take_the_colour_of_its_end() -> None:
+    scale = ColorScale(low=1, high=3)
+    assert scale.color(-9) == scale.color(1) == "#440154" and scale.color(9) == scale.color(3) == "#fde725"
+    assert ColorScale(low=1, high=1).position(1) == 0.5
+
+
+@pytest.mark.parametrize(("count", "label"), [(2, "a"), (9, "runs/a-run-with-a-long-name/checkpoint-12345 $x_1$ {}^")])
+def test_a_heat_map_shows_its_cells_in_their_colours(tmp_path: Path, count: int, label: str) -> None:
+    means = [[float(i + j) for j in range(count)] for i in range(count)]
+    means[0][1] = math.nan
+    picture = tmp_path / "new" / "map.png"
+    errors = [[math.nan] * count] * count
+    draw_heat_map(
+        picture, means, errors, [f"{label}{i}" for i in range(count)], maximum=25, title="a\nb", row_title="in seat 0",
+        column_title="in seat 1", note="c",
+    )  # fmt: skip
+    pixels = imread(picture)
+    scale = ColorScale.over([value for row in means for value in row], 25)
+    shown = {tuple(pixel) for pixel in (pixels[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
+    for value in {value for row in means for value in row if math.isfinite(value)}:
+        color = scale.color(value)
+        assert tuple(int(color[start : start + 2], 16) for start in (1, 3, 5)) in shown
+    assert pixels.shape[0] < 2000 and pixels.shape[1] < 2600

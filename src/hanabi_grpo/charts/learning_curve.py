@@ -1,4 +1,4 @@
-"""The learning curve as a picture."""
+"""The learning curve of a training."""
 
 import json
 from collections.abc import Sequence

@@ -1,0 +1,156 @@
+"""`hanabi-grpo cross-play`: every entry with every other on common deals, in both orders."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.playing import chosen_temperature, game_config, serving, stderr_console
+from hanabi_grpo.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.crossplay.entries import Entry, parse_entries
+from hanabi_grpo.crossplay.plan import Plan, PlannedCell, make_plan
+from hanabi_grpo.crossplay.report import write_report
+from hanabi_grpo.crossplay.summary import Summary, summarise, summary_json
+from hanabi_grpo.crossplay.tables import all_tables, describe, matrix_table, rich_table
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.games import is_held_out
+from hanabi_grpo.lineups import parse_line_up, short_name
+from hanabi_grpo.matches import Served
+from hanabi_grpo.runs import finite
+from hanabi_grpo.settings import load_settings
+
+_WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
+"""Most entries whose matrix fits into 120 columns."""
+
+
+def cross_play(
+    texts: Sequence[str],
+    *,
+    preset: str | None,
+    players: int | None,
+    deals: int,
+    suite: str,
+    temperature: float | None,
+    out: Path | None,
+    as_json: bool,
+    own: bool,
+) -> None:
+    """Play every ordered pair, print the tables and write the report.
+
+    Args:
+        texts: The entries, see `crossplay.entries`.
+        preset: Board; None: the one of HANABI_PRESET or DATASET.
+        players: Players; None: likewise.
+        deals: Number of deals that every pair plays.
+        suite: Stream of held-out deals.
+        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
+        out: Folder; one of an interrupted command is gone on with. None: a new one in outputs/.
+        as_json: One JSON document on standard output instead of tables.
+        own: Start a rollout server for this command alone.
+
+    Raises:
+        SettingsError: Bad options, a checkpoint that cannot be used, or a folder of another cross-play.
+        ServerError: No server, or one that does not fit; finished pairs are kept.
+        typer.Exit: With code 130 when it was interrupted.
+    """
+    if deals < 2:
+        raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
+    if not is_held_out(suite):
+        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; play on eval or test.")
+    loaded = load_settings()
+    heat = chosen_temperature(loaded.settings, temperature)
+    config = game_config(loaded.settings, preset, players)
+    entries = parse_entries(texts, config.players)
+    folder = out or Path("outputs") / f"cross-play-{config.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    options = {"preset": preset, "players": players, "deals": deals, "suite": suite, "temperature": temperature}
+    again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own)
+    aside = stderr_console()
+    console = aside if as_json else make_console()
+    store, cells = CellStore(folder), dict[str, Cell]()
+    plans: list[Plan] = []
+
+    def standing() -> str:
+        if not plans:
+            return f"stopped before the games began. To go on: {again}"
+        if not cells:
+            return f"stopped before the first pair was finished; its finished deals are kept. To go on: {again}"
+        summary = summarise(plans[0], cells)
+        write_report(folder, summary)
+        return (
+            f"stopped: {summary.num_played} of {plans[0].num_pairs} pairs are done and in {folder}, with a report on "
+            f"them. To go on: {again}"
+        )
+
+    with interruptible(standing), ExitStack() as stack:
+        served = None
+        if any(parse_line_up(entry.word, config.players).needs_server for entry in entries):
+            _, served = stack.enter_context(serving(loaded, config, heat, console, own=own))
+        plans.append(make_plan(entries, config, deals, suite=suite, served=served))
+        cells.update(find_cells(plans[0], store))
+        if cells:
+            aside.print(f"{len(cells)} of {len(plans[0].cells)} cells are in {folder} already", markup=False)
+        try:
+            _play(plans[0], store, cells, served, aside)
+        except HanabiGrpoError:
+            aside.print(standing(), markup=False, soft_wrap=True)
+            raise
+        summary = summarise(plans[0], cells)
+        files = write_report(folder, summary)
+    if as_json:
+        sys.stdout.write(json.dumps(finite(summary_json(summary)), ensure_ascii=False, allow_nan=False) + "\n")
+    else:
+        _show(summary, console)
+    for file in files:
+        console.print(f"wrote {file}", markup=False, soft_wrap=True)
+
+
+def _play(plan: Plan, store: CellStore, cells: dict[str, Cell], served: Served | None, console: Console) -> None:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bars:
+        of_cells = bars.add_task("cells", total=len(plan.cells), completed=len(cells))
+        of_deals = bars.add_task("deals", total=plan.num_deals)
+
+        def begin(cell: PlannedCell) -> None:
+            bars.update(of_cells, completed=len(cells))
+            bars.update(of_deals, completed=0, description=cell.label)
+
+        play_cells(
+            plan,
+            store,
+            cells,
+            served=served,
+            begin=begin,
+            progress=lambda done: bars.update(of_deals, completed=done),
+        )
+        bars.update(of_cells, completed=len(cells))
+        bars.update(of_deals, completed=plan.num_deals, description="deals")
+
+
+def _show(summary: Summary, console: Console) -> None:
+    for line in describe(summary):
+        console.print(line, markup=False, soft_wrap=True)
+    if len(summary.labels) <= _WITHOUT_ERRORS:
+        console.print(rich_table(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS)))
+    for table in all_tables(summary)[1:]:
+        console.print(rich_table(table))
+
+
+def _command(entries: Sequence[Entry], options: dict[str, object], *, as_json: bool, own: bool) -> str:
+    """Return the command that goes on; runs are named by the checkpoint that was found in them."""
+    words = ["hanabi-grpo", "cross-play"]
+    for entry in entries:
+        is_own = entry.label in (short_name(entry.word), entry.word)
+        words.append(entry.word if is_own else f"{entry.label}={entry.word}")
+    for name, value in options.items():
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    words += (["--json"] if as_json else []) + (["--own-server"] if own else [])
+    return shlex.join(words)

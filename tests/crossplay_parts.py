@@ -1,0 +1,54 @@
+"""Cross-play without typing: plans, played cells and checkpoints that the server of `server_app` can be lent."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.crossplay.entries import parse_entries
+from hanabi_grpo.crossplay.plan import Plan, make_plan
+from hanabi_grpo.crossplay.summary import Summary, summarise
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.matches import Served
+from server_app import PEFT_CONFIG, adapter_bytes, make_identity
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+def plan_of(
+    *texts: str, deals: int = 8, config: EnvConfig = LAPTOP, suite: str = "eval", served: Served | None = None
+) -> Plan:
+    return make_plan(parse_entries(texts, config.players), config, deals, suite=suite, served=served)
+
+
+def play(plan: Plan, folder: Path, served: Served | None = None, progress: Any = lambda done: None) -> SimpleNamespace:
+    """Play what is missing; returns the cells, and the names of those that were played now."""
+    store = CellStore(folder)
+    cells: dict[str, Cell] = find_cells(plan, store)
+    begun: list[str] = []
+    play_cells(plan, store, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
+    return SimpleNamespace(cells=cells, begun=begun)
+
+
+def summary_of(folder: Path, *texts: str, **options: Any) -> Summary:
+    plan = plan_of(*texts, **options)
+    return summarise(plan, play(plan, folder).cells)
+
+
+def save_checkpoint(run: Path, step: int, values: Sequence[float], *, shared: bool = False) -> Path:
+    """Write a checkpoint whose adapters hold these values, of the base model of `server_app.make_identity`."""
+    identity = make_identity()
+    names = ["shared"] if shared else [f"player_{number}" for number in range(len(values))]
+
+    def fill(partial: Path) -> None:
+        for name, value in zip(names, values, strict=True):
+            (partial / name).mkdir()
+            (partial / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+            (partial / name / "adapter_model.safetensors").write_bytes(adapter_bytes(value))
+
+    run.mkdir(parents=True, exist_ok=True)
+    facts = identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
+    return write_checkpoint(run, step, fill, facts, needed_bytes=10_000)

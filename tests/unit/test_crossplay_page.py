@@ -1,0 +1,181 @@
+import base64
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from crossplay_parts import plan_of, play, summary_of
+from hanabi_grpo.charts.color_scale import contrast
+from hanabi_grpo.crossplay.page import render_page
+from hanabi_grpo.crossplay.plan import PlannedSwap
+from hanabi_grpo.crossplay.report import markdown_report, write_report
+from hanabi_grpo.crossplay.statistics import Estimate
+from hanabi_grpo.crossplay.summary import Summary, SwapFigures, SwappedTeam, summarise, summary_json
+from hanabi_grpo.crossplay.tables import entries_table, number, ranking_table, show, swap_table, whole_table
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+
+NASTY = "</td><script>alert(1)</script>|{{ 7*7 }}\u202eabc' onclick=x \"$x_1$"
+
+
+class Reader(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+
+@pytest.fixture(scope="module")
+def bots(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    return summary_of(tmp_path_factory.mktemp("bots"), "hint-bot", "random", "blind", deals=20)
+
+
+def renamed(summary: Summary, label: str) -> Summary:
+    entries = (replace(summary.plan.entries[0], label=label), *summary.plan.entries[1:])
+    return replace(summary, plan=replace(summary.plan, entries=entries, no_swap={label: "no seats"}))
+
+
+def unfinished(summary: Summary) -> Summary:
+    return summarise(summary.plan, {name: cell for name, cell in summary.cells.items() if name < "1-2"})
+
+
+def test_a_name_cannot_break_out_of_the_page(bots: Summary) -> None:
+    page = render_page(renamed(bots, NASTY))
+    clean, dirty = Reader(render_page(renamed(bots, "a plain but long name"))), Reader(page)
+    assert dirty.tags == clean.tags and dirty.tags.count("script") == 1
+    assert [name for name, _ in dirty.attributes] == [name for name, _ in clean.attributes]
+    assert "{{ 7*7 }}" in page and "\u202e" not in page and "[U+202E]abc" in page
+
+
+def test_the_page_needs_nothing_else_and_its_policy_names_its_own_style_and_script(bots: Summary) -> None:
+    page = render_page(bots)
+    assert not re.search(r"https?://|url\(|@import|style=", page)
+    assert not {"img", "link", "iframe", "object"} & set(Reader(page).tags)
+    [policy] = [value for name, value in Reader(page).attributes if name == "content" and "default-src" in value]
+    for tag in ("style", "script"):
+        [content] = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+
+
+def test_every_cell_has_its_value_a_colour_and_more_of_it_behind_it(bots: Summary) -> None:
+    page = render_page(bots)
+    cells = re.findall(r'<td class="(k\d+)( self)?" title="([^"]*)"><b>([\d.]+)</b><small>±([\d.]+)</small></td>', page)
+    assert [float(cell[3]) for cell in cells] == [round(value, 2) for value in bots.matrix.means.ravel().tolist()]
+    assert [bool(cell[1]) for cell in cells] == [True, False, False, False, True, False, False, False, True]
+    assert {cell[0] for cell in cells} <= set(re.findall(r"^\.(k\d+) ", page, re.MULTILINE))
+    assert cells[1][2].startswith("hint-bot in seat 0, random in seat 1: ")
+    assert "95 % interval" in cells[1][2] and "illegal" not in cells[1][2], "scripts reply with moves only"
+
+
+def test_text_is_readable_on_every_colour_of_the_page(bots: Summary) -> None:
+    rules = re.findall(r"\.k\d+ \{ background: (#\w{6}); color: (#\w{6}); \}", render_page(bots))
+    assert len(rules) == 33
+    assert min(contrast(*rule) for rule in rules) > 4.5
+
+
+def test_an_unfinished_matrix_says_so_and_shows_what_is_there(bots: Summary, tmp_path: Path) -> None:
+    partial = unfinished(bots)
+    page = render_page(partial)
+    assert page.count('class="missing"') == 4
+    assert "not finished: 5 of 9 pairs" in page and "Best partner" not in page
+    files = write_report(tmp_path, partial)
+    data = json.loads(files[0].read_text())
+    assert (data["complete"], data["num_played"], data["gap"]["mean"], data["cells"][2]) == (False, 5, None, [None] * 3)
+    assert data["entries"][0]["gap"]["mean"] is None and data["entries"][0]["first_seat"]["mean"] is not None
+    assert "not finished: 5 of 9 pairs" in files[1].read_text()
+    assert files[2].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_matrix_without_a_single_cell_has_a_page(bots: Summary) -> None:
+    assert render_page(summarise(bots.plan, {})).count('class="missing"') == 9
+
+
+def test_markdown_has_every_table_and_escapes_names(bots: Summary) -> None:
+    text = markdown_report(renamed(bots, "a|b\\c"))
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Mean scores",
+        "## Self-play and cross-play",
+        "## Entries",
+        "## Best partner on average",
+        "## Seat swap",
+    ]
+    rows = [line for line in text.splitlines() if line.startswith("| a\\|b\\\\c ")]
+    assert len(rows) == 2
+    bars = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
+    assert bars == {5, 8}
+    assert f"| {show(bots, bots.matrix.cell(0, 1))} |" in rows[0]
+
+
+def test_the_tables_say_what_the_figures_are(bots: Summary) -> None:
+    gap = whole_table(bots).rows[2]
+    assert gap[0] == "self-play minus cross-play" and float(gap[1]) == pytest.approx(bots.whole.gap.mean, abs=5e-4)
+    assert whole_table(bots).columns[3] == "± over entries"
+    assert "(blind)" in entries_table(bots).rows[1][-1]
+    assert [row[0] for row in ranking_table(bots).rows] == ["1", "2", "3"]
+
+
+def test_seats_that_were_swapped_have_a_table(bots: Summary) -> None:
+    swap = PlannedSwap(entry=0, orders=((1, 0),))
+    team = SwappedTeam(order=(1, 0), score=Estimate(1.5, 0.1), minus_straight=Estimate(-0.25, 0.05))
+    swapped = replace(
+        bots,
+        plan=replace(bots.plan, swaps=(swap,)),
+        swaps=(SwapFigures(label="mine", straight=Estimate(1.75, 0.1), teams=(team,)),),
+    )
+    assert swap_table(swapped).rows == (
+        ("mine", "player_0, player_1", "1.750 ± 0.100", "own seats"),
+        ("mine", "player_1, player_0", "1.500 ± 0.100", "-0.250 ± 0.050"),
+    )
+    assert "-0.250 ± 0.050" in render_page(swapped)
+    assert "Seat swap" not in render_page(bots)
+
+
+def test_numbers_have_no_negative_zero_and_unknown_ones_are_a_dash(bots: Summary) -> None:
+    assert [number(bots, value, sign=True) for value in (-0.0001, 1.25, -2.0, math.nan)] == [
+        "+0.000",
+        "+1.250",
+        "-2.000",
+        "–",
+    ]
+
+
+def test_three_players_are_told_that_a_cell_is_a_newcomer(tmp_path: Path) -> None:
+    summary = summary_of(tmp_path, "iggi", "random", config=EnvConfig(preset="full", players=3), deals=3)
+    page = render_page(summary)
+    assert "one newcomer, the row, in seat 0 of a team of the column" in page and "in seats 1 to 2" in page
+    assert number(summary, 1.0) == "1.00"
+
+
+def test_a_report_that_cannot_be_written_is_an_error_of_ours(bots: Summary, tmp_path: Path) -> None:
+    (tmp_path / "cross_play.md").mkdir()
+    with pytest.raises(SettingsError, match=r"cross_play\.md: cannot be written"):
+        write_report(tmp_path, bots)
+
+
+def test_the_json_holds_the_matrix_and_who_played(bots: Summary) -> None:
+    data = summary_json(bots)
+    assert [[cell["mean"] for cell in row] for row in data["cells"]] == bots.matrix.means.tolist()
+    assert data["cells"][0][1]["seats"] == ("hint-bot", "random")
+    assert data["entries"][2]["worst_partners"] == [bots.labels[n] for n in bots.entries[2].worst_partners]
+    assert (data["preset"], data["num_deals"], data["temperature"], data["complete"]) == ("laptop", 20, None, True)
+    low, high = data["cells"][0][0]["interval_95"]
+    assert low < data["cells"][0][0]["mean"] < high
+
+
+def test_a_plan_of_cells_played_before_gives_the_same_figures(tmp_path: Path, bots: Summary) -> None:
+    plan = plan_of("hint-bot", "random", "blind", deals=20)
+    first = summary_json(summarise(plan, play(plan, tmp_path).cells))
+    assert first == summary_json(summarise(plan, play(plan, tmp_path).cells)) == summary_json(bots)
