@@ -293,6 +293,7 @@ def play(
     temperature: Annotated[float | None, typer.Option(help="Of models, 0 for greedy; else TEMPERATURE.")] = None,
     out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an unfinished game, *.unfinished.json.")] = None,
+    own: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this game.")] = False,
 ) -> None:
     """Play a game yourself, with scripts or models as partners; ? at the prompt lists your moves."""
     from hanabi_grpo.commands.play import play as run
@@ -306,6 +307,7 @@ def play(
         temperature=temperature,
         out=out,
         resume=resume,
+        own=own,
     )
     raise typer.Exit(code)
 

@@ -78,7 +78,7 @@ def recording() -> Console:
     "command",
     [
         *("serve", "train", "evaluate", "collect", "tiny-model", "report", "settings", "dataset", "doctor"),
-        *("view", "export-hanab-live", "import-hanab-live"),
+        *("view", "export-hanab-live", "import-hanab-live", "play", "cross-play", "conventions", "scores"),
     ],
 )
 def test_every_command_has_help(command: str) -> None:

@@ -15,7 +15,7 @@ from hanabi_grpo.replays.timeline import Board, Move, Timeline
 from hanabi_grpo.replays.wording import deed, earned, outcome, possible, signed
 from hanabi_grpo.types import ReplyKind, player_name
 
-_STYLES = ("red", "yellow", "green", "bold", "blue")
+CARD_STYLES = ("red", "yellow", "green", "bold", "blue")
 """Of the colours of cards; their letters are always printed too."""
 
 
@@ -104,7 +104,7 @@ def _table_line(timeline: Timeline, board: Board) -> Text:
     line = Text(f"lives {board.lives}  hints {board.hints}  ")
     line.append(f"deck {board.deck_size}  " if board.turns_left is None else f"moves left {board.turns_left}  ")
     for color, height in enumerate(board.fireworks):
-        line.append(f"{COLOR_LETTERS[color]}{height} ", style=_STYLES[color])
+        line.append(f"{COLOR_LETTERS[color]}{height} ", style=CARD_STYLES[color])
     if board.discards:
         line.append(" discarded ")
         line.append_text(Text(" ").join(_card(card, None) for card in board.discards))
@@ -112,7 +112,7 @@ def _table_line(timeline: Timeline, board: Board) -> Text:
 
 
 def _card(card: Card | None, known: Knowledge | None) -> Text:
-    text = Text("?") if card is None else Text(str(card), style=_STYLES[card.color])
+    text = Text("?") if card is None else Text(str(card), style=CARD_STYLES[card.color])
     return text if known is None else Text.assemble(text, (f"({possible(known)})", "dim"))
 
 
