@@ -91,7 +91,7 @@ def conventions(
     figures = {"line_ups": [convention_json(report) for report in found]}
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(page, render_conventions(found, title="Hanabi conventions"))
+        write_text_atomic(page, render_conventions(found, title=_title(line_ups, games, deals, suite)))
         write_json_atomic(page.with_suffix(".json"), figures)
     except OSError as error:
         raise SettingsError(f"--out {page}: cannot be written ({error.strerror}).") from error
@@ -153,6 +153,11 @@ def _recorded(path: Path) -> tuple[str, ConventionCounts]:
         counts.add(game)
     assert counts is not None  # `read_recordings` refuses files without a game
     return "/".join(path.resolve().parts[-2:]), counts
+
+
+def _title(line_ups: Sequence[str], games: Sequence[Path], deals: int, suite: str) -> str:
+    played = f"{deals} deals of suite {suite} for each line-up" if line_ups else ""
+    return "; ".join(filter(None, (played, "recorded games" if games else "")))
 
 
 def _standing(standing: dict[str, int], deals: int) -> str:
