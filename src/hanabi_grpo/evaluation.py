@@ -47,6 +47,7 @@ def evaluate_line_up(
     ledger: Path | None = None,
     progress: Callable[[int], None] = _ignore,
     keep: Callable[[Sequence[PlayedGame]], None] | None = None,
+    clear: bool = True,
 ) -> EvaluationResult:
     """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
 
@@ -61,47 +62,12 @@ def evaluate_line_up(
         ledger: File for finished deals: an interrupted evaluation goes on from it. It is removed at the end.
         progress: Receives the number of deals done.
         keep: Receives the games of some deals at a time. Not together with `ledger`, which keeps no games.
+        clear: Whether a complete ledger is removed; a command with more to do before its end does that itself.
 
     Raises:
         SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
         ServerError: The server failed, holds other adapters, or dropped a game.
     """
-    result = measure_line_up(
-        line_up,
-        config,
-        num_deals,
-        suite=suite,
-        served=served,
-        rotate=rotate,
-        label=label,
-        ledger=ledger,
-        progress=progress,
-        keep=keep,
-    )
-    if ledger is not None:
-        ledger.unlink(missing_ok=True)
-    return result
-
-
-def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str = SUITE) -> EvaluationResult:
-    """Let one script fill every seat; see `evaluate_line_up`."""
-    return evaluate_line_up(parse_line_up(name, config.players), config, num_deals, suite=suite)
-
-
-def measure_line_up(
-    line_up: LineUp,
-    config: EnvConfig,
-    num_deals: int,
-    *,
-    suite: str = SUITE,
-    served: Served | None = None,
-    rotate: bool = True,
-    label: str | None = None,
-    ledger: Path | None = None,
-    progress: Callable[[int], None] = _ignore,
-    keep: Callable[[Sequence[PlayedGame]], None] | None = None,
-) -> EvaluationResult:
-    """Do what `evaluate_line_up` does, but leave the complete ledger; for commands with more to do before the end."""
     if num_deals < 2:
         raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
@@ -131,6 +97,8 @@ def measure_line_up(
         with Ledger(ledger, key) as book:
             games.update(_finished(book, len(key["seats"])))
             play(book)
+            if clear:
+                book.remove()
     return summarise(
         line_up,
         config,
@@ -142,6 +110,11 @@ def measure_line_up(
         label=label,
         temperature=served.temperature if served and line_up.needs_server else None,
     )
+
+
+def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str = SUITE) -> EvaluationResult:
+    """Let one script fill every seat; see `evaluate_line_up`."""
+    return evaluate_line_up(parse_line_up(name, config.players), config, num_deals, suite=suite)
 
 
 def line_up_key(

@@ -14,7 +14,6 @@ from hanabi_grpo.evaluation import (
     evaluate_line_up,
     evaluate_scripted,
     line_up_key,
-    measure_line_up,
     paired_difference,
     summarise,
 )
@@ -240,13 +239,13 @@ def test_a_ledger_is_gone_at_the_end(tmp_path: Path) -> None:
 
 def test_any_cut_of_a_ledger_leads_to_the_same_result(tmp_path: Path) -> None:
     path = tmp_path / "x.part.jsonl"
-    undisturbed = measure_line_up(MIXED, LAPTOP, 60, ledger=path)
+    undisturbed = evaluate_line_up(MIXED, LAPTOP, 60, ledger=path, clear=False)
     whole = path.read_bytes()
     for size in (0, 1, len(whole) // 3, len(whole) // 2, len(whole) - 1, len(whole)):
         path.write_bytes(whole[:size])
-        assert measure_line_up(MIXED, LAPTOP, 60, ledger=path) == undisturbed
+        assert evaluate_line_up(MIXED, LAPTOP, 60, ledger=path, clear=False) == undisturbed
         assert len(path.read_bytes().splitlines()) == 61
-    fewer = measure_line_up(MIXED, LAPTOP, 40, ledger=path)
+    fewer = evaluate_line_up(MIXED, LAPTOP, 40, ledger=path, clear=False)
     assert fewer.scores == undisturbed.scores[:40]
 
 

@@ -14,7 +14,7 @@ from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation import default_label, line_up_key, measure_line_up, paired_difference
+from hanabi_grpo.evaluation import default_label, evaluate_line_up, line_up_key, paired_difference
 from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.games import is_held_out
 from hanabi_grpo.ledger import key_digest
@@ -155,7 +155,7 @@ def _measure(
             done[label] = count
             show(count)
 
-        return measure_line_up(
+        return evaluate_line_up(
             team,
             config,
             deals,
@@ -165,6 +165,7 @@ def _measure(
             label=label,
             ledger=book,
             progress=progress,
+            clear=False,
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hanabi_grpo.crossplay.plan import Plan, PlannedCell
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation import measure_line_up
+from hanabi_grpo.evaluation import evaluate_line_up
 from hanabi_grpo.evaluation_result import EvaluationResult, read_result, result_to_json, write_document
 from hanabi_grpo.matches import Served
 
@@ -111,10 +111,7 @@ def play_cells(
         if cell.name in cells:
             continue
         begin(cell)
-        if served is not None:
-            # The server holds few lent adapters and drops the oldest; those of one cell always fit.
-            served.resolver.lend_again()
-        result = measure_line_up(
+        result = evaluate_line_up(
             cell.line_up,
             plan.config,
             plan.num_deals,
@@ -124,6 +121,7 @@ def play_cells(
             label=cell.label,
             ledger=store.ledger(cell),
             progress=progress,
+            clear=False,
         )
         cells[cell.name] = store.add(cell, result)
 
