@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Protocol
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies import SCRIPTED
 from hanabi_grpo.seating import BASE, is_scripted
-from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, Episode, adapter_of, player_name, player_names
 
 EARLIER = "earlier"
@@ -28,6 +28,23 @@ BLOCK = 16
 """Deals within which the share of deals with a partner is kept to the next whole number."""
 _FIXED = re.compile(r"(player_[0-9]+)\s*=\s*(.*)", re.ASCII)
 _CHOSEN = re.compile(r"(.+):([A-Za-z0-9_]{1,64})", re.ASCII)
+
+
+class PoolSettings(Protocol):
+    """What `read_pool` reads of the settings, which check their partners by it and so stand above this module."""
+
+    @property
+    def partners(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def players(self) -> int: ...  # noqa: D102
+    @property
+    def adapters(self) -> str: ...  # noqa: D102
+    @property
+    def deals_per_step(self) -> int: ...  # noqa: D102
+    @property
+    def save_steps(self) -> int: ...  # noqa: D102
+    @property
+    def save_total_limit(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +185,7 @@ def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num
     return len(needed)
 
 
-def read_pool(settings: Settings) -> tuple[Partner, ...]:
+def read_pool(settings: PoolSettings) -> tuple[Partner, ...]:
     """Return the pool of HANABI_PARTNERS after the checks that need no file; empty: self-play alone.
 
     Raises:
