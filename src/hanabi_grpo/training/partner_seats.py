@@ -13,6 +13,7 @@ from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.partners import MAX_LENT, Draw, Partner, always_partner, choose_step, describe_pool, draw, read_pool
 from hanabi_grpo.saved_adapters import WEIGHTS, SavedAdapters, read_adapters
+from hanabi_grpo.seating import NOT_HELD
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
 
@@ -24,8 +25,6 @@ SAME_FACTS = {
     "chat_hash": "chat format",
 }
 """Facts of a manifest that must be those of the server, and what they are of."""
-NOT_HELD = "lend it again"
-"""What the server says of a frozen adapter that it does not hold, or has no place for just now."""
 TRIES = 4
 Lend = Callable[[int, bytes, Mapping[str, Any]], str]
 """(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g. "frozen_0123456789abcdef@50"."""
