@@ -1,15 +1,21 @@
 """Fixtures for every test: the environment comes back as it was, and no process stays behind."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 ROOT = Path(__file__).parent.parent
 _GRACE_SECONDS = 20
+
+# A machine with other work to do is no fault of an example.
+hypothesis_settings.register_profile("no-deadline", deadline=None)
+hypothesis_settings.load_profile("no-deadline")
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +30,19 @@ def _restored_environment() -> Iterator[None]:
     os.environ.update(variables)
 
 
+def _heed_ctrl_c() -> None:
+    # A test run in the background would hand down an ignored Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def start_process() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """Give a `subprocess.Popen` for text whose processes, children included, are ended after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*args: object, **options: object) -> "subprocess.Popen[str]":
-        process = subprocess.Popen(*args, **{"text": True, **options})  # type: ignore[call-overload]
+        given = {"text": True, "preexec_fn": _heed_ctrl_c, **options}
+        process = subprocess.Popen(*args, **given)  # type: ignore[call-overload]
         started.append(process)
         return process
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hanabi_grpo.cli_games import games
+from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.errors import HanabiGrpoError
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -165,7 +167,9 @@ def cross_play(
 @app.command("tiny-model")
 def tiny_model(
     out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("outputs/tiny-model"),
-    preset: Annotated[str | None, typer.Option(help="Board; HANABI_PRESET or laptop when left out.")] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
@@ -173,7 +177,7 @@ def tiny_model(
     """Make the tiny model that trains on a laptop; at once when it is there already."""
     from hanabi_grpo.commands.tiny_model import tiny_model as run
 
-    run(out, preset=preset, seed=seed, steps=steps, force=force)
+    run(out, presets=preset or [], seed=seed, steps=steps, force=force)
 
 
 @app.command()
@@ -201,6 +205,17 @@ def report(
 
 
 @app.command()
+def dynamics(
+    run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
+    out: Annotated[Path | None, typer.Option(help="Picture; dynamics.png in the run folder when left out.")] = None,
+) -> None:
+    """Show how a run's play changed and which collapse alarms were raised: a table and a picture."""
+    from hanabi_grpo.commands.dynamics import dynamics as show
+
+    show(run, out=out)
+
+
+@app.command()
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
@@ -221,17 +236,31 @@ def settings(
 
 @app.command()
 def dataset(
-    preset: Annotated[str, typer.Option(help="Board, e.g. laptop or full.")],
+    preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
+    observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
     num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
+    from_step: Annotated[int | None, typer.Option(help="First step of these rows; the run's when left out.")] = None,
+    until_step: Annotated[int | None, typer.Option(help="Last step of these rows; the run's when left out.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
 ) -> None:
-    """Write a dataset of one row."""
-    from hanabi_grpo.commands.dataset import dataset_row, write_dataset
+    """Write a dataset: a row for each board, with shares and steps; --add puts more rows into one."""
+    from hanabi_grpo.commands.dataset import dataset as run
 
-    write_dataset(out, dataset_row(preset, players=players, suite=suite, num_deals=num_deals))
-    print(f"wrote {out}; train on it with DATASET={out}")
+    line = run(
+        preset,
+        out=out,
+        add=add,
+        players=players,
+        observation=observation,
+        suite=suite,
+        num_deals=num_deals,
+        from_step=from_step,
+        until_step=until_step,
+    )
+    print(f"wrote {out} ({line}); train on it with DATASET={out}")
 
 
 @app.command()
@@ -243,98 +272,6 @@ def doctor(
     from hanabi_grpo.commands.doctor import doctor as run
 
     run(role, as_json=as_json)
-
-
-@app.command()
-def view(
-    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
-    worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
-    best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
-    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,
-    player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
-    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
-    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
-    prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
-    hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
-) -> None:
-    """Watch recorded games: what each player saw, thought, said and did, and what it earned."""
-    from hanabi_grpo.commands.view import view as run
-
-    run(
-        path,
-        worst=worst,
-        best=best,
-        illegal=illegal,
-        player=player,
-        game=game,
-        step=step,
-        prompts=prompts,
-        hands=hands,
-        html=html,
-    )
-
-
-@app.command()
-def play(
-    partners: Annotated[
-        str | None,
-        typer.Argument(
-            help="One word for every partner (iggi), one for each (iggi,piers), or with human in your seat one for "
-            "every player (served,human). A word is a script, served, player_1@latest, base, or a checkpoint's folder; "
-            "iggi when left out.",
-            show_default=False,
-        ),
-    ] = None,
-    seat: Annotated[str | None, typer.Option(help="Your seat; player_0 when left out.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Board; full when left out, with models as in training.")] = None,
-    players: Annotated[int | None, typer.Option(help="Players, you included.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Names the deal; a random one when left out.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of models, 0 for greedy; else TEMPERATURE.")] = None,
-    out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with an unfinished game, *.unfinished.json.")] = None,
-    own: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this game.")] = False,
-) -> None:
-    """Play a game yourself, with scripts or models as partners; ? at the prompt lists your moves."""
-    from hanabi_grpo.commands.play import play as run
-
-    code = run(
-        partners,
-        seat=seat,
-        preset=preset,
-        players=players,
-        seed=seed,
-        temperature=temperature,
-        out=out,
-        resume=resume,
-        own=own,
-    )
-    raise typer.Exit(code)
-
-
-@app.command("export-hanab-live")
-def export_hanab_live(
-    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
-    out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
-    url: Annotated[bool, typer.Option("--url", help="Links that open the games instead of JSON.")] = False,
-    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
-    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
-) -> None:
-    """Write games of the board full as hanab.live reads them."""
-    from hanabi_grpo.commands.hanab_live import export_hanab_live as run
-
-    run(path, out=out, url=url, game=game, step=step)
-
-
-@app.command("import-hanab-live")
-def import_hanab_live(
-    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input, URLs or their fragments.")],
-    out: Annotated[Path, typer.Option(help="New file of games, for hanabi-grpo view.")],
-) -> None:
-    """Replay games of hanab.live in our engine; games of other rules are refused."""
-    from hanabi_grpo.commands.hanab_live import import_hanab_live as run
-
-    run(sources, out=out)
 
 
 @app.command()
@@ -378,6 +315,12 @@ def scores(
 
     run(deals=deals, out=out, as_json=as_json)
 
+
+# A name is left out, so they are commands beside the others.
+app.add_typer(games)
+
+
+app.command("warm-start")(warm_start)
 
 if __name__ == "__main__":
     app()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from hanabi_grpo.dynamics import dynamics_figures
 from hanabi_grpo.partners import is_trained
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, player_name
 
@@ -16,17 +17,19 @@ def episode_metrics(
     groups_dropped: int = 0,
     own: Sequence[str] = (),
     partners: Mapping[str, str] | None = None,
+    reply_limit: int = 0,
+    end_id: int | None = None,
 ) -> dict[str, float]:
     """Return the step's figures: scores, what went wrong, how the team plays, and per player its own.
 
     `score/mean` is OpenSpiel's scoring (0 on a bomb), `score_kept/mean` the points on the table; rates are per game
     unless named otherwise; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats. A figure that the
     games do not determine is absent: every mean of a step without games, the error of a single game, the reward of a
-    games do not determine is absent: every mean of a step without games, the error of a single game, the reward of a
     player without a turn. Counts are always there.
 
     Scores and rates are of all games and all seats. What says how training goes (a player's reward, entropy and games
-    without a turn, spread, games whose replies were all bad) is of the trained seats alone.
+    without a turn, spread, games whose replies were all bad) is of the trained seats alone. How play changes (kinds of
+    moves, hints, form of replies, blind play) is described in `dynamics`.
 
     Args:
         groups: Per deal its games.
@@ -35,6 +38,8 @@ def episode_metrics(
         own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
         partners: For a run with partners: the word of a partner's seat to its name. Scores of self-play and with each
             partner are then told apart.
+        reply_limit: Most tokens of one reply; 0: unknown, and no reply counts as cut.
+        end_id: The token that ends a reply.
     """
     episodes = [episode for group in groups for episode in group]
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -46,8 +51,11 @@ def episode_metrics(
         "groups_without_spread": float(sum(not _has_spread(group, own) for group in groups)),
         "reply_tokens": float(sum(len(turn.reply_ids) for turn in turns)),
     }
+    if groups:
+        metrics["flat_group_share"] = metrics["groups_without_spread"] / len(groups)
     if episodes:
         metrics |= _means(episodes)
+        metrics |= dynamics_figures(groups, own, reply_limit=reply_limit, end_id=end_id)
     if partners is not None:
         metrics |= _scores_by_partner(episodes, own, partners)
     for player in range(max((episode.num_players for episode in episodes), default=0)):

@@ -30,8 +30,26 @@ MEANING = (
     "TEMPERATURE",
     "NUM_GENERATIONS",
     "HANABI_DEALS_PER_STEP",
+    "HANABI_DEAL_SEED",
     "BETA",
+    "HANABI_UPDATES_PER_STEP",
+    "HANABI_CLIP_LOW",
+    "HANABI_CLIP_HIGH",
+    "HANABI_CLIP_DUAL",
+    "HANABI_KL",
+    "HANABI_ENTROPY_BONUS",
+    "HANABI_SAMPLER_CORRECTION",
+    "HANABI_SAMPLER_CORRECTION_LIMIT",
+    "HANABI_UPDATE",
+    "HANABI_ALTERNATE_EVERY",
+    "HANABI_FREEZE",
     "HANABI_ADVANTAGE",
+    "HANABI_ADVANTAGE_SCALE",
+    "HANABI_WHITEN",
+    "HANABI_LOSS_UNIT",
+    "HANABI_LENGTH_PENALTY",
+    "HANABI_LENGTH_FREE",
+    "HANABI_GROUP",
     "HANABI_PARTNERS",
     "HANABI_PARTNER_SHARE",
 )
@@ -41,7 +59,29 @@ Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSP
 parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
 SAVE_TOTAL_LIMIT are, although they decide which earlier versions a pool with HANABI_PARTNERS=earlier holds.
 """
-_UNRECORDED = {"HANABI_PARTNERS": ""}
+_UNRECORDED = {
+    "HANABI_PARTNERS": "",
+    "HANABI_LEARNING_RATES": "",
+    "HANABI_START_FROM": "",
+    "HANABI_UPDATES_PER_STEP": 1,
+    "HANABI_CLIP_LOW": 0.2,
+    "HANABI_CLIP_HIGH": 0.2,
+    "HANABI_CLIP_DUAL": None,
+    "HANABI_KL": "loss",
+    "HANABI_ENTROPY_BONUS": 0.0,
+    "HANABI_SAMPLER_CORRECTION": "none",
+    "HANABI_SAMPLER_CORRECTION_LIMIT": 2.0,
+    "HANABI_UPDATE": "independent",
+    "HANABI_ALTERNATE_EVERY": 10,
+    "HANABI_FREEZE": "",
+    "HANABI_ADVANTAGE_SCALE": None,
+    "HANABI_WHITEN": False,
+    "HANABI_LOSS_UNIT": "token",
+    "HANABI_LENGTH_PENALTY": 0.0,
+    "HANABI_LENGTH_FREE": 0,
+    "HANABI_GROUP": "deal",
+    "HANABI_DEAL_SEED": 0,
+}
 """What runs had that were started before there was such a setting."""
 _PLACES = ("OUTPUT_DIR", "RESUME")
 _SETTINGS_FILE = "settings.json"

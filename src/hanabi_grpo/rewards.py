@@ -4,10 +4,10 @@ Team parts (`types.TEAM_PARTS`) go to every player, the others to the mover. Ove
 to `score weight x OpenSpiel's return` under the bomb rule "zero" and to `score weight x points kept` under "keep".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from hanabi_grpo.types import ReplyKind
+from hanabi_grpo.types import Episode, ReplyKind, Turn
 
 BombRule = Literal["zero", "keep"]
 
@@ -51,3 +51,24 @@ def move_rewards(
     if kind is ReplyKind.UNPARSABLE:
         parts["unparsable"] = weights.unparsable
     return parts
+
+
+def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:
+    """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
+
+    It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
+    included; other turns have no such part. The trainer adds it, since games are played in text.
+
+    Args:
+        episode: As it was played.
+        per_token: Not negative; 0 returns the game as it is.
+        free: Tokens that cost nothing.
+    """
+    if not per_token or all(len(turn.reply_ids) <= free for turn in episode.turns):
+        return episode
+
+    def priced(turn: Turn) -> Turn:
+        beyond = len(turn.reply_ids) - free
+        return replace(turn, rewards={**turn.rewards, "length": -per_token * beyond}) if beyond > 0 else turn
+
+    return replace(episode, turns=tuple(map(priced, episode.turns)))

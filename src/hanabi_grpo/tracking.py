@@ -1,4 +1,4 @@
-"""Where metrics go: a JSONL file always, a line in the terminal, and W&B beside them when asked for."""
+"""Where metrics go: a JSONL file always, a line in the terminal, and W&B beside them when asked for; and the alarms."""
 
 import logging
 import time
@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from hanabi_grpo.dynamics import AlarmWatch, read_history
+from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.resume import TRAINER_STATE
 from hanabi_grpo.runs import append_jsonl
 from hanabi_grpo.settings import Settings, settings_values
@@ -15,17 +17,26 @@ logger = logging.getLogger(__name__)
 
 
 class TrackingCallback(TrainerCallback):
-    """Writes `metrics.jsonl` in the run folder, prints a line per step, mirrors both to W&B."""
+    """Writes `metrics.jsonl` in the run folder, prints a line per step, mirrors both to W&B, and watches for collapse.
+
+    An alarm that is raised or over is an incident; `alarm/<name>` in each row says which are raised.
+    """
 
     def __init__(self, settings: Settings, run_folder: Path) -> None:
         """Prepare; W&B starts with training."""
         self.settings, self.run_folder = settings, run_folder
         self._wandb: Any = None
+        self._watch = AlarmWatch()
+        self._incidents = IncidentLog(run_folder)
         self._rows: list[dict[str, Any]] = []
         self._started = time.time()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start W&B before the first step, so that a wrong key or project stops the run at once."""
+        """Start W&B before the first step, so that a wrong key or project stops the run at once.
+
+        A resumed run's alarms stand as they stood at its checkpoint.
+        """
+        self._watch = self._watch_so_far(state.global_step)
         if "wandb" not in self.settings.report_to:
             return
         import wandb
@@ -43,6 +54,8 @@ class TrackingCallback(TrainerCallback):
         """Write one step's figures."""
         if not logs or "games" not in logs:
             return
+        changes = self._watch.update({"step": state.global_step, **logs})
+        logs = {**logs, **self._watch.metrics()}
         row = {"step": state.global_step, "seconds": round(time.time() - self._started, 2), **logs}
         self._rows.append(row)
         try:
@@ -58,6 +71,16 @@ class TrackingCallback(TrainerCallback):
             )
         if self._wandb is not None:
             self._wandb.log(logs, step=state.global_step)
+        for change in changes:
+            self._incidents.record(
+                "alarm" if change.since is None else "alarm_over",
+                change.message,
+                step=change.step,
+                alarm=change.alarm.name,
+                subject=change.subject,
+                value=change.value,
+                level=change.level,
+            )
         if "score/mean" not in logs:
             logger.info("step %d/%d  no usable game", state.global_step, state.max_steps)
             return
@@ -96,6 +119,17 @@ class TrackingCallback(TrainerCallback):
             self._log_artifact(Path(checkpoint), list(self.settings.ckpt_artifact_aliases))
         self._wandb.finish(exit_code=exit_code)
         self._wandb = None
+
+    def _watch_so_far(self, step: int) -> AlarmWatch:
+        try:
+            rows = read_history(self.run_folder / "metrics.jsonl")
+        except OSError as error:
+            logger.warning("metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror)
+            rows = []
+        watch = AlarmWatch.after(row for row in rows if row["step"] <= step)
+        for (name, subject), since in watch.raised.items():
+            logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
+        return watch
 
     def _log_artifact(self, checkpoint: Path, aliases: list[str]) -> None:
         import wandb

@@ -5,6 +5,9 @@ from dataclasses import fields
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.tensor_fragment import get_full_hp_param, set_full_hp_param
 from peft import PeftModel, get_peft_model_state_dict
@@ -17,6 +20,7 @@ from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOT
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin
 from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer
+from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
@@ -57,6 +61,7 @@ def model() -> PeftModel:
         ),
         ("_prepare_for_training", ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"]),
         ("_save_checkpoint", ["self", "args", "kwargs"]),
+        ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
         ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
     ],
 )
@@ -75,6 +80,21 @@ def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> N
     assert loop.index("self.optimizer.step()") < loop.index("callback_handler.on_optimizer_step")
     assert loop.index("callback_handler.on_optimizer_step") < loop.index("self.lr_scheduler.step()")
     assert "_optimizer_ori" in inspect.getsource(SwiftMixin.create_optimizer)
+
+
+def test_several_updates_in_a_step_find_the_flag_and_the_counter_that_they_use() -> None:
+    loop = inspect.getsource(Trainer._run_epoch)
+    flag, train = "gradient_state._set_sync_gradients(do_sync_step)", "self.training_step(model, inputs"
+    assert loop.index(flag) < loop.index(train) < loop.index("self.optimizer.step()") < loop.index("model.zero_grad()")
+    assert loop.index("self.state.global_step += 1") < loop.index("callback_handler.on_step_end")
+    assert "self._step += 1" in inspect.getsource(TRLTrainer.training_step)
+    prepare = inspect.getsource(inspect.unwrap(GRPOTrainer._prepare_inputs))
+    assert "self._buffered_inputs[self._step % num_rollout_samples]" in prepare
+    assert "sync_gradients=self.sync_gradients" in inspect.getsource(Accelerator.backward)
+    assert "if self.gradient_state.sync_gradients" in inspect.getsource(AcceleratedOptimizer.step)
+    deepspeed = inspect.getsource(DeepSpeedEngineWrapper.backward)
+    assert "set_gradient_accumulation_boundary(is_boundary=sync_gradients)" in deepspeed
+    assert deepspeed.index("if sync_gradients") < deepspeed.index("self.engine.step()")
 
 
 def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_where_they_are_read() -> None:

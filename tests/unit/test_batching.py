@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hanabi_grpo.advantages import grpo
+from hanabi_grpo.advantages import Estimator, choose_estimator, grpo
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
@@ -52,7 +52,11 @@ GROUP = [
 
 
 def _plan(
-    rank: int = 0, world_size: int = 1, micro_batches: int = 1, groups: Sequence[Sequence[Episode]] = (GROUP,)
+    rank: int = 0,
+    world_size: int = 1,
+    micro_batches: int = 1,
+    groups: Sequence[Sequence[Episode]] = (GROUP,),
+    estimator: Estimator = grpo,
 ) -> list[dict]:
     return plan_batches(
         groups,
@@ -60,7 +64,7 @@ def _plan(
         micro_batches_per_player=micro_batches,
         rank=rank,
         world_size=world_size,
-        estimator=grpo,
+        estimator=estimator,
         pad_id=0,
         device=torch.device("cpu"),
     )
@@ -199,3 +203,35 @@ def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
     assert usable_groups([big], ()) == ([big], [])
     with pytest.raises(NonFiniteError, match=r"player_0, deal train/0, game 0: advantages \["):
         _plan(groups=[big])
+
+
+def test_a_row_names_its_game_alike_for_every_player_and_rank() -> None:
+    groups = [_deal(1, *GROUP), _deal(2, *GROUP[:2])]
+    plans = [_plan(rank, 2, 1, groups) for rank in range(2)]
+    found: dict[str, list[int]] = {"player_0": [], "player_1": []}
+    for batch in (one["grpo_batch"] for plan in plans for one in plan):
+        assert len(batch.games) == len(batch.completion_mask)
+        found[batch.player] += batch.games
+    # Player 1 has no turn in the third game of the first deal.
+    assert {player: sorted(games) for player, games in found.items()} == {
+        "player_0": [0, 1, 2, 3, 4],
+        "player_1": [0, 1, 3, 4],
+    }
+    first = next(one["grpo_batch"] for one in plans[0] if one["grpo_batch"].player == "player_0")
+    lengths = {0: 8, 1: 6, 2: 4, 3: 8, 4: 6}
+    assert first.seq_lengths.tolist() == [lengths[game] for game in first.games]
+    assert [one["grpo_batch"].games for one in _plan(groups=())] == [(-1,), (-1,)]
+
+
+def test_whitening_reaches_the_batch() -> None:
+    rows = sequences_of([GROUP], 0, grpo, OWN, whiten=True)
+    turns = [row.advantages[-1] for row in rows for _ in range(1 + (row.game == 0))]
+    assert sum(turns) == pytest.approx(0, abs=1e-9)
+    assert rows != sequences_of([GROUP], 0, grpo, OWN)
+
+
+def test_advantages_beyond_the_batch_s_number_format_are_an_error() -> None:
+    big = [_episode(_turn(0, 1, 1e300)), _episode(_turn(0, 1))]
+    with pytest.raises(NonFiniteError, match=r"player_0, deal train/0, game 0: advantages \["):
+        _plan(groups=[big], estimator=choose_estimator("grpo", "none"))
+    assert _has_loss(_plan(groups=[big])[0])

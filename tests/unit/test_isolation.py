@@ -154,6 +154,52 @@ def test_a_step_that_nobody_announced_is_refused_once_training_has_begun() -> No
         run.optimizer.step()
 
 
+def test_several_updates_from_one_steps_games_count_once_and_clip_each_time() -> None:
+    run = _Training(torch.optim.SGD, lr=0.1)
+    weight = run.model.lora_A["player_0"].weight
+    group = run.optimizer.param_groups[0]
+    group["lr"] = 0.1
+    run.guard.begin({"player_0"})
+    for scale in (5.0, 0.01):
+        before = weight.detach().clone()
+        run.optimizer.zero_grad()
+        (run.model(torch.ones(2, 4), "player_0").sum() * scale).backward()
+        run.optimizer.step()
+        assert run.guard.finish() == {"player_0": pytest.approx(8.0 * scale, rel=1e-5)}
+        assert (weight - before).norm().item() == pytest.approx(0.1 * min(8.0 * scale, 1.0), rel=1e-3)
+        run.guard.again({"player_0"})
+    assert [one["updates"] for one in run.optimizer.param_groups] == [1, 0]
+
+
+def test_bad_updates_of_one_step_are_one_step_of_the_three_that_stop_a_run() -> None:
+    run = _Training()
+    run.guard.begin(NAMES)
+    for _ in range(5):
+        run.optimizer.zero_grad()
+        (run.model(torch.ones(2, 4), "player_0").sum() * float("nan")).backward()
+        run.model(torch.ones(2, 4), "player_1").sum().backward()
+        run.optimizer.step()
+        assert list(run.guard.finish()) == ["player_1"]
+        run.guard.again(NAMES)
+    assert run.guard.dropped == ["player_0"]
+    assert run.guard.streaks == {"player_0": 1, "player_1": 0}
+    assert len(run.reports) == 1
+    assert [one["updates"] for one in run.optimizer.param_groups] == [0, 1]
+
+
+def test_every_player_may_have_its_own_rate_and_length_of_schedule() -> None:
+    model = _Adapters()
+    optimizer = torch.optim.SGD(player_groups(model, NAMES, {"player_0": 0.1, "player_1": 0.02, "shared": 9.0}), lr=5.0)
+    schedule = PlayerSchedule(optimizer, "linear", num_steps={"player_0": 4, "player_1": 2}, num_warmup_steps=0)
+    rates = []
+    for count in range(3):
+        for group in optimizer.param_groups:
+            group["updates"] = count
+        schedule.refresh()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [pytest.approx([0.1, 0.02]), pytest.approx([0.075, 0.01]), pytest.approx([0.05, 0.0])]
+
+
 def test_the_base_model_is_nobodys_parameter() -> None:
     groups = player_groups(_Adapters(), NAMES)
     assert [(group["player"], len(group["params"])) for group in groups] == [("player_0", 1), ("player_1", 1)]

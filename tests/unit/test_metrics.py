@@ -53,7 +53,11 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "groups_dropped": 1.0,
         "games_all_bad": 1.0,
         "groups_without_spread": 1.0,
+        "flat_group_share": 0.5,
         "reply_tokens": 10.0,
+        "games/laptop": 4.0,
+        "score/laptop": 0.25,
+        "hint_pairs": 0.0,
         "score/mean": 0.25,
         "score/se": 0.25,
         "score_kept/mean": 0.75,
@@ -64,9 +68,15 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "hints_per_game": 1.25,
         "turns_per_game": 1.25,
         "player_0/games_without_turn": 0.0,
+        "player_0/bad_reply_share": 0.25,
+        "player_0/unparsable_share": 0.0,
+        "player_0/tokens_per_reply": 2.0,
         "player_0/reward": 0.125,
         "player_0/entropy_estimate": 0.5,
         "player_1/games_without_turn": 3.0,
+        "player_1/bad_reply_share": 0.0,
+        "player_1/unparsable_share": 0.0,
+        "player_1/tokens_per_reply": 2.0,
         "player_1/reward": 1.0,
         "player_1/entropy_estimate": 0.5,
     }
@@ -81,6 +91,7 @@ def test_a_step_without_games_has_counts_and_no_means(groups: list[list[Episode]
         "games_all_bad": 0.0,
         "groups_without_spread": float(len(groups)),
         "reply_tokens": 0.0,
+        **({"flat_group_share": 1.0} if groups else {}),
     }
 
 

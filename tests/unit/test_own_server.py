@@ -46,6 +46,9 @@ DIES = "    import sys\n    print('loading')\n    sys.exit('no model 模型')\n"
 HANGS = "    import time\n    time.sleep(600)\n"
 
 
+Children = Callable[[], list[psutil.Process]]
+
+
 def command(script: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(script)]
 
@@ -57,8 +60,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+@pytest.fixture
+def children() -> Callable[[], list[psutil.Process]]:
+    """What this process has started since; the server of the end-to-end tests may be running beside."""
+
+    def alive() -> list[psutil.Process]:
+        found = psutil.Process().children(recursive=True)
+        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+
+    before = set(alive())
+    return lambda: [child for child in alive() if child not in before]
 
 
 def test_the_server_is_healthy_inside_and_gone_outside(tmp_path: Path) -> None:
@@ -101,7 +112,7 @@ def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Pat
     assert time.monotonic() - start < 150, "it did not wait for the server's time to pass"
 
 
-def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path) -> None:
+def test_a_server_that_never_gets_healthy_is_ended(tmp_path: Path, children: Children) -> None:
     with (
         pytest.raises(ServerError, match=r"not healthy after 1 s; look at .*HANABI_SERVER_TIMEOUT"),
         own_server(Settings(server_timeout=1), lambda text: None, command=command(HANGS), folder=tmp_path),
@@ -121,15 +132,16 @@ def test_a_death_in_the_middle_explains_the_error_that_it_causes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, ServerError, SystemExit])
-def test_every_way_out_ends_the_server(tmp_path: Path, error: type[BaseException]) -> None:
+def test_every_way_out_ends_the_server(tmp_path: Path, error: type[BaseException], children: Children) -> None:
+    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(error), own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path):
         assert len(children()) == 1
         raise error("out")
     assert children() == []
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path, children: Children) -> None:
     with own_server(Settings(), lambda text: None, command=command(IGNORES_SIGTERM), folder=tmp_path, grace=0.5):
         assert len(children()) == 1
     assert children() == []

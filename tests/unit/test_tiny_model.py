@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,13 +7,13 @@ import pytest
 from hanabi_grpo.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.chat import ChatFormat, Conversation
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.games import is_held_out, make_spec
 from hanabi_grpo.policies import HintBot
 from hanabi_grpo.prompts import compact_vocabulary
 from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.tiny_model.corpus import SUITE, ShownPolicy, play_corpus, single_turns
+from hanabi_grpo.tiny_model.corpus import SUITE, Sample, ShownPolicy, play_corpus, single_turns
 from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -158,6 +159,59 @@ def test_a_recipe_hash_follows_the_recipe_and_the_data() -> None:
         )
         == 3
     )
+
+
+def test_a_recipe_of_one_board_keeps_its_hash_and_the_order_of_boards_counts() -> None:
+    one = Recipe(preset="laptop", players=2, legal_moves=False, seed=0)
+    # Written out: folders that were made before there could be several boards are still found to be whole.
+    assert one.hash([1]) == "d61be3a2e5f05685"
+    two = replace(one, more_presets=("mini",))
+    assert two.presets == ("laptop", "mini")
+    assert len({recipe.hash([1]) for recipe in (one, two, replace(one, preset="mini", more_presets=("laptop",)))}) == 3
+
+
+def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_games_of_all(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    boards = ("laptop", "marshal-full")
+    out = build_tiny_model(tmp_path / "two", preset=boards, seed=3, steps=2, num_games=20)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    for board in boards:
+        words = compact_vocabulary(make_spec(board))
+        assert tokenizer.unk_token_id not in tokenizer.encode(" ".join(words), add_special_tokens=False)
+    assert tokenizer.encode("life1", add_special_tokens=False) == build_tokenizer(WORDS).encode("life1")
+    recipe = json.loads((out / "tiny_model.json").read_text())["recipe"]
+    assert (recipe["preset"], recipe["more_presets"], recipe["num_games"]) == ("laptop", ["marshal-full"], 20)
+    stamp = (out / "model.safetensors").stat().st_mtime_ns
+    build_tiny_model(out, preset=boards, seed=3, steps=2, num_games=20)
+    assert (out / "model.safetensors").stat().st_mtime_ns == stamp
+    build_tiny_model(out, preset="laptop", seed=3, steps=2, num_games=20)
+    assert (out / "model.safetensors").stat().st_mtime_ns != stamp
+
+
+def test_the_warm_start_reads_as_many_games_of_each_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def learn(model: object, samples: list[Sample], *args: object, **kwargs: object) -> None:
+        seen.extend(" ".join(words[index] for index in sample.ids) for sample in samples)
+
+    monkeypatch.setattr("hanabi_grpo.tiny_model.warm_start.warm_start", learn)
+    specs = [make_spec("laptop"), make_spec("marshal-full")]
+    every = dict.fromkeys(word for spec in specs for word in compact_vocabulary(spec))
+    words = build_tokenizer(tuple(every)).convert_ids_to_tokens(range(200))
+    build_tiny_model(tmp_path / "two", preset=("laptop", "marshal-full"), seed=3, steps=2, num_games=20)
+    full = [text for text in seen if "nextG" in text]
+    assert len(full) == 40
+    assert 20 < len(seen) - len(full) <= 40
+    assert not any("<unk>" in text for text in seen)
+
+
+@pytest.mark.parametrize("presets", [("laptop", "laptop"), ()])
+def test_boards_are_named_once_each(tmp_path: Path, presets: tuple[str, ...]) -> None:
+    with pytest.raises(SettingsError, match="name at least one board, and each once"):
+        build_tiny_model(tmp_path / "x", preset=presets)
+    with pytest.raises(HanabiGrpoError, match="'laptop' is for 2 players"):
+        build_tiny_model(tmp_path / "x", preset=("mini", "laptop"), players=3)
 
 
 def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:

@@ -1,17 +1,18 @@
 """`hanabi-grpo tiny-model`: make the model of the laptop demo."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.tiny_model import build_tiny_model
 
 
-def tiny_model(out: Path, *, preset: str | None, seed: int | None, steps: int, force: bool) -> None:
-    """Make the tiny model; what is None comes from SEED, HANABI_PRESET and the board of the demo.
+def tiny_model(out: Path, *, presets: Sequence[str], seed: int | None, steps: int, force: bool) -> None:
+    """Make the tiny model; what is None or empty comes from SEED, HANABI_PRESET and the board of the demo.
 
     Args:
         out: Folder to make.
-        preset: Board that it is for.
+        presets: Boards that it is for.
         seed: Of games, initial weights and order.
         steps: Steps of the warm start.
         force: Build even if the folder is complete.
@@ -19,7 +20,7 @@ def tiny_model(out: Path, *, preset: str | None, seed: int | None, steps: int, f
     settings = load_settings().settings
     build_tiny_model(
         out,
-        preset=preset or settings.preset or "laptop",
+        preset=tuple(presets) or settings.preset or "laptop",
         seed=settings.seed if seed is None else seed,
         steps=steps,
         force=force,

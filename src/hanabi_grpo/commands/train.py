@@ -14,7 +14,7 @@ from hanabi_grpo import waiting
 from hanabi_grpo.checkpoints import recover_checkpoints
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
 from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.datasets import load_rows, num_steps
+from hanabi_grpo.datasets import load_rows, mix_line, num_steps
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.resume import ResumePlan, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
@@ -39,11 +39,13 @@ def train(extra_args: list[str]) -> None:
     console = make_console()
     loaded = announce(console, ("run", "game", "trainer", "tracking"))
     plan = batch_plan(loaded.settings)
-    steps = num_steps(loaded.settings, load_rows(loaded.settings.dataset, loaded.settings))
+    rows = load_rows(loaded.settings.dataset, loaded.settings)
+    steps = num_steps(loaded.settings, rows)
     resolve_model(loaded.settings.model)
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         console.print(plan_line(loaded.settings, plan, steps), soft_wrap=True)
+        console.print(f"boards: {mix_line(rows, loaded.settings)}", soft_wrap=True, markup=False)
         console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
         for line in resume_lines(resume, loaded.settings, steps):
             console.print(line, soft_wrap=True, markup=False)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.replays.page import render_page
@@ -58,7 +58,7 @@ def view(
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     estimator = _estimator(path)
-    advantages = dict(enumerate(turn_advantages(recordings, ESTIMATORS[estimator])))
+    advantages = dict(enumerate(turn_advantages(recordings, estimator)))
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
@@ -70,7 +70,7 @@ def view(
         return
     timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
     if html is not None:
-        _write_page(html, timelines, title=title, prompts=prompts, estimator=estimator)
+        _write_page(html, timelines, title=title, prompts=prompts, estimator=_described(estimator))
         size = html.stat().st_size
         console.print(f"wrote {html} ({size / 1000:.0f} kB); open it in a browser.", markup=False, soft_wrap=True)
         if size > _LARGE_PAGE:
@@ -112,19 +112,31 @@ def _name(files: Sequence[Path]) -> str:
     return f"{files[0].name} of {run}" if len(files) == 1 else f"{len(files)} files of {run}"
 
 
-def _estimator(path: Path) -> str:
-    """Return the estimator that the run trained with; the default one where there is no run."""
+def _estimator(path: Path) -> Estimator:
+    """Return the estimator that the run trained with; the default one where there is no run.
+
+    Whitening and the weights of the loss come after it, and a moving baseline is not known here: the step's own mean
+    stands for it.
+    """
     for folder in (path, path.resolve().parent.parent):
         settings = folder / "settings.json"
         if settings.is_file():
             try:
-                name = json.loads(settings.read_text(encoding="utf-8"))["settings"]["HANABI_ADVANTAGE"]
-            except (ValueError, KeyError, TypeError, OSError) as error:
+                values = json.loads(settings.read_text(encoding="utf-8"))["settings"]
+                name, scale = values["HANABI_ADVANTAGE"], values.get("HANABI_ADVANTAGE_SCALE")
+            except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
                 raise SettingsError(f"{settings}: not the settings of a run ({error!r}).") from error
             if name not in ESTIMATORS:
                 raise SettingsError(f"{settings}: HANABI_ADVANTAGE={name!r}; known: {', '.join(ESTIMATORS)}.")
-            return str(name)
-    return Settings().advantage
+            if scale not in (None, "std", "none"):
+                raise SettingsError(f"{settings}: HANABI_ADVANTAGE_SCALE={scale!r}; known: std, none.")
+            return choose_estimator(name, scale)
+    return choose_estimator(Settings().advantage)
+
+
+def _described(estimator: Estimator) -> str:
+    games = "the games of a deal" if estimator.pool == "group" else "all games of the step"
+    return f"{estimator.name}, among {games}"
 
 
 def _write_page(path: Path, timelines: Sequence[Timeline], *, title: str, prompts: bool, estimator: str) -> None:

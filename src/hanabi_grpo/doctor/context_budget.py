@@ -10,12 +10,14 @@ from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.model import read_config
 from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import GameSpec, PlayerView, format_action
 from hanabi_grpo.policies.base import Policy, Seat
 from hanabi_grpo.policies.scripted import HintBot
 from hanabi_grpo.prompts import ObservationStyle, system_prompt
 from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.types import Reply
+from hanabi_grpo.vocabulary import check_vocabulary, tiny_model_command
 
 _GAMES = 4
 _BOARDS = 4
@@ -38,10 +40,6 @@ class Budget:
     """The longest first message and one reply."""
     bound: int
     """The longest message at every turn that the rules allow: no conversation is longer."""
-    seen: int
-    """Tokens of all messages."""
-    unknown: int
-    """Tokens of all messages that stand for words which the tokenizer does not know."""
 
 
 def measure_budget(games: Sequence[EnvConfig], chat: ChatFormat, max_completion: int) -> Budget:
@@ -82,18 +80,20 @@ def context_checks(context: Context) -> Iterator[Check]:
 
 def vocabulary_checks(context: Context) -> Iterator[Check]:
     """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those of one board."""
-    settings, budget = context.settings, context.budget
-    if budget is None:
+    settings = context.settings
+    if context.budget is None or context.chat is None:
         yield skip("vocabulary", "needs the model, its chat template and the dataset")
-    elif budget.unknown:
-        finding = f"{settings.model} reads {budget.unknown} of {budget.seen} tokens of {budget.preset} as unknown words"
+        return
+    try:
+        check_vocabulary(context.games, context.chat.tokenizer, settings.model)
+    except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
         compact = "export HANABI_OBSERVATION=compact\n" if settings.observation == "full" else ""
-        out = f"outputs/tiny-{budget.preset}"
-        way = f"{compact}HANABI_PRESET={budget.preset} .venv/bin/hanabi-grpo tiny-model --out {out}\nexport MODEL={out}"
-        yield warn("vocabulary", f"{finding}: players cannot tell cards apart", way)
-    else:
-        yield ok("vocabulary", f"every word of {budget.preset} has a token")
+        command, out = tiny_model_command(context.games)
+        yield fail("vocabulary", str(error), f"{compact}.venv/bin/{command}\nexport MODEL={out}")
+        return
+    boards = ", ".join(dict.fromkeys(config.preset for config in context.games))
+    yield ok("vocabulary", f"every word of {boards} has a token")
 
 
 def _remedy(budget: Budget, limit: int, most: int) -> str:
@@ -110,9 +110,9 @@ def _remedy(budget: Budget, limit: int, most: int) -> str:
 
 def _measure(config: EnvConfig, chat: ChatFormat, max_completion: int) -> Budget:
     bot = HintBot(style=ObservationStyle(config.observation))
-    messages_of = {policy.name: _conversations(config, chat, policy) for policy in (_Stretching(), bot)}
-    stretched, ordinary = ([[len(ids) for ids in game] for game in games] for games in messages_of.values())
-    tokens = [token for games in messages_of.values() for game in games for ids in game for token in ids]
+    stretched, ordinary = (
+        [[len(ids) for ids in game] for game in _conversations(config, chat, policy)] for policy in (_Stretching(), bot)
+    )
 
     def total(messages: list[int]) -> int:
         return sum(messages) + len(messages) * max_completion
@@ -128,8 +128,6 @@ def _measure(config: EnvConfig, chat: ChatFormat, max_completion: int) -> Budget
         longest=total(longest),
         ordinary=round(sum(map(total, ordinary)) / len(ordinary)),
         opening=opening + max_completion,
-        seen=len(tokens),
-        unknown=tokens.count(chat.tokenizer.unk_token_id),
         bound=opening + (turns - 1) * following + turns * max_completion,
     )
 

@@ -4,13 +4,13 @@ import time
 from collections.abc import Iterator
 
 from hanabi_grpo.commands.train import plan_line
-from hanabi_grpo.datasets import load_rows, num_steps
-from hanabi_grpo.doctor.check import Check, fail, ok, skip
+from hanabi_grpo.datasets import load_rows, mix_line, num_steps
+from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies.scripted import RandomPolicy
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings import batch_plan, check_updates, update_notes
 
 _SHOWN = 3
 
@@ -30,6 +30,7 @@ def dataset_checks(context: Context) -> Iterator[Check]:
     kinds = [f"{fixed} fixed deals"] if fixed else []
     kinds += [f"{endless} with fresh deals"] if endless else []
     more = f" and {len(boards) - _SHOWN} more" if len(boards) > _SHOWN else ""
+    more += f"; {mix_line(rows, settings)}" if len(rows) > 1 else ""
     yield ok(
         "dataset", f"{settings.dataset}: {len(rows)} row(s), {', '.join(kinds)}; {', '.join(boards[:_SHOWN])}{more}"
     )
@@ -38,6 +39,13 @@ def dataset_checks(context: Context) -> Iterator[Check]:
 def batch_checks(context: Context) -> Iterator[Check]:
     """Show the arithmetic of a step, or what does not divide."""
     settings = context.settings
+    try:
+        check_updates(settings)
+    except SettingsError as error:
+        yield fail("updates", str(error), "hanabi-grpo settings   # shows what holds now, and where it comes from")
+        return
+    for note in update_notes(settings):
+        yield warn("updates", note, "hanabi-grpo settings   # shows what holds now, and where it comes from")
     try:
         plan = batch_plan(settings)
     except SettingsError as error:

@@ -31,7 +31,7 @@ def render_page(timelines: Sequence[Timeline], *, title: str, prompts: bool = Fa
         timelines: The games, in the order in which they are listed.
         title: What the page is of.
         prompts: Also what the players were shown; the page becomes several times larger.
-        estimator: Name of the advantage estimator; "" when no advantages were computed.
+        estimator: Name of the advantage estimator, and what it compares with; "" when no advantages were computed.
     """
     style, script = _template("replay.css"), _template("replay.js")
     environment = Environment(

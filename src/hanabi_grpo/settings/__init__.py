@@ -6,6 +6,7 @@ model       `Settings`, the frozen model; the only place where a default is writ
 device      which engine package is installed, so which defaults hold
 load        shell over `.env` over default; unknown and bad values are refused together
 show        the table, the JSON form and the README's table
+updates     who is trained in which step, and at which rate
 batch       how many deals, games and micro-batches make one step
 """
 
@@ -13,6 +14,14 @@ from hanabi_grpo.settings.batch import BatchPlan, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
+from hanabi_grpo.settings.updates import (
+    active_players,
+    check_updates,
+    rates_of_each,
+    steps_of_each,
+    trained_players,
+    update_notes,
+)
 from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, variables
 
 __all__ = [
@@ -22,13 +31,19 @@ __all__ = [
     "LoadedSettings",
     "Settings",
     "Variable",
+    "active_players",
     "batch_plan",
+    "check_updates",
     "deepspeed_stage",
     "environment_markdown",
     "load_settings",
+    "rates_of_each",
     "read_settings",
     "settings_json",
     "settings_table",
     "settings_values",
+    "steps_of_each",
+    "trained_players",
+    "update_notes",
     "variables",
 ]

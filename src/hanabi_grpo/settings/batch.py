@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
+from hanabi_grpo.settings.updates import check_updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class BatchPlan:
     micro_batches_per_player: int
     """Of each trainer process."""
     gradient_accumulation_steps: int
-    """players × micro_batches_per_player: a micro-batch holds one player only."""
+    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player only."""
     per_device_train_batch_size: int
 
 
@@ -34,8 +35,10 @@ def batch_plan(settings: Settings) -> BatchPlan:
     """Return the sizes of one step.
 
     Raises:
-        SettingsError: The games do not divide among processes and micro-batches; the message has the arithmetic.
+        SettingsError: The games do not divide among processes and micro-batches; the message has the arithmetic. Or
+            settings of updates that do not go together.
     """
+    check_updates(settings)
     deals, group = settings.deals_per_step, settings.num_generations
     processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
     if processes > 1 and settings.deepspeed == "none":
@@ -55,7 +58,7 @@ def batch_plan(settings: Settings) -> BatchPlan:
         games=games,
         sequences=games * settings.players,
         micro_batches_per_player=micro_batches,
-        gradient_accumulation_steps=settings.players * micro_batches,
+        gradient_accumulation_steps=settings.updates_per_step * settings.players * micro_batches,
         per_device_train_batch_size=batch,
     )
 

@@ -42,6 +42,12 @@ def _header_safe(key: SecretStr) -> SecretStr:
     return key
 
 
+def _positive(rates: tuple[float, ...]) -> tuple[float, ...]:
+    if not all(rate > 0 for rate in rates):
+        raise ValueError("not all above 0")
+    return rates
+
+
 CommaList = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
@@ -71,7 +77,9 @@ class Settings(BaseModel):
     output_dir: Path | None = setting(
         "OUTPUT_DIR", "run", "Run folder; unset: outputs/(preset or dataset)-(date and time)."
     )
-    seed: int = setting("SEED", "run", "Seeds sampling, adapters and the tiny model.", 42, ge=0, le=2**31 - 1)
+    seed: int = setting(
+        "SEED", "run", "Seeds sampling, adapters, training deals and the tiny model.", 42, ge=0, le=2**31 - 1
+    )
 
     # server
     host: str = setting("HANABI_HOST", "server", "Address to listen on; all but this machine need a key.", "127.0.0.1")
@@ -160,6 +168,20 @@ class Settings(BaseModel):
     nproc_per_node: int = setting("NPROC_PER_NODE", "trainer", "Trainer processes, one a GPU.", 1, gpu=4, ge=1)
     num_generations: int = setting("NUM_GENERATIONS", "trainer", "Games of each deal (the group).", 16, ge=2)
     deals_per_step: int = setting("HANABI_DEALS_PER_STEP", "trainer", "Deals of one step.", 8, gpu=4, ge=1)
+    deal_seed: int = setting(
+        "HANABI_DEAL_SEED",
+        "trainer",
+        "Chooses the fresh deals of training; unset: SEED. 0: the deals of runs before there was this variable.",
+        ge=0,
+        le=2**31 - 1,
+        factory=lambda data: data.get("seed", 0),
+    )
+    group: Literal["deal", "mixed"] = setting(
+        "HANABI_GROUP",
+        "trainer",
+        "What is compared: NUM_GENERATIONS games of one deal, or of as many different deals.",
+        "deal",
+    )
     per_device_train_batch_size: int = setting(
         "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch.", 64, gpu=1, ge=1
     )
@@ -169,12 +191,19 @@ class Settings(BaseModel):
     max_steps: int | None = setting(
         "MAX_STEPS",
         "trainer",
-        "Optimizer steps.",
+        "Steps: each plays its games and learns from them.",
         500,
         ge=1,
         factory=lambda data: None if data.get("num_train_epochs") else 500,
     )
     learning_rate: float = setting("LEARNING_RATE", "trainer", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
+    learning_rates: Annotated[tuple[float, ...], BeforeValidator(_split), AfterValidator(_positive)] = setting(
+        "HANABI_LEARNING_RATES",
+        "trainer",
+        "Peak learning rate of each player, a comma list; unset: LEARNING_RATE for all.",
+        (),
+        allowed="a comma list of numbers above 0, one for each player",
+    )
     lr_scheduler_type: str = setting("LR_SCHEDULER_TYPE", "trainer", "Schedule, by its transformers name.", "constant")
     warmup_steps: int = setting("WARMUP_STEPS", "trainer", "Steps of linear warm-up.", 0, ge=0)
     max_grad_norm: float = setting("MAX_GRAD_NORM", "trainer", "Largest norm of one player's gradient.", 1.0, gt=0)
@@ -195,9 +224,73 @@ class Settings(BaseModel):
         gpu="zero2",
         allowed="one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists",
     )
+    updates_per_step: int = setting(
+        "HANABI_UPDATES_PER_STEP",
+        "trainer",
+        "Optimizer updates from one step's games; the clips act from the second on.",
+        1,
+        ge=1,
+        le=64,
+    )
+    clip_low: float = setting(
+        "HANABI_CLIP_LOW", "trainer", "How far below 1 a token's probability ratio still counts.", 0.2, gt=0, le=1
+    )
+    clip_high: float = setting(
+        "HANABI_CLIP_HIGH", "trainer", "How far above 1 a token's probability ratio still counts.", 0.2, gt=0
+    )
+    clip_dual: float | None = setting(
+        "HANABI_CLIP_DUAL",
+        "trainer",
+        "Largest probability ratio of a token with a negative advantage (dual clip); unset: none.",
+        allowed="a number above 1 + HANABI_CLIP_HIGH",
+        gt=1,
+    )
     beta: float = setting("BETA", "trainer", "Weight of the KL term against the base model.", 0.0, ge=0)
+    kl: Literal["loss", "reward"] = setting(
+        "HANABI_KL", "trainer", "Where the KL term enters: the loss, or the advantage of each token.", "loss"
+    )
+    entropy_bonus: float = setting(
+        "HANABI_ENTROPY_BONUS",
+        "trainer",
+        "Weight of the policy's entropy, as a part of each token's advantage.",
+        0.0,
+        ge=0,
+    )
+    sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = setting(
+        "HANABI_SAMPLER_CORRECTION",
+        "trainer",
+        "Importance weights of trainer over sampler: cut at the limit, or left out above it.",
+        "none",
+    )
+    sampler_correction_limit: float = setting(
+        "HANABI_SAMPLER_CORRECTION_LIMIT", "trainer", "Largest such weight.", 2.0, ge=1
+    )
     adapters: Literal["per_player", "shared"] = setting(
         "HANABI_ADAPTERS", "trainer", "One adapter for each player, or one for all.", "per_player", both=True
+    )
+    update: Literal["independent", "alternating", "sequential"] = setting(
+        "HANABI_UPDATE",
+        "trainer",
+        "Who moves in a step: everybody at once, one player for some steps, or one player after the other.",
+        "independent",
+    )
+    alternate_every: int = setting(
+        "HANABI_ALTERNATE_EVERY", "trainer", "Steps of a player's turn with HANABI_UPDATE=alternating.", 10, ge=1
+    )
+    freeze: CommaList = setting(
+        "HANABI_FREEZE",
+        "trainer",
+        "Players that play and are not trained, a comma list.",
+        (),
+        allowed="a comma list of players, such as player_1",
+    )
+    start_from: CommaList = setting(
+        "HANABI_START_FROM",
+        "trainer",
+        "Adapters to start from instead of new ones, a comma list.",
+        (),
+        allowed="a run or its checkpoint-N, for all players or with player_0= before it; :player_1 behind it chooses "
+        "another of its adapters",
     )
     partners: CommaList = setting(
         "HANABI_PARTNERS",
@@ -210,9 +303,24 @@ class Settings(BaseModel):
     partner_share: float = setting(
         "HANABI_PARTNER_SHARE", "trainer", "Share of the deals that have a partner.", 0.5, gt=0, le=1
     )
-    advantage: Literal["grpo", "turn"] = setting(
-        "HANABI_ADVANTAGE", "trainer", "Credit for the whole trajectory, or for each turn.", "turn"
+    advantage: Literal["grpo", "turn", "return_to_go", "rloo", "reinforce_pp", "baseline"] = setting(
+        "HANABI_ADVANTAGE", "trainer", "How much better a turn was than others: the estimator.", "turn"
     )
+    advantage_scale: Literal["std", "none"] | None = setting(
+        "HANABI_ADVANTAGE_SCALE",
+        "trainer",
+        "Divide advantages by the standard deviation of what is compared; unset: as the estimator's source does.",
+    )
+    whiten: bool = setting(
+        "HANABI_WHITEN", "trainer", "Bring each player's advantages of a step to mean 0 and deviation 1.", False
+    )
+    loss_unit: Literal["token", "turn", "sequence"] = setting(
+        "HANABI_LOSS_UNIT", "trainer", "What has equal weight in the loss.", "token"
+    )
+    length_penalty: float = setting(
+        "HANABI_LENGTH_PENALTY", "trainer", "Taken off the reward for each token beyond HANABI_LENGTH_FREE.", 0.0, ge=0
+    )
+    length_free: int = setting("HANABI_LENGTH_FREE", "trainer", "Tokens of a reply that cost nothing.", 0, ge=0)
     parity_tolerance: float = setting(
         "HANABI_PARITY_TOLERANCE",
         "trainer",

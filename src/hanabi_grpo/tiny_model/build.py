@@ -3,6 +3,8 @@
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ _SEEDS_APART = 1_000_000
 def build_tiny_model(
     out: Path,
     *,
-    preset: str = "laptop",
+    preset: str | Sequence[str] = "laptop",
     seed: int = 0,
     steps: int = 900,
     force: bool = False,
@@ -40,38 +42,42 @@ def build_tiny_model(
 
     Args:
         out: Folder to make.
-        preset: Board that its vocabulary and its warm start are for.
+        preset: Board that its vocabulary and its warm start are for, or several boards.
         seed: Of the games, the initial weights and the order of batches.
         steps: Optimizer steps of the warm start.
         force: Build even if the folder is complete, and replace a folder that this function did not make.
         players: Players of a game.
         legal_moves: Whether prompts list the legal moves; as in the rollouts to come (HANABI_LEGAL_MOVES).
-        num_games: Games of the warm start; None: the recipe's own number.
+        num_games: Games of the warm start on each board; None: the recipe's own number.
 
     Returns:
         The folder.
 
     Raises:
-        SettingsError: `steps` or `seed` out of range.
+        SettingsError: `steps` or `seed` out of range, or a board that is named twice.
         GameParameterError: The preset is unknown or not for this number of players.
         RunFolderError: `out` is a file, or a folder that holds something else.
     """
     if steps < 1 or seed < 0:
         raise SettingsError(f"steps={steps} seed={seed}: steps are 1 or more, a seed is 0 or more.")
     console = Console(stderr=True, highlight=False)
-    recipe = Recipe(preset=preset, players=players, legal_moves=legal_moves, seed=seed, steps=steps)
-    if num_games is not None:
-        recipe = Recipe(
-            preset=preset, players=players, legal_moves=legal_moves, seed=seed, steps=steps, num_games=num_games
-        )
-    config = EnvConfig.parse(
-        {"preset": preset, "players": players, "observation": "compact", "legal_moves": legal_moves}
+    presets = (preset,) if isinstance(preset, str) else tuple(preset)
+    if not presets or len(set(presets)) < len(presets):
+        raise SettingsError(f"--preset {' '.join(presets)}: name at least one board, and each once.")
+    recipe = Recipe(
+        preset=presets[0], more_presets=presets[1:], players=players, legal_moves=legal_moves, seed=seed, steps=steps
     )
-    vocabulary = compact_vocabulary(config.spec())
+    if num_games is not None:
+        recipe = replace(recipe, num_games=num_games)
+    configs = [
+        EnvConfig.parse({"preset": name, "players": players, "observation": "compact", "legal_moves": legal_moves})
+        for name in presets
+    ]
+    vocabulary = tuple(dict.fromkeys(word for config in configs for word in compact_vocabulary(config.spec())))
     tokenizer = build_tokenizer(vocabulary)
     chat = ChatFormat.from_tokenizer(tokenizer)
-    [first, *_] = _corpus(config, chat, recipe, num_games=1)
-    recipe_hash = recipe.hash([list(vocabulary), list(first.ids)])
+    probes = [next(_corpus(config, chat, recipe, num_games=1)) for config in configs]
+    recipe_hash = recipe.hash([list(vocabulary), *(list(probe.ids) for probe in probes)])
     if _is_complete(out, recipe_hash, force, console):
         return out
     start = time.monotonic()
@@ -81,7 +87,7 @@ def build_tiny_model(
         folder = Path(scratch) / "new"
         folder.mkdir()
         with _progress(console) as progress:
-            model = _train(config, chat, recipe, progress)
+            model = _train(configs, chat, recipe, progress)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_manifest(folder, recipe, recipe_hash)
@@ -114,23 +120,21 @@ def _is_complete(out: Path, recipe_hash: str, force: bool, console: Console) -> 
     return False
 
 
-def _corpus(config: EnvConfig, chat: ChatFormat, recipe: Recipe, *, num_games: int) -> list[Sample]:
+def _corpus(config: EnvConfig, chat: ChatFormat, recipe: Recipe, *, num_games: int) -> Iterator[Sample]:
     teacher = HintBot(noise=recipe.noise)
-    return list(play_corpus(config, teacher, chat, first_seed=recipe.seed * _SEEDS_APART, num_games=num_games))
+    return play_corpus(config, teacher, chat, first_seed=recipe.seed * _SEEDS_APART, num_games=num_games)
 
 
-def _train(config: EnvConfig, chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
+def _train(configs: Sequence[EnvConfig], chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     import torch
 
     from hanabi_grpo.tiny_model.warm_start import new_model, warm_start
 
-    bar = progress.add_task("games of the teacher", total=recipe.num_games)
+    bar = progress.add_task("games of the teacher", total=recipe.num_games * len(configs))
     samples: list[Sample] = []
-    teacher = HintBot(noise=recipe.noise)
-    first = recipe.seed * _SEEDS_APART
-    for sample in play_corpus(config, teacher, chat, first_seed=first, num_games=recipe.num_games):
-        samples.append(sample)
-    progress.update(bar, completed=recipe.num_games)
+    for config in configs:
+        samples += _corpus(config, chat, recipe, num_games=recipe.num_games)
+        progress.update(bar, advance=recipe.num_games)
     bar = progress.add_task("warm start", total=recipe.steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)

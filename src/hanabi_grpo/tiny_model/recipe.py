@@ -20,12 +20,14 @@ class Recipe:
     """
 
     preset: str
+    """The first board; the others are in `more_presets`."""
     players: int
     legal_moves: bool
     """Whether the prompts that it learns from list the legal moves."""
     seed: int
     steps: int = 900
     num_games: int = 6000
+    """On each board."""
     noise: float = 0.4
     """Share of the teacher's moves that are random; they are learnt as well, so the start is legal but mediocre."""
     batch_size: int = 18
@@ -37,10 +39,20 @@ class Recipe:
     that follow teach to read the newest of several observations.
     """
     learning_rate: float = 3e-3
+    more_presets: tuple[str, ...] = ()
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """All boards, in the order in which their words are numbered."""
+        return (self.preset, *self.more_presets)
 
     def hash(self, probe: Any) -> str:
         """Return a short sha256 over the recipe and a probe of the data (JSON-able) that it makes."""
-        text = json.dumps([_VERSION, asdict(self), probe], sort_keys=True)
+        fields = asdict(self)
+        if not self.more_presets:
+            # A recipe of one board has the hash that it had before there could be more.
+            del fields["more_presets"]
+        text = json.dumps([_VERSION, fields, probe], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,13 +1,11 @@
 """The architecture and its supervised start."""
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hanabi_grpo.tiny_model.corpus import Sample, single_turns
 from hanabi_grpo.tiny_model.recipe import Recipe
-
-_WINDOW = 32
+from hanabi_grpo.warm_start.batches import length_batches, padded, reply_logits
 
 
 def new_model(tokenizer: Any) -> Any:
@@ -58,20 +56,12 @@ def warm_start(
     model.train()
     turns = [turn for sample in samples for turn in single_turns(sample)]
     # As many replies a step as in the second part.
-    one_by_one = _batches(turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples)))
-    conversations = _batches(samples, recipe.seed, recipe.batch_size)
+    one_by_one = length_batches(turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples)))
+    conversations = length_batches(samples, recipe.seed, recipe.batch_size)
     for step in range(1, recipe.steps + 1):
         batch = next(one_by_one if step <= recipe.single_turn_share * recipe.steps else conversations)
-        longest = max(len(sample.ids) for sample in batch)
-        ids = torch.full((len(batch), longest), pad_id)
-        is_reply = torch.zeros((len(batch), longest), dtype=torch.bool)
-        for row, sample in enumerate(batch):
-            ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-            is_reply[row, : len(sample.ids)] = torch.tensor(sample.is_reply)
-        # Rows are padded on the right and attention is causal, so no real token ever sees a pad: no mask is needed.
-        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden[:, :-1][is_reply[:, 1:]])
-        loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:][is_reply[:, 1:]])
+        logits, targets = reply_logits(model, *padded(batch, pad_id))
+        loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -79,18 +69,3 @@ def warm_start(
         schedule.step()
         on_step(step, float(loss.detach()))
     model.eval()
-
-
-def _batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
-    """Yield batches without end; the rows of one batch have about the same length, which saves padding."""
-    rng = random.Random(seed)
-    order = list(range(len(samples)))
-    while True:
-        rng.shuffle(order)
-        batches = []
-        for start in range(0, len(order), size * _WINDOW):
-            window = sorted(order[start : start + size * _WINDOW], key=lambda index: len(samples[index].ids))
-            batches += [window[at : at + size] for at in range(0, len(window), size)]
-        rng.shuffle(batches)
-        for batch in batches:
-            yield [samples[index] for index in batch]

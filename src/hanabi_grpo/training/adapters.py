@@ -5,7 +5,7 @@ parameters out of the optimizer's groups. Here only the layers' selection change
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +114,29 @@ def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
     Raises:
         RunFolderError: The file holds other tensors than this adapter has.
     """
-    saved = load_file(folder / "adapter_model.safetensors")
+    put_tensors(model, name, load_file(folder / "adapter_model.safetensors"), str(folder))
+
+
+def put_tensors(model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str) -> None:
+    """Put tensors in PEFT's file naming into one adapter, bit by bit.
+
+    Args:
+        model: Holds the adapter.
+        name: Of the adapter.
+        saved: Tensors by name.
+        source: Where they come from, for the message.
+
+    Raises:
+        RunFolderError: They are others than this adapter has.
+    """
     infix = f".{name}.weight"
     parameters = {
         key.removesuffix(infix) + ".weight": value for key, value in model.named_parameters() if key.endswith(infix)
     }
     if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in parameters.items()}:
         raise RunFolderError(
-            f"{folder}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "
-            "tensors); resume with the MODEL and LORA_RANK of the run."
+            f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "
+            "tensors); take the MODEL and LORA_RANK that they were trained with."
         )
     with torch.no_grad():
         for key, value in saved.items():

@@ -65,6 +65,10 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         # ms-swift's 0.1 would pull a player's adapter towards the base model also in steps without its data.
         "weight_decay": 0.0,
         "beta": settings.beta,
+        # In the reward the term is ours (`shaping`), because rewards come from the environment; ms-swift leaves it out.
+        "kl_in_reward": "true" if settings.kl == "reward" else "false",
+        "epsilon": settings.clip_low,
+        "epsilon_high": settings.clip_high,
         # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
         "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
         # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
@@ -89,6 +93,11 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         options["model_type"] = architecture
     # Never encodes anything here: token ids come from the rollout server.
     options["template"] = "dummy"
+    if settings.clip_dual is not None:
+        options["delta"] = settings.clip_dual
+    if settings.sampler_correction != "none":
+        options["rollout_importance_sampling_mode"] = settings.sampler_correction
+        options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
     if on_cpu:
         options["use_cpu"] = "true"
         options["attn_impl"] = "sdpa"

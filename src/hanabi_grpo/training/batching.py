@@ -6,9 +6,8 @@ computes the same plan from the same episodes, so that all ranks work on the sam
 DeepSpeed's collectives need.
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,16 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.advantages import Estimator
+from hanabi_grpo.advantages.loss_unit import LossUnit, token_weights
+from hanabi_grpo.advantages.moving_baseline import moved
+from hanabi_grpo.advantages.step import step_advantages
 from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.partners import is_trained
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 _MAX_REASONS = 2
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,9 @@ class TokenRow:
     logprobs: list[float]
     """The sampler's, on reply tokens; 0 elsewhere."""
     advantages: list[float]
+    """Of the reply tokens' turns, times the tokens' weights in the loss; 0 elsewhere."""
+    game: int = -1
+    """Number of the game in the step, the same for all its players and on every rank; -1: a row without loss."""
 
 
 @dataclass
@@ -41,19 +47,23 @@ class PlayerBatch(GRPOBatch):
     """ms-swift's batch, and whose it is."""
 
     player: str = ""
+    games: tuple[int, ...] = ()
+    """Per row the number of its game, see `TokenRow`."""
 
 
 def usable_groups(
-    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame], *, min_games: int = 2
+    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame], *, min_games: int = 2, mixed: bool = False
 ) -> tuple[list[list[Episode]], list[str]]:
     """Return the groups that can be trained on, and a sentence for each deal that lost games.
 
     Every rank computes the same from the same arguments.
 
     Args:
-        groups: Per deal the games that were played.
+        groups: The games that were played.
         dropped: The games that the server gave up.
         min_games: A group with fewer games has no baseline and is left out.
+        mixed: Whether the games of a group are of different deals; a group that is left out then has a sentence of its
+            own.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
@@ -75,7 +85,7 @@ def usable_groups(
                 kept.append(episode)
         if len(kept) >= min_games:
             kept_groups.append(kept)
-        elif group:
+        elif group and not mixed:
             left_out.add(f"{group[0].suite}/{group[0].seed}")
     sentences = []
     for name, count in left.items():
@@ -87,8 +97,10 @@ def usable_groups(
             sentence = f"deal {name}: {count} game(s) played"
         else:
             continue
-        too_few = name in left_out or count < min_games
+        too_few = name in left_out or (count < min_games and not mixed)
         sentences.append(f"{sentence}; a group needs {min_games}, so it is left out." if too_few else f"{sentence}.")
+    if mixed and (lost := len(groups) - len(kept_groups)):
+        sentences.append(f"{lost} group(s) of mixed deals kept fewer than {min_games} games and are left out.")
     return kept_groups, sentences
 
 
@@ -111,43 +123,77 @@ def players_with_data(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -
 
 
 def sequences_of(
-    groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator, own: Sequence[str]
+    groups: Sequence[Sequence[Episode]],
+    player: int,
+    estimator: Estimator,
+    own: Sequence[str],
+    *,
+    whiten: bool = False,
+    unit: LossUnit = "token",
 ) -> list[TokenRow]:
     """Return a player's sequences over all groups.
 
     Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
 
     Args:
-        groups: Per deal its games.
+        groups: The games of the step.
         player: Number of the seat.
         estimator: Of the advantages.
         own: Words of the seats that are trained, see `partners.own_seats`.
+        whiten: See `step_advantages`.
+        unit: What has equal weight in the loss, see `token_weights`.
 
     Raises:
         NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
     """
+    trained = _trained(groups, player, own)
+    values = [game for group in step_advantages(trained, player, estimator, whiten=whiten) for game in group]
+    episodes = [episode for group in trained for episode in group]
+    everywhere = [episode for group in groups for episode in group]
+    numbers = [number for number, episode in enumerate(everywhere) if is_trained(episode, player, own)]
+    weights = token_weights([[len(one.reply_ids) for one in episode.trajectory(player)] for episode in episodes], unit)
     found = []
-    for group in groups:
-        episodes = [episode for episode in group if is_trained(episode, player, own)]
-        for episode, values in zip(episodes, estimator(episodes, player), strict=True):
-            if not all(map(math.isfinite, values)):
-                raise NonFiniteError(
-                    f"{player_name(player)}, deal {episode.suite}/{episode.seed}, game {episode.game}: advantages "
-                    f"{values}; they must be finite. Use smaller reward weights (reward_* in the dataset's env_config)."
-                )
-            ids: list[int] = []
-            mask: list[bool] = []
-            logprobs: list[float] = []
-            advantages: list[float] = []
-            for turn, value in zip(episode.trajectory(player), values, strict=True):
-                skipped, said = len(turn.prompt_ids), len(turn.reply_ids)
-                ids += [*turn.prompt_ids, *turn.reply_ids]
-                mask += [False] * skipped + [True] * said
-                logprobs += [0.0] * skipped + [*turn.logprobs]
-                advantages += [0.0] * skipped + [value] * said
-            if any(mask):
-                found.append(TokenRow(ids=ids, mask=mask, logprobs=logprobs, advantages=advantages))
+    for number, episode, game_values, game_weights in zip(numbers, episodes, values, weights, strict=True):
+        weighted = [value * weight for value, weight in zip(game_values, game_weights, strict=True)]
+        if not all(abs(value) <= _LARGEST for value in (*game_values, *weighted)):
+            raise NonFiniteError(
+                f"{player_name(player)}, deal {episode.suite}/{episode.seed}, game {episode.game}: advantages "
+                f"{game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
+                "env_config)."
+            )
+        ids: list[int] = []
+        mask: list[bool] = []
+        logprobs: list[float] = []
+        advantages: list[float] = []
+        for turn, value in zip(episode.trajectory(player), weighted, strict=True):
+            skipped, said = len(turn.prompt_ids), len(turn.reply_ids)
+            ids += [*turn.prompt_ids, *turn.reply_ids]
+            mask += [False] * skipped + [True] * said
+            logprobs += [0.0] * skipped + [*turn.logprobs]
+            advantages += [0.0] * skipped + [value] * said
+        if any(mask):
+            found.append(TokenRow(ids=ids, mask=mask, logprobs=logprobs, advantages=advantages, game=number))
     return found
+
+
+def next_baselines(
+    baselines: Mapping[str, float], groups: Sequence[Sequence[Episode]], own: Sequence[str]
+) -> dict[str, float]:
+    """Return the players' moving baselines after a step; the same on every rank.
+
+    Args:
+        baselines: Those that the step's advantages were computed with.
+        groups: The games of the step.
+        own: Words of the seats that are trained, see `partners.own_seats`.
+    """
+    after = dict(baselines)
+    for player in range(len(own)):
+        after = moved(after, [episode for group in _trained(groups, player, own) for episode in group], player)
+    return after
+
+
+def _trained(groups: Sequence[Sequence[Episode]], player: int, own: Sequence[str]) -> list[list[Episode]]:
+    return [[episode for episode in group if is_trained(episode, player, own)] for group in groups]
 
 
 def plan_batches(
@@ -160,6 +206,8 @@ def plan_batches(
     estimator: Estimator,
     pad_id: int,
     device: torch.device,
+    whiten: bool = False,
+    unit: LossUnit = "token",
 ) -> list[dict[str, Any]]:
     """Return this rank's micro-batches of one step, `micro_batches_per_player` of each player in `own`.
 
@@ -168,7 +216,8 @@ def plan_batches(
     """
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):
-        sequences = sorted(sequences_of(groups, player, estimator, own), key=lambda one: -len(one.ids))
+        rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
+        sequences = sorted(rows, key=lambda one: -len(one.ids))
         num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
         for number in range(micro_batches_per_player):
             start = len(sequences) * number // micro_batches_per_player
@@ -205,5 +254,6 @@ def _collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, de
             num_items_in_batch=torch.tensor(num_tokens, device=device),
             logits_to_keep=width - 1,
             player=player,
+            games=tuple(row.game for row in rows),
         ),
     }

@@ -25,6 +25,7 @@ def save_checkpoint(
     moments: dict[str, torch.Tensor] | None,
     groups: list[dict[str, object]],
     random_states: list[dict[str, object]],
+    baselines: Mapping[str, float] | None = None,
 ) -> Path:
     """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes.
 
@@ -37,6 +38,7 @@ def save_checkpoint(
         moments: From `OptimizerState.collect`; None leaves `trainer/` out, and the run cannot be resumed from here.
         groups: The optimizer's groups.
         random_states: Per rank.
+        baselines: The players' moving baselines.
 
     Raises:
         RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.
@@ -46,7 +48,7 @@ def save_checkpoint(
         for name in names:
             save_adapter(model, name, partial / name)
         if moments is not None:
-            save_training_state(partial / TRAINER_STATE, moments, groups, random_states)
+            save_training_state(partial / TRAINER_STATE, moments, groups, random_states, baselines=baselines)
 
     tensors = [*(moments or {}).values()]
     for name in names:

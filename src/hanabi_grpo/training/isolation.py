@@ -8,7 +8,7 @@ flatten each group into a partition and step the same torch optimizer group by g
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,22 @@ BAD_STEPS_IN_A_ROW = 3
 """Dropped updates of one player, or steps without a game, after which a run stops."""
 
 
-def player_groups(model: torch.nn.Module, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter: its parameters, its name, and how often it was updated."""
+def player_groups(
+    model: torch.nn.Module, names: Sequence[str], rates: Mapping[str, float] | None = None
+) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter.
+
+    Args:
+        model: Holds the adapters.
+        names: Of the adapters.
+        rates: Peak learning rate of each; None: the optimizer's own.
+
+    Returns:
+        Per adapter its parameters, its name, its rate, and "updates": in how many steps it moved.
+    """
     return [
         {
+            **({"lr": rates[name]} if rates is not None else {}),
             "params": [value for key, value in model.named_parameters() if f".{name}." in key and value.requires_grad],
             "player": name,
             "updates": 0,
@@ -46,37 +58,45 @@ class PlayerGuard:
         self._max_norm, self._sharded, self._report = max_norm, sharded, report
         self._with_data: frozenset[str] | None = None
         self._seen: set[str] = set()
+        self._moved: set[str] = set()
         self._begun = False
         self.norms: dict[str, float] = {}
         self.dropped: list[str] = []
         self.streaks: Counter[str] = Counter()
         self.stepping = False
-        """True while the optimizer moves weights: what an interrupt leaves then is no finished step."""
+        """True from a step's first update to its `settle`: what an interrupt leaves then is no finished step."""
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at every step of `optimizer` from now on; its groups come from `player_groups`."""
         optimizer.register_step_pre_hook(self._before_step)
 
     def begin(self, with_data: Collection[str]) -> None:
-        """Announce the next step.
+        """Announce the first update of the next step.
 
         Args:
             with_data: Adapters with at least one token in the loss, over all ranks.
         """
-        self._with_data, self._seen, self._begun = frozenset(with_data), set(), True
-        self.norms, self.dropped = {}, []
+        self.norms, self.dropped, self._moved = {}, [], set()
+        self.again(with_data)
 
-    def finish(self) -> None:
-        """Close the step: count updates that never reached the optimizer, and stop after too many in a row.
+    def again(self, with_data: Collection[str]) -> None:
+        """Announce a further update from the same games; a player's count grows once a step, by its first."""
+        self._with_data, self._seen, self._begun = frozenset(with_data), set(), True
+
+    def finish(self) -> dict[str, float]:
+        """Close an update: count what never reached the optimizer, and stop after too many steps in a row.
+
+        Returns:
+            The norm of each player's gradient in this update, before it was clipped.
 
         Raises:
-            NonFiniteError: A player's update was dropped three times in a row.
+            NonFiniteError: A player's update was dropped in three steps in a row.
         """
         for name in sorted((self._with_data or frozenset()) - self._seen):
             # DeepSpeed leaves the optimizer out when the norm over all groups is not finite.
             self._drop(name, "the step was skipped by DeepSpeed, whose gradient norm over all players is not finite")
+        norms = {name: norm for name, norm in self.norms.items() if name in self._seen}
         self._with_data = None
-        self.stepping = False
         for name, count in self.streaks.items():
             if count >= BAD_STEPS_IN_A_ROW:
                 raise NonFiniteError(
@@ -84,6 +104,11 @@ class PlayerGuard:
                     "are those before them. Lower LEARNING_RATE or MAX_GRAD_NORM, or look at the last recorded games "
                     "for rewards and logprobs that are out of range; RESUME=latest starts from the last checkpoint."
                 )
+        return norms
+
+    def settle(self) -> None:
+        """Say that the step is counted: its weights belong to a version."""
+        self.stepping = False
 
     @torch.no_grad()
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -91,7 +116,7 @@ class PlayerGuard:
             if self._begun:
                 raise SettingsError(
                     "a second optimizer step on the same games: nobody said whose data it holds. Leave ms-swift's "
-                    "options --num_iterations and --steps_per_generation alone; one step uses one set of games."
+                    "options --num_iterations and --steps_per_generation alone; HANABI_UPDATES_PER_STEP makes several."
                 )
             # Before training: DeepSpeed may step once to allocate.
             return
@@ -108,12 +133,14 @@ class PlayerGuard:
         norm = self._norm(gradients, group["params"][0].device)
         if not math.isfinite(norm):
             _forget_gradient(group)
+            self.norms.pop(name, None)
             return self._drop(name, f"the gradient's norm is {norm}")
         if self._max_norm is not None and norm > self._max_norm:
             torch._foreach_mul_(gradients, self._max_norm / (norm + 1e-6))
         self.norms[name] = norm
         self.streaks[name] = 0
-        group["updates"] += 1
+        group["updates"] += name not in self._moved
+        self._moved.add(name)
         return None
 
     def _norm(self, gradients: Sequence[torch.Tensor], device: torch.device) -> float:
@@ -124,6 +151,8 @@ class PlayerGuard:
         return float(total.sqrt().item())
 
     def _drop(self, name: str, reason: str) -> None:
+        if name in self.dropped:
+            return
         self.dropped.append(name)
         self.streaks[name] += 1
         self._report(

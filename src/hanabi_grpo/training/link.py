@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +23,9 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.incidents import IncidentLog
+from hanabi_grpo.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.partners import own_seats
+from hanabi_grpo.rewards import with_length_penalty
 from hanabi_grpo.runs import run_identity
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
@@ -102,27 +106,35 @@ class ServerLink:
         self._reliably(self._send, f"the push of version {version}")
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Play one step's deals with exactly the pushed version; every turn's stamp is checked."""
+        """Play one step's deals with exactly the pushed version; every turn's stamp is checked.
+
+        Returns:
+            Per deal its group: games of that deal, or with HANABI_GROUP=mixed of as many deals like it. Long replies
+            have cost what HANABI_LENGTH_PENALTY says.
+        """
         settings = self.settings
         own = own_seats(settings.players, names, version)
         wanted = dict(zip(player_names(settings.players), own, strict=True))
         seated: list[dict[str, Any]] = []
+        mixed = settings.group == "mixed"
 
         def ask() -> RolloutResult:
             seated[:] = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
             return self.client.play(
-                seated,
-                num_games=settings.num_generations,
+                spread_deals(seated, self._rows(), settings.num_generations) if mixed else seated,
+                num_games=1 if mixed else settings.num_generations,
                 max_tokens=settings.max_completion_length,
                 temperature=settings.temperature,
                 adapters=wanted,
             )
 
         result = self._reliably(lambda: self.partners.lend_again(ask), f"the games of version {version}")
-        for deal, group in zip(seated, result.groups, strict=True):
+        groups = gather_groups(result.groups, settings.num_generations) if mixed else result.groups
+        for deal, group in zip(seated, groups, strict=True):
             check_stamps(group, deal.get("seats", own), self.instance_id)
-        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
-        return result
+        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups if group)})
+        price = partial(with_length_penalty, per_token=settings.length_penalty, free=settings.length_free)
+        return replace(result, groups=[[price(game) for game in group] for group in groups])
 
     def copy_log(self) -> None:
         """Append the server's new log lines to `server.log` in the run folder; a lost server loses them only."""
@@ -140,6 +152,9 @@ class ServerLink:
     def reset_mm_cache(self) -> None:
         """ms-swift calls this at start; text models have no such cache."""
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return load_rows(Path(self.settings.dataset), self.settings)
+
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
         identity = self.client.identity()
@@ -154,7 +169,7 @@ class ServerLink:
                 "again; the server is told to drop them",
                 versions=newer,
             )
-        rows = load_rows(Path(settings.dataset), settings)
+        rows = self._rows()
         answer = self.client.introduce(
             settings,
             run_id=run_id,

@@ -11,12 +11,16 @@ from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
 from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.tracking import TrackingCallback
 from hanabi_grpo.training.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
+from hanabi_grpo.training.start_from import check_base, start_adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
+from hanabi_grpo.vocabulary import check_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +48,15 @@ class HanabiPipeline(SwiftRLHF):
         """Wrap the base model with the players' adapters."""
         settings: Settings = args.vllm_client.settings
         names = adapter_names(settings.players, settings.adapters)
-        return add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
+        peft_model = add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
+        start_adapters(peft_model, settings, read_resume(args.vllm_client.run_folder))
+        return peft_model
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
+        rows = load_rows(Path(self.settings.dataset), self.settings)
+        configs = list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows))
+        check_vocabulary(configs, trainer.processing_class, self.settings.model)
         tracking = TrackingCallback(self.settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             trainer.link.connect(trainer.first_step)
@@ -55,6 +64,8 @@ class HanabiPipeline(SwiftRLHF):
             trainer.remove_callback(PrinterCallback)
             trainer.add_callback(tracking)
         try:
+            if trainer.accelerator.is_main_process:
+                check_base(self.settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
             trainer.push()
             return result

@@ -1,5 +1,6 @@
 """Learning rates that count each player's own updates."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,37 +16,53 @@ class PlayerSchedule(LRScheduler):
     A step without a player's data then moves nothing of that player, its place in warm-up and decay included.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: int, **options: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: int | Mapping[str, int], **options: Any
+    ) -> None:
         """Build the schedule.
 
         Args:
             optimizer: Its groups count "updates".
             name: As transformers names it, e.g. "cosine".
-            num_steps: Updates from the peak to the end.
+            num_steps: Steps from the first to the end of the schedule, for all players or by name: a player that
+                takes turns has fewer of its own.
             options: Further arguments of `transformers.get_scheduler`.
 
         Raises:
             SettingsError: The schedule is not a function of the number of updates.
         """
-        probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-        try:
-            stock = get_scheduler(name, optimizer=probe, num_training_steps=num_steps, **options)
-        except (ValueError, TypeError) as error:
-            raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
-        if not isinstance(stock, LambdaLR):
-            raise SettingsError(
-                f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
-                "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+        self._factors = {
+            group["player"]: _factor(
+                name, num_steps if isinstance(num_steps, int) else num_steps[group["player"]], options
             )
-        self._factor = stock.lr_lambdas[0]
+            for group in optimizer.param_groups
+        }
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float]:
         """Return each group's rate."""
-        return [group["initial_lr"] * self._factor(group["updates"]) for group in self.optimizer.param_groups]
+        return [
+            group["initial_lr"] * self._factors[group["player"]](group["updates"])
+            for group in self.optimizer.param_groups
+        ]
 
     def refresh(self) -> None:
         """Set the rates again after the groups' counts were restored."""
         self._last_lr = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
             group["lr"] = rate
+
+
+def _factor(name: str, num_steps: int, options: Mapping[str, Any]) -> Callable[[int], float]:
+    probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        stock = get_scheduler(name, optimizer=probe, num_training_steps=num_steps, **options)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
+    if not isinstance(stock, LambdaLR):
+        raise SettingsError(
+            f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
+            "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+        )
+    factor: Callable[[int], float] = stock.lr_lambdas[0]
+    return factor

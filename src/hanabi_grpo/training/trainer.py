@@ -6,9 +6,10 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
   grouping of rewards by position, a player without a turn is left out.
 - `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, and parity is checked.
 - `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games.
+- `training_step`: several updates from one step's games (`updating`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
 - `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
-- `_save_checkpoint`: ms-swift saves an adapter named `default` only.
+- `_save_checkpoint`: ms-swift saves an adapter named `default` only (`saving`).
 """
 
 import logging
@@ -17,41 +18,52 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data_collator
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from hanabi_grpo.advantages import ESTIMATORS
-from hanabi_grpo.checkpoints import rotate
-from hanabi_grpo.errors import NonFiniteError, ParityError, RunFolderError
+from hanabi_grpo.advantages import choose_estimator
+from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.metrics import episode_metrics, step_warnings
 from hanabi_grpo.partners import own_seats
 from hanabi_grpo.records import write_episodes
 from hanabi_grpo.resume import TRAINER_STATE, read_resume
-from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
+from hanabi_grpo.settings import (
+    Settings,
+    active_players,
+    batch_plan,
+    deepspeed_stage,
+    rates_of_each,
+    steps_of_each,
+    update_notes,
+)
 from hanabi_grpo.training import adapters
-from hanabi_grpo.training.batching import PlayerBatch, plan_batches, players_with_data, usable_groups
-from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint
+from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, players_with_data, usable_groups
 from hanabi_grpo.training.deals import DealSampler
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.parity import ParityGate
+from hanabi_grpo.training.saving import CheckpointSaving
 from hanabi_grpo.training.schedule import PlayerSchedule
+from hanabi_grpo.training.shaping import shape_advantages
+from hanabi_grpo.training.start_from import recorded_start
 from hanabi_grpo.training.training_state import (
     OptimizerState,
+    load_baselines,
     load_moments,
-    random_state,
     restore_counts,
     restore_random_state,
 )
-from hanabi_grpo.types import DroppedGame, Episode, adapter_of
+from hanabi_grpo.training.update_order import order_updates
+from hanabi_grpo.training.updating import UpdateSteps
+from hanabi_grpo.types import DroppedGame, Episode, adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(GRPOTrainer):
+class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -63,6 +75,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.gate = ParityGate(self.settings.parity_tolerance)
         self.resume = read_resume(link.run_folder)
+        self.started_from = recorded_start(self.settings, self.resume)
         self.pushed_version: int | None = None
         self._played_at = time.perf_counter()
         self._empty_steps = self.failed_saves = 0
@@ -71,9 +84,14 @@ class HanabiGRPOTrainer(GRPOTrainer):
             max_norm=None if stage == 3 else self.settings.max_grad_norm, sharded=stage in (1, 2), report=self._incident
         )
         self._resumable = stage != 3
+        self.baselines: dict[int, dict[str, float]] = {}
         super().__init__(*args, **kwargs)
         self.add_callback(_AfterStep(self))
         self._base_checksum = adapters.base_checksum(self.model)
+        # ms-swift asks this process's vllm, which is not the one that samples, whether its logprobs are of use.
+        self.disable_rollout_importance_sampling = False
+        for note in update_notes(self.settings):
+            logger.warning("%s", note)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
@@ -85,16 +103,12 @@ class HanabiGRPOTrainer(GRPOTrainer):
         )
         return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=identity_data_collator)
 
-    @property
-    def first_step(self) -> int:
-        """Optimizer steps that were made before this process started."""
-        return self.resume.step if self.resume else 0
-
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer that ms-swift's options name, with one group per player."""
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
         groups = [
-            {**group, "weight_decay": self.args.weight_decay} for group in player_groups(self.model, self.adapter_names)
+            {**group, "weight_decay": self.args.weight_decay}
+            for group in player_groups(self.model, self.adapter_names, rates_of_each(self.settings))
         ]
         self._optimizer_ori = self.optimizer = kind(groups, **options)
         self.guard.attach(self.optimizer)
@@ -103,8 +117,12 @@ class HanabiGRPOTrainer(GRPOTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
         """Make the schedule; each player is at its own count of updates."""
         warmup = self.args.get_warmup_steps(num_training_steps)
+        steps = steps_of_each(self.settings, num_training_steps)
         self.lr_scheduler = PlayerSchedule(
-            self._optimizer_ori, self.settings.lr_scheduler_type, num_steps=num_training_steps, num_warmup_steps=warmup
+            self._optimizer_ori,
+            self.settings.lr_scheduler_type,
+            num_steps={name: steps.get(name, num_training_steps) for name in self.adapter_names},
+            num_warmup_steps=warmup,
         )
         return self.lr_scheduler
 
@@ -128,6 +146,7 @@ class HanabiGRPOTrainer(GRPOTrainer):
         state = OptimizerState(model, self.optimizer)
         state.restore(load_moments(folder / TRAINER_STATE))
         restore_counts(folder / TRAINER_STATE, state.groups)
+        self.baselines = {self.first_step: load_baselines(folder / TRAINER_STATE)}
         self.lr_scheduler.refresh()
         rank = self.accelerator.process_index
         if not restore_random_state(folder / TRAINER_STATE, rank):
@@ -140,25 +159,46 @@ class HanabiGRPOTrainer(GRPOTrainer):
         pushed = time.perf_counter()
         groups, dropped, partner_names = self._play(inputs, version)
         played = time.perf_counter()
-        groups, problems = usable_groups(groups, dropped)
+        groups, problems = usable_groups(groups, dropped, mixed=self.settings.group == "mixed")
         own = own_seats(self.settings.players, self.adapter_names, version)
-        self.guard.begin({adapter_of(player, self.adapter_names) for player in players_with_data(groups, own)})
+        trained = self._trained_seats(own, version)
+        before = self.baselines.get(version, {})
         batches = plan_batches(
             groups,
-            own=own,
+            own=trained,
             micro_batches_per_player=self.plan.micro_batches_per_player,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
-            estimator=ESTIMATORS[self.settings.advantage],
+            estimator=choose_estimator(self.settings.advantage, self.settings.advantage_scale, before),
+            whiten=self.settings.whiten,
+            unit=self.settings.loss_unit,
             pad_id=self.processing_class.pad_token_id,
             device=self.accelerator.device,
         )
+        # All own players: the baseline of one that rests moves on.
+        self.baselines = {version: before, version + 1: next_baselines(before, groups, own)}
         if self.beta:
             self._add_reference(batches)
+        for gap in shape_advantages(batches, self.settings, groups, trained):
+            self._metrics["train"]["kl"].append(gap)
+        active = players_with_data(groups, trained) & set(active_players(self.settings, version))
+        updates = order_updates(
+            batches,
+            self.settings,
+            step=version,
+            adapters=self.adapter_names,
+            active={adapter_of(player, self.adapter_names) for player in active},
+        )
         self._record(groups, problems, version, own, partner_names)
         self._time({"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at})
         self._played_at = time.perf_counter()
-        return batches
+        return self.begin_updates(updates)
+
+    def _trained_seats(self, own: tuple[str, ...], step: int) -> tuple[str, ...]:
+        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
+        active = active_players(self.settings, step)
+        names = player_names(self.settings.players)
+        return tuple(word if name in active else "" for name, word in zip(names, own, strict=True))
 
     def push(self) -> int:
         """Serve the current weights; returns their version, the number of optimizer steps behind them."""
@@ -190,6 +230,10 @@ class HanabiGRPOTrainer(GRPOTrainer):
         unwrapped = self.accelerator.unwrap_model(self.model)
         adapters.use_adapter(unwrapped, adapter_of(grpo_batch.player, self.adapter_names))
         logps, entropies = super()._get_per_token_logps_and_entropies(model, model_inputs, grpo_batch, **kwargs)
+        if not self.in_first_pass:
+            return logps, entropies
+        # What later passes, and the players after this one, compare with.
+        grpo_batch.old_per_token_logps = logps.detach()
         gap = self.gate.check(
             grpo_batch.player,
             self.pushed_version or 0,
@@ -201,25 +245,20 @@ class HanabiGRPOTrainer(GRPOTrainer):
         return logps, entropies
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
-        with torch.no_grad(), adapters.base_only(self.accelerator.unwrap_model(self.model)):
+        with adapters.base_only(self.accelerator.unwrap_model(self.model)):
             for batch in batches:
-                inputs = dict(batch["model_inputs"])
-                # ms-swift's own pass: the base model is not the policy that sampled, so there is no parity to check.
-                batch["grpo_batch"].ref_per_token_logps = super()._get_per_token_logps_and_entropies(
-                    self.model, inputs, batch["grpo_batch"]
-                )[0]
+                batch["grpo_batch"].ref_per_token_logps = self.logps_of(batch)
+
+    def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return logprobs under the adapter that is in use, without a gradient."""
+        # ms-swift's own pass: this is not the policy that sampled, so there is no parity to check.
+        with torch.no_grad():
+            inputs, data = dict(batch["model_inputs"]), batch["grpo_batch"]
+            return super()._get_per_token_logps_and_entropies(self.model, inputs, data)[0]
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
         return None
-
-    def after_step(self) -> None:
-        """Count and show what the guard did with the step that was just made."""
-        self.guard.finish()
-        for name, norm in self.guard.norms.items():
-            self._metrics["train"][f"{name}/grad_norm"].append(norm)
-        self._metrics["train"]["grad_norm"].append(sum(norm**2 for norm in self.guard.norms.values()) ** 0.5)
-        self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
 
     def _record(
         self,
@@ -236,6 +275,8 @@ class HanabiGRPOTrainer(GRPOTrainer):
             groups_dropped=self.plan.deals - len(groups),
             own=own,
             partners=partner_names if self.settings.partners else None,
+            reply_limit=self.settings.max_completion_length,
+            end_id=self.processing_class.eos_token_id,
         )
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
@@ -268,74 +309,6 @@ class HanabiGRPOTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             self.link.incidents.record(kind, message, **details)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # Gathering is for all ranks, writing for one; how it went, for all again.
-        step = int(self.state.global_step)
-        state = OptimizerState(self.accelerator.unwrap_model(self.model), self.optimizer) if self._resumable else None
-        moments = state.collect() if state else None
-        random_states = gather_object([random_state()])
-        problem = None
-        with self._whole_adapters():
-            if self.accelerator.is_main_process:
-                try:
-                    self._write_checkpoint(step, moments, state.groups if state else [], random_states)
-                except RunFolderError as error:
-                    problem = str(error)
-        problem = broadcast_object_list([problem], from_process=0)[0]
-        self.failed_saves = self.failed_saves + 1 if problem else 0
-        if problem:
-            self._incident(
-                "save_failed", f"{problem} ({self.failed_saves} in a row, {SAVE_TRIES} stop the run)", step=step
-            )
-            if self.failed_saves >= SAVE_TRIES:
-                raise RunFolderError(
-                    f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
-                    "then go on with RESUME=latest."
-                )
-
-    def _write_checkpoint(self, step: int, moments: Any, groups: list[Any], random_states: list[Any]) -> None:
-        model = self.accelerator.unwrap_model(self.model)
-        checksum = adapters.base_checksum(model)
-        if checksum != self._base_checksum:
-            raise ParityError(
-                "the base model's weights changed during training "
-                f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
-                "Nothing was saved; look for a merge or an optimizer over base weights."
-            )
-        facts = {
-            "board_hashes": self.link.spec_hashes,
-            "model": self.settings.model,
-            "base_checksum": checksum,
-            **self.link.server_facts,
-        }
-        folder = save_checkpoint(
-            model,
-            self.adapter_names,
-            self.link.run_folder,
-            step,
-            facts,
-            moments=moments,
-            groups=groups,
-            random_states=random_states,
-        )
-        self.state.last_model_checkpoint = str(folder)
-        rotate(self.link.run_folder, self.settings.save_total_limit)
-
-    def save_now(self) -> str:
-        """Save the last finished step when a run is interrupted; returns what was done, for the log."""
-        step = int(self.state.global_step)
-        if step == self.first_step:
-            return "no step was finished, so there is nothing to save"
-        if self.guard.stepping:
-            return "the update was cut in the middle; the newest checkpoint in the run folder stays the last one"
-        if self.accelerator.num_processes > 1:
-            return "the newest checkpoint in the run folder stays the last one (several processes were interrupted)"
-        if not (self.link.run_folder / f"checkpoint-{step}").exists():
-            self._save_checkpoint(None, None)
-        if self.failed_saves:
-            return f"step {step} could not be saved; the earlier checkpoints are complete"
-        return f"step {step} is saved in {self.link.run_folder / f'checkpoint-{step}'}"
-
 
 class _AfterStep(TrainerCallback):
     """Runs on every rank after each optimizer step, and asks for another save after a failed one."""
@@ -344,7 +317,8 @@ class _AfterStep(TrainerCallback):
         self._trainer = trainer
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.after_step()
+        self._trainer.end_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer.guard.settle()
         control.should_save = control.should_save or self._trainer.failed_saves > 0

@@ -6,6 +6,7 @@ DeepSpeed stage may differ at the resume, and no file can run code.
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from hanabi_grpo.errors import RunFolderError
 
 OPTIMIZER, GROUPS, RANDOM = "optimizer.safetensors", "groups.json", "random.json"
+BASELINES = "baselines.json"
 _MASTER = "master"
 
 
@@ -130,7 +132,12 @@ class OptimizerState:
 
 
 def save_training_state(
-    folder: Path, moments: dict[str, torch.Tensor], groups: list[dict[str, Any]], random_states: list[dict[str, Any]]
+    folder: Path,
+    moments: dict[str, torch.Tensor],
+    groups: list[dict[str, Any]],
+    random_states: list[dict[str, Any]],
+    *,
+    baselines: Mapping[str, float] | None = None,
 ) -> None:
     """Write the folder `trainer/` of a checkpoint.
 
@@ -139,12 +146,21 @@ def save_training_state(
         moments: From `OptimizerState.collect`.
         groups: The optimizer's groups; each player's count of updates and rate are kept.
         random_states: Per rank, from `random_state`.
+        baselines: The players' moving baselines, see `batching.next_baselines`.
     """
     folder.mkdir(parents=True)
     save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
     kept = [{key: group[key] for key in ("player", "updates", "lr")} for group in groups]
     (folder / GROUPS).write_text(json.dumps(kept, indent=1))
     (folder / RANDOM).write_text(json.dumps(random_states))
+    # Python writes the shortest decimal that reads back as the same number, bit by bit.
+    (folder / BASELINES).write_text(json.dumps(dict(baselines or {}), indent=1))
+
+
+def load_baselines(folder: Path) -> dict[str, float]:
+    """Return the moving baselines as they were saved; none for a checkpoint from before there were any."""
+    path = folder / BASELINES
+    return {name: float(value) for name, value in json.loads(path.read_text()).items()} if path.exists() else {}
 
 
 def load_moments(folder: Path) -> dict[str, torch.Tensor]:

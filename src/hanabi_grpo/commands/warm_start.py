@@ -1,0 +1,137 @@
+"""`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hanabi_grpo.settings import LoadedSettings
+    from hanabi_grpo.warm_start.run import Outcome, WarmStart
+
+
+def warm_start(
+    out: Annotated[Path, typer.Option(help="New folder of the result.")],
+    line_ups: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
+    ] = None,
+    games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
+    deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
+    noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
+    steps: Annotated[int, typer.Option(help="Updates of each adapter.")] = 300,
+    batch: Annotated[int, typer.Option(help="Conversations of one update.")] = 32,
+    learning_rate: Annotated[float | None, typer.Option(help="At its peak; chosen by size when left out.")] = None,
+    min_score: Annotated[int | None, typer.Option(help="Learn from games of this score or more.")] = None,
+    who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
+    only_legal: Annotated[
+        bool, typer.Option("--only-legal/--all-replies", help="Learn no reply that was no legal move; it is read.")
+    ] = True,
+    shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
+) -> None:
+    """Teach adapters, or with --full a whole model, to play like a script or like recorded games."""
+    from hanabi_grpo.commands.playing import game_config
+    from hanabi_grpo.settings import load_settings
+    from hanabi_grpo.warm_start.games import Sources
+    from hanabi_grpo.warm_start.recorded import GameFilter
+    from hanabi_grpo.warm_start.run import WarmStart
+
+    loaded = load_settings()
+    work = WarmStart(
+        settings=loaded.settings,
+        config=game_config(loaded.settings, preset, players),
+        sources=Sources(
+            line_ups=tuple(line_ups or ()),
+            paths=tuple(games or ()),
+            num_deals=deals,
+            noise=noise,
+            chosen=GameFilter(min_score=min_score, only_legal=only_legal, who=who),
+        ),
+        out=out,
+        steps=steps,
+        batch=batch,
+        learning_rate=learning_rate,
+        shared=shared or loaded.settings.adapters == "shared",
+        full=full,
+        resume=resume,
+    )
+    _run(work, loaded)
+
+
+def _run(work: "WarmStart", loaded: "LoadedSettings") -> None:
+    import os
+
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from hanabi_grpo.commands.console import make_console, offline_environ
+    from hanabi_grpo.commands.interruption import INTERRUPTED
+    from hanabi_grpo.commands.playing import stderr_console
+
+    for name, value in offline_environ(loaded.settings).items():
+        os.environ.setdefault(name, value)
+    # After the switches above: the library reads them once.
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    aside, console = stderr_console(), make_console()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _stop_flag() as should_stop, Progress(*columns, console=aside) as progress:
+        bars: dict[str, Any] = {}
+
+        def show(what: str, done: int, total: int | None, text: str) -> None:
+            if what not in bars:
+                bars[what] = progress.add_task(text, total=total)
+            progress.update(bars[what], completed=done, total=total, description=text)
+
+        def say(text: str) -> None:
+            aside.print(text, markup=False, soft_wrap=True)
+
+        outcome = work.run(say, show, should_stop)
+    if not outcome.is_finished:
+        aside.print(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED)
+    console.print(_table(outcome))
+    for line in outcome.next_steps:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _table(outcome: "Outcome") -> Any:
+    from rich.table import Table
+
+    table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
+    for label, figures in outcome.rows:
+        row: Sequence[str] = (
+            f"{figures['name']} ({label})",
+            str(figures["step"]),
+            f"{figures['loss']:.4f}",
+            f"{figures['accuracy']:.3f}",
+            str(figures["num_replies"]),
+        )
+        table.add_row(*row)
+    return table
+
+
+@contextmanager
+def _stop_flag() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a flag, so that an update is finished or not begun; the second Ctrl-C raises."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,28 @@
+"""The rows of a run's `metrics.jsonl`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of steps, oldest first; of a step that is there twice, the last.
+
+    A run that is being written, or was killed, may end with a torn line: lines that are no row are left out.
+
+    Raises:
+        OSError: The file cannot be read; a missing one is no error and has no rows.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    rows: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and type(row.get("step")) is int and "games" in row:
+            rows[row["step"]] = row
+    return [rows[step] for step in sorted(rows)]

@@ -1,0 +1,239 @@
+"""The alarms: which figure, from which value on, what it means and what to do.
+
+Every alarm looks at the mean of the last `WINDOW` readings of its figure. It is raised when that mean crosses
+`raise_at` and over when the mean has crossed `clear_at` again, so one that hovers about its threshold does not flicker.
+None is raised before `after` readings, none stops a run. The thresholds are the same for every board and model;
+`docs/dynamics.md` says where they come from.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+WINDOW = 10
+"""Readings (steps) of which the mean is looked at."""
+NOISE = 8.0
+"""Standard errors that a relative threshold is away from its reference at least."""
+WARM_UP = 20
+"""Readings before which nothing is raised; the first half of them is what `Reference.FIRST` means."""
+
+
+class Reference(StrEnum):
+    """What a relative threshold is relative to, itself a mean over `WINDOW` readings."""
+
+    FIRST = "first"
+    """The first readings of the run."""
+    HIGHEST = "highest"
+    """The highest mean so far."""
+    LOWEST = "lowest"
+    """The lowest mean so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """One alarm.
+
+    Example:
+        Alarm(name="blind_play", figure="{player}/blind_share", title="plays the oldest card", raise_at=0.8,
+              clear_at=0.7, means="…", do="…")
+    """
+
+    name: str
+    """The metric is `alarm/<name>`."""
+    figure: str
+    """Metric that it reads; `{player}` stands for each player, `{board}` for each board."""
+    title: str
+    """What the figure is, with its unit."""
+    raise_at: float
+    """A value; with a reference, a factor of it."""
+    clear_at: float
+    below: bool = False
+    """Raised below the threshold, not above."""
+    reference: Reference | None = None
+    least_change: float = 0.0
+    """With a reference: distance from it that a raise needs at least, half of it until the alarm is over.
+
+    A figure that scatters much needs more, see `level`.
+    """
+    after: int = WARM_UP
+    """Readings before which it is not raised."""
+    least_first: float | None = None
+    """Not raised where the first readings were below this: what was never there cannot be lost."""
+    unless_better: bool = False
+    """Not raised while the score is above that of the first readings by a margin, and over when it is by two.
+
+    The score is `score/normalized`, the margin a twentieth of its first readings and 0.02.
+    """
+    means: str
+    do: str
+
+    def level(self, reference: float | None, *, noise: float = 0.0, clear: bool = False) -> float | None:
+        """Return the threshold; None while the reference is unknown.
+
+        Args:
+            reference: Value of `Reference`; unused without one.
+            noise: Standard error of a mean over `WINDOW` readings. A relative threshold is at least `NOISE` of them
+                away from its reference, since the highest of many means lies above what it estimates.
+            clear: The threshold at which the alarm is over.
+        """
+        factor = self.clear_at if clear else self.raise_at
+        if self.reference is None:
+            return factor
+        if reference is None:
+            return None
+        change = max(self.least_change, NOISE * noise) * (0.5 if clear else 1.0)
+        if self.below:
+            return min(factor * reference, reference - change)
+        return max(factor * reference, reference + change)
+
+
+_LESS_STEEP = (
+    "Go back to a checkpoint before it (RESUME=RUN/checkpoint-N with a new OUTPUT_DIR), with a lower LEARNING_RATE"
+)
+
+ALARMS: tuple[Alarm, ...] = (
+    Alarm(
+        name="score_fall", figure="score/{board}", title="mean score", below=True,
+        reference=Reference.HIGHEST, raise_at=0.6, clear_at=0.8, least_change=0.4,
+        means="the team has lost much of what it had learnt.",
+        do=f"{_LESS_STEEP}.",
+    ),
+    Alarm(
+        name="below_blind", figure="over_blind/{board}", title="score above blind play, same deals", below=True,
+        raise_at=0.02, clear_at=0.1, after=50,
+        means="playing the oldest card without looking scores as much on these deals, so the score says nothing about "
+        "cooperation yet.",
+        do="Compare with the blind row of hanabi-grpo evaluate; give it more steps or a better start, or take a board "
+        "without this trap (laptop).",
+    ),
+    Alarm(
+        name="blind_play", figure="{player}/blind_share", title="share of moves: play the oldest card",
+        raise_at=0.8, clear_at=0.7,
+        means="it plays its oldest card whatever it sees: the policy without communication that boards with "
+        "several lives reward.",
+        do=f"{_LESS_STEEP} or a higher TEMPERATURE, or train on a board where this does not score (laptop).",
+    ),
+    Alarm(
+        name="entropy", figure="{player}/entropy_estimate", title="entropy, nats per reply token", below=True,
+        raise_at=0.01, clear_at=0.02,
+        means="it is almost deterministic: the games of a deal hardly differ, and comparing them teaches nothing.",
+        do="If the score is what you want, stop here; else a higher TEMPERATURE, or an earlier checkpoint with a lower "
+        "LEARNING_RATE.",
+    ),
+    Alarm(
+        name="entropy_fall", figure="{player}/entropy_estimate", title="entropy, nats per reply token", below=True,
+        reference=Reference.FIRST, raise_at=0.1, clear_at=0.2,
+        means="nine tenths of its first entropy are gone; what it does not try now it can hardly learn any more.",
+        do="Look at the score: still rising is fine, flat is an early convergence. A higher TEMPERATURE or a lower "
+        "LEARNING_RATE keeps more of it.",
+    ),
+    Alarm(
+        name="entropy_rise", figure="{player}/entropy_estimate", title="entropy, nats per reply token",
+        reference=Reference.FIRST, raise_at=2.0, clear_at=1.5, least_change=0.3,
+        means="its replies become random: updates push it away from what it could do.",
+        do=f"{_LESS_STEEP}, or a smaller MAX_GRAD_NORM.",
+    ),
+    Alarm(
+        name="no_plays", figure="share/play", title="share of the team's turns: play", below=True,
+        raise_at=0.02, clear_at=0.04,
+        means="the team no longer plays cards, and only plays score.",
+        do="Look at games (hanabi-grpo view RUN); on a board with one life a bomb may cost too much: a warm start, "
+        "or more lives.",
+    ),
+    Alarm(
+        name="no_hints", figure="share/hint", title="share of the team's turns: hint, where legal", below=True,
+        raise_at=0.02, clear_at=0.04,
+        means="the team has stopped to communicate: nobody gives hints, so everybody plays without knowledge.",
+        do=f"{_LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint visible.",
+    ),
+    *(
+        Alarm(
+            name=f"extinct_{kind}", figure=f"{{player}}/share/{kind}", title=f"share of its turns: {words}",
+            below=True, raise_at=0.005, clear_at=0.01, least_first=0.03, unless_better=True,
+            means=f"this kind of move died out ({words}, where it is legal): it is hardly sampled any more, so no "
+            "update can bring it back. With a rising score that may be a convention; the score does not rise.",
+            do="Look at games (hanabi-grpo view RUN); a higher TEMPERATURE or an earlier checkpoint brings it back.",
+        )
+        for kind, words in (
+            ("play", "play"), ("discard", "discard"), ("hint_color", "colour hint"), ("hint_rank", "rank hint")
+        )
+    ),
+    Alarm(
+        name="one_move", figure="{player}/top_move_share", title="share of the most frequent move",
+        raise_at=0.9, clear_at=0.8,
+        means="it makes the same move nearly always, whatever it sees.",
+        do=f"{_LESS_STEEP} or a higher TEMPERATURE.",
+    ),
+    Alarm(
+        name="one_slot", figure="{player}/top_slot_share", title="share of the most frequent slot",
+        reference=Reference.FIRST, raise_at=1.0, clear_at=1.0, least_change=0.35, unless_better=True,
+        means="it plays and discards mostly one slot, while the score does not rise; hints about its other cards "
+        "cannot help.",
+        do="Look at games (hanabi-grpo view RUN): if its partners hint that slot's card it is a convention, else an "
+        "early convergence; a higher TEMPERATURE tries the other slots.",
+    ),
+    Alarm(
+        name="hints_lost", figure="{player}/hint_bits", title="bits that its hint tells the next player", below=True,
+        reference=Reference.HIGHEST, raise_at=0.25, clear_at=0.5, least_change=0.08, unless_better=True,
+        means="its hints told the next player much more before, and the score does not rise: a convention was lost.",
+        do=f"Compare hanabi-grpo conventions of both checkpoints. {_LESS_STEEP}.",
+    ),
+    Alarm(
+        name="hints_silent", figure="hint_bits", title="bits that a hint tells the next player", below=True,
+        raise_at=0.01, clear_at=0.02, after=50,
+        means="hints say nothing: the next player moves alike after each of them.",
+        do="Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) gives hints a meaning to "
+        "start from.",
+    ),
+    Alarm(
+        name="format", figure="{player}/bad_reply_share", title="share of replies without a legal move",
+        raise_at=0.3, clear_at=0.2,
+        means="many of its replies are illegal or cannot be read, and random moves replace them.",
+        do="Look at replies (hanabi-grpo view RUN --illegal); compare the prompt with what the model was trained on, "
+        "set HANABI_LEGAL_MOVES=true, or make HANABI_REWARD_ILLEGAL and HANABI_REWARD_UNPARSABLE count more.",
+    ),
+    Alarm(
+        name="format_rise", figure="{player}/bad_reply_share", title="share of replies without a legal move",
+        reference=Reference.LOWEST, raise_at=1.0, clear_at=1.0, least_change=0.1,
+        means="more and more of its replies hold no legal move: it forgets the form of a reply.",
+        do=f"{_LESS_STEEP}, or BETA above 0.",
+    ),
+    Alarm(
+        name="length_rise", figure="{player}/tokens_per_reply", title="tokens per reply",
+        reference=Reference.FIRST, raise_at=2.0, clear_at=1.5, least_change=1.0,
+        means="its replies grow; time and memory grow with them, and length itself may be what is rewarded.",
+        do="Look at replies (hanabi-grpo view RUN); lower MAX_COMPLETION_LENGTH, or check what an advantage does to "
+        "long replies.",
+    ),
+    Alarm(
+        name="length_fall", figure="{player}/tokens_per_reply", title="tokens per reply", below=True,
+        reference=Reference.FIRST, raise_at=0.5, clear_at=0.7, least_change=1.0,
+        means="its replies shrink to less than half; with HANABI_THINKING it stops to think.",
+        do="Look at replies (hanabi-grpo view RUN): if the score holds it is a saving, else BETA above 0 or a lower "
+        "LEARNING_RATE.",
+    ),
+    Alarm(
+        name="cut", figure="{player}/cut_share", title="share of replies cut by the limit",
+        raise_at=0.1, clear_at=0.05,
+        means="replies end at MAX_COMPLETION_LENGTH before they end by themselves, mostly without a move.",
+        do="Raise MAX_COMPLETION_LENGTH, or set HANABI_THINKING=false.",
+    ),
+    Alarm(
+        name="kl", figure="kl", title="KL to the base model, nats per token", raise_at=1.0, clear_at=0.5,
+        means="the policy is far from the base model; what that knew of language may be gone.",
+        do="A higher BETA or a lower LEARNING_RATE holds it closer; harmless for the tiny model.",
+    ),
+    Alarm(
+        name="clip", figure="clip_ratio/region_mean", title="share of tokens whose ratio is clipped",
+        raise_at=0.3, clear_at=0.2,
+        means="a large part of the tokens no longer contributes: the policy moves too far between two rollouts.",
+        do="A lower LEARNING_RATE, or fewer updates on the same games.",
+    ),
+    Alarm(
+        name="flat_groups", figure="flat_group_share", title="share of deals without spread in rewards",
+        raise_at=0.8, clear_at=0.6,
+        means="in most deals all games earn the same, so comparing them teaches nothing: they are solved, hopeless, or "
+        "always played alike.",
+        do="If the score is at its maximum, stop; else a higher TEMPERATURE, more NUM_GENERATIONS, or another board.",
+    ),
+)  # fmt: skip
+"""Every alarm, most telling first."""

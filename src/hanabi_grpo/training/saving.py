@@ -1,0 +1,112 @@
+"""When a trainer saves, what it says of a save that failed, and what an interrupted run keeps."""
+
+from typing import Any
+
+from accelerate.utils import broadcast_object_list, gather_object
+
+from hanabi_grpo.checkpoints import rotate
+from hanabi_grpo.errors import ParityError, RunFolderError
+from hanabi_grpo.resume import ResumePoint
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training import adapters
+from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint
+from hanabi_grpo.training.isolation import PlayerGuard
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.training_state import OptimizerState, random_state
+
+
+class CheckpointSaving:
+    """Mixed into ms-swift's trainer, before it: ms-swift saves an adapter named `default` only."""
+
+    settings: Settings
+    link: ServerLink
+    guard: PlayerGuard
+    adapter_names: tuple[str, ...]
+    started_from: dict[str, Any]
+    resume: ResumePoint | None
+    failed_saves: int
+    baselines: dict[int, dict[str, float]]
+    """Moving baselines by the number of steps that were made when they hold; an interrupt may come within a step."""
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    state: Any
+    _base_checksum: str
+    _resumable: bool
+    _incident: Any
+    _whole_adapters: Any
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were made before this process started."""
+        return self.resume.step if self.resume else 0
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        # Gathering is for all ranks, writing for one; how it went, for all again.
+        step = int(self.state.global_step)
+        state = OptimizerState(self.accelerator.unwrap_model(self.model), self.optimizer) if self._resumable else None
+        moments = state.collect() if state else None
+        random_states = gather_object([random_state()])
+        problem = None
+        with self._whole_adapters():
+            if self.accelerator.is_main_process:
+                try:
+                    self._write_checkpoint(step, moments, state.groups if state else [], random_states)
+                except RunFolderError as error:
+                    problem = str(error)
+        problem = broadcast_object_list([problem], from_process=0)[0]
+        self.failed_saves = self.failed_saves + 1 if problem else 0
+        if problem:
+            self._incident(
+                "save_failed", f"{problem} ({self.failed_saves} in a row, {SAVE_TRIES} stop the run)", step=step
+            )
+            if self.failed_saves >= SAVE_TRIES:
+                raise RunFolderError(
+                    f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
+                    "then go on with RESUME=latest."
+                )
+
+    def _write_checkpoint(self, step: int, moments: Any, groups: list[Any], random_states: list[Any]) -> None:
+        model = self.accelerator.unwrap_model(self.model)
+        checksum = adapters.base_checksum(model)
+        if checksum != self._base_checksum:
+            raise ParityError(
+                "the base model's weights changed during training "
+                f"(checksum {self._base_checksum}, now {checksum}); only adapters may. "
+                "Nothing was saved; look for a merge or an optimizer over base weights."
+            )
+        facts = {
+            "board_hashes": self.link.spec_hashes,
+            "model": self.settings.model,
+            "base_checksum": checksum,
+            **({"started_from": self.started_from} if self.started_from else {}),
+            **self.link.server_facts,
+        }
+        folder = save_checkpoint(
+            model,
+            self.adapter_names,
+            self.link.run_folder,
+            step,
+            facts,
+            moments=moments,
+            groups=groups,
+            baselines=self.baselines.get(step, {}),
+            random_states=random_states,
+        )
+        self.state.last_model_checkpoint = str(folder)
+        rotate(self.link.run_folder, self.settings.save_total_limit)
+
+    def save_now(self) -> str:
+        """Save the last finished step when a run is interrupted; returns what was done, for the log."""
+        step = int(self.state.global_step)
+        if step == self.first_step:
+            return "no step was finished, so there is nothing to save"
+        if self.guard.stepping:
+            return "the update was cut in the middle; the newest checkpoint in the run folder stays the last one"
+        if self.accelerator.num_processes > 1:
+            return "the newest checkpoint in the run folder stays the last one (several processes were interrupted)"
+        if not (self.link.run_folder / f"checkpoint-{step}").exists():
+            self._save_checkpoint(None, None)
+        if self.failed_saves:
+            return f"step {step} could not be saved; the earlier checkpoints are complete"
+        return f"step {step} is saved in {self.link.run_folder / f'checkpoint-{step}'}"

@@ -1,0 +1,180 @@
+"""HANABI_START_FROM: adapters of earlier runs in the place of new ones."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from safetensors.torch import load
+
+from hanabi_grpo.adapter_config import adapter_config_for_wire
+from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, read_manifest
+from hanabi_grpo.checkpoints import find_checkpoint
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.resume import ResumePoint
+from hanabi_grpo.saved_adapters import WEIGHTS, SavedAdapters, read_adapters
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.adapters import adapter_names, put_tensors
+from hanabi_grpo.training.partner_seats import SAME_FACTS
+from hanabi_grpo.types import adapter_of
+
+logger = logging.getLogger(__name__)
+
+_FIXED = re.compile(r"(player_[0-9]+|shared)\s*=\s*(.*)", re.ASCII)
+_CHOSEN = re.compile(r"(.+):([A-Za-z0-9_]{1,64})", re.ASCII)
+_SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
+"""What the same tensors are multiplied by; the set of layers shows in their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where one adapter of a run starts.
+
+    Example:
+        "player_1=outputs/b/checkpoint-9:player_0" is Start(name="player_1", folder=Path("outputs/b/checkpoint-9"),
+        adapter="player_0", word="player_1=outputs/b/checkpoint-9:player_0", saved=…)
+    """
+
+    name: str
+    """The adapter of this run."""
+    folder: Path
+    """The checkpoint, after a run's folder was replaced by its newest one."""
+    adapter: str
+    """The adapter of the checkpoint."""
+    word: str
+    saved: SavedAdapters
+
+    def fact(self) -> dict[str, Any]:
+        """Return what manifests say of it."""
+        weights, _ = self.saved.adapters[self.adapter]
+        return {
+            "folder": str(self.folder),
+            "adapter": self.adapter,
+            "step": self.saved.step,
+            "sha256": hashlib.sha256(weights).hexdigest(),
+        }
+
+
+def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, Path, str | None]]:
+    """Read HANABI_START_FROM; returns per adapter of the run (entry, folder, adapter in it or None: of its own name).
+
+    Args:
+        entries: "folder[:adapter]" for every adapter that has no entry of its own, or "player_0=folder[:adapter]".
+        names: Of the run's adapters.
+
+    Raises:
+        SettingsError: A player that is not of the run, or two entries for one.
+    """
+    found: dict[str, tuple[str, Path, str | None]] = {}
+    everybody: tuple[str, Path, str | None] | None = None
+    for entry in entries:
+        fixed = _FIXED.fullmatch(entry)
+        word = fixed[2] if fixed else entry
+        chosen = _CHOSEN.fullmatch(word)
+        start = (entry, Path(chosen[1] if chosen else word), chosen[2] if chosen else None)
+        if fixed is None:
+            if everybody is not None:
+                raise SettingsError(
+                    f"HANABI_START_FROM: {everybody[0]!r} and {entry!r} are both for every player; put player_0= "
+                    "before one."
+                )
+            everybody = start
+        elif fixed[1] not in names:
+            raise SettingsError(
+                f"HANABI_START_FROM: {entry!r}: this run has no adapter {fixed[1]}; allowed: {', '.join(names)}."
+            )
+        elif fixed[1] in found:
+            raise SettingsError(f"HANABI_START_FROM: {fixed[1]} is in it twice; name each player once.")
+        else:
+            found[fixed[1]] = start
+    if everybody is not None:
+        found = {name: found.get(name, everybody) for name in names}
+    return found
+
+
+def read_start(settings: Settings) -> list[Start]:
+    """Read every checkpoint that HANABI_START_FROM names.
+
+    Raises:
+        SettingsError: A folder that is missing or damaged, or has no such adapter.
+    """
+    names = adapter_names(settings.players, settings.adapters)
+    starts = []
+    for name, (entry, folder, chosen) in parse_start(settings.start_from, names).items():
+        try:
+            if not folder.is_dir():
+                raise SettingsError("no such folder; give a run, or its checkpoint-N.")
+            runs = any(CHECKPOINT_NAME.fullmatch(path.name) for path in folder.iterdir())
+            if runs and not any(folder.glob(f"*/{WEIGHTS}")):
+                folder = find_checkpoint(folder).folder
+            saved = read_adapters(folder)
+        except (OSError, HanabiGrpoError) as error:
+            raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
+        adapter = chosen or adapter_of(name, saved.adapters)
+        if adapter not in saved.adapters:
+            raise SettingsError(
+                f"HANABI_START_FROM={entry}: no adapter {chosen or name} in it; it has {', '.join(saved.adapters)}. "
+                f"Choose one with :{next(iter(saved.adapters))} behind the folder."
+            )
+        starts.append(Start(name=name, folder=folder, adapter=adapter, word=entry, saved=saved))
+    return starts
+
+
+def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | None) -> None:
+    """Put the adapters of HANABI_START_FROM into a model whose adapters are new; a resumed run keeps its own.
+
+    The optimizer starts anew: moments belong to the run that made them.
+
+    Raises:
+        SettingsError: See `read_start`; or an adapter of another rank or alpha.
+        RunFolderError: Its tensors are of another model.
+    """
+    if resume is not None:
+        if settings.start_from:
+            logger.info("HANABI_START_FROM is not read again: the run goes on from %s", resume.checkpoint)
+        return
+    for start in read_start(settings):
+        weights, config = start.saved.adapters[start.adapter]
+        own = adapter_config_for_wire(model.peft_config[start.name].to_dict())
+        for key in _SAME_CONFIG:
+            if key in config and config[key] != own[key]:
+                raise SettingsError(
+                    f"HANABI_START_FROM={start.word}: {key} is {config[key]} there and {own[key]} here; set LORA_RANK "
+                    "and LORA_ALPHA to those of that run."
+                )
+        put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.word}")
+        logger.info("%s starts from %s of %s (step %d)", start.name, start.adapter, start.folder, start.saved.step)
+
+
+def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
+    """Compare what the checkpoints were trained on with what the server has.
+
+    Args:
+        settings: HANABI_START_FROM from here.
+        resume: Of the run; a resumed one reads no other checkpoint.
+        facts: Of the server: model_fingerprint, tokenizer_hash, chat_hash.
+
+    Raises:
+        SettingsError: Another base model, tokenizer or chat format.
+    """
+    for start in read_start(settings) if resume is None else ():
+        recorded = start.saved.facts
+        for name, what in SAME_FACTS.items():
+            if name in recorded and name in facts and recorded[name] != facts[name]:
+                raise SettingsError(
+                    f"HANABI_START_FROM={start.word}: {start.folder} was trained with another {what}: "
+                    f"{recorded[name]}, the server has {facts[name]}. Take a checkpoint of a run on this MODEL."
+                )
+        if not recorded.keys() >= SAME_FACTS.keys():
+            logger.warning("%s: nothing says on which base model it was trained", start.folder)
+
+
+def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:
+    """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands on what it was."""
+    if resume is not None:
+        return dict(read_manifest(resume.checkpoint).facts.get("started_from", {}))
+    return {start.name: start.fact() for start in read_start(settings)}

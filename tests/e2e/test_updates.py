@@ -1,0 +1,74 @@
+"""Updates of a step through the real trainer, alone and under DeepSpeed; its games come from scripts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_resumed_run import PLAYERS, STAGES, everything, resume_at, run, write_settings
+
+from hanabi_grpo.checkpoints import check_checkpoint
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(autouse=True)
+def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+
+
+def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("stage", ["torch", "zero2"])
+@pytest.mark.parametrize(
+    "updates",
+    [
+        {"HANABI_UPDATES_PER_STEP": "2", "HANABI_ENTROPY_BONUS": "0.01", "BETA": "0.1", "HANABI_KL": "reward"},
+        {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"},
+        {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"},
+    ],
+    ids=["passes", "alternating", "sequential"],
+)
+def test_a_run_with_several_updates_resumes_bit_by_bit(
+    tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]
+) -> None:
+    processes = int(STAGES[stage].get("NPROC_PER_NODE", "1"))
+    # Constant: the end of any other schedule would be another in the run that is cut.
+    constant = {"LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
+    variables = {"SAVE_STEPS": "1", "MAX_STEPS": "4", **constant, **STAGES[stage], **updates}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    run(write_settings(whole, tiny_model, **variables), processes=processes)
+    run(write_settings(cut, tiny_model, **{**variables, "MAX_STEPS": "2"}), processes=processes)
+    resume_at(cut, 2)
+    run(write_settings(cut, tiny_model, **variables), processes=processes)
+    for player in PLAYERS:
+        assert _same(everything(whole / "checkpoint-4", player), everything(cut / "checkpoint-4", player)), player
+    if updates.get("HANABI_UPDATE") == "alternating":
+        for step in (2, 3, 4):
+            resting = PLAYERS[step % 2]
+            before, after = (everything(whole / f"checkpoint-{number}", resting) for number in (step - 1, step))
+            assert _same(before, after), (step, resting)
+
+
+@pytest.mark.parametrize("stage", ["torch", "zero2"])
+def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_checkpoint(
+    tmp_path: Path, tiny_model: Path, stage: str
+) -> None:
+    processes = int(STAGES[stage].get("NPROC_PER_NODE", "1"))
+    variables = {"SAVE_STEPS": "2", "MAX_STEPS": "2", **STAGES[stage]}
+    run(write_settings(tmp_path / "a", tiny_model, **variables), processes=processes)
+    source = tmp_path / "a/checkpoint-2"
+    entries = f"player_0={source}:player_1,player_1={source}:player_0"
+    options = {**variables, "HANABI_START_FROM": entries, "HANABI_FREEZE": "player_1"}
+    run(write_settings(tmp_path / "b", tiny_model, **options), processes=processes)
+    weights = "adapter_model.safetensors"
+    frozen = load_file(tmp_path / "b/checkpoint-2/player_1" / weights)
+    assert _same(frozen, load_file(source / "player_0" / weights))
+    assert not _same(
+        load_file(tmp_path / "b/checkpoint-2/player_0" / weights), load_file(source / "player_1" / weights)
+    )
+    started = check_checkpoint(tmp_path / "b/checkpoint-2").facts["started_from"]
+    assert started["player_0"]["adapter"] == "player_1"
+    assert started["player_1"]["step"] == 2

@@ -1,0 +1,324 @@
+"""Alarms over made-up histories: raised once, over once, quiet on healthy noise, the same after a resume."""
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TrainerState
+
+from hanabi_grpo.dynamics import ALARMS, Alarm, AlarmChange, AlarmWatch, read_history
+from hanabi_grpo.dynamics.table import WARM_UP, WINDOW, Reference
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.tracking import TrackingCallback
+
+HEALTHY = {
+    "score/normalized": 0.4, "score/laptop": 1.6, "over_blind/laptop": 1.4, "kl": 0.1, "clip_ratio/region_mean": 0.05,
+    "flat_group_share": 0.15, "share/play": 0.35, "share/hint": 0.45, "hint_bits": 0.25,
+}  # fmt: skip
+HEALTHY_PLAYER = {
+    "blind_share": 0.2, "entropy_estimate": 0.4, "share/play": 0.35, "share/discard": 0.2, "share/hint_color": 0.15,
+    "share/hint_rank": 0.2, "top_move_share": 0.3, "top_slot_share": 0.45, "hint_bits": 0.25, "bad_reply_share": 0.05,
+    "tokens_per_reply": 3.0, "cut_share": 0.01,
+}  # fmt: skip
+PLAYERS = ("player_0", "player_1")
+BAD = {
+    "score_fall": 0.4, "below_blind": -0.5, "blind_play": 0.95, "entropy": 0.002, "entropy_fall": 0.02,
+    "entropy_rise": 1.2, "no_plays": 0.0, "no_hints": 0.0, "extinct_play": 0.0, "extinct_discard": 0.0,
+    "extinct_hint_color": 0.0, "extinct_hint_rank": 0.0, "one_move": 0.99, "one_slot": 0.99, "hints_lost": 0.03,
+    "hints_silent": 0.0, "format": 0.6, "format_rise": 0.2, "length_rise": 9.0, "length_fall": 1.2, "cut": 0.5,
+    "kl": 3.0, "clip": 0.6, "flat_groups": 1.0,
+}  # fmt: skip
+"""Per alarm a value of its figure that is wrong."""
+
+
+def healthy(step: int, rng: random.Random | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"step": step, "games": 128.0, "games/laptop": 128.0, **HEALTHY}
+    row |= {f"{player}/{name}": value for player in PLAYERS for name, value in HEALTHY_PLAYER.items()}
+    if rng:
+        for name in (*HEALTHY, *(f"{player}/{name}" for player in PLAYERS for name in HEALTHY_PLAYER)):
+            row[name] = max(0.0, row[name] * (1 + 0.3 * rng.gauss(0, 1)))
+    return row
+
+
+def spoilt(step: int, alarm: Alarm, value: float) -> dict[str, Any]:
+    return healthy(step) | {alarm.figure.format(player="player_1", board="laptop"): value}
+
+
+def names(changes: list[AlarmChange]) -> set[tuple[str, str, bool]]:
+    return {(change.alarm.name, change.subject, change.since is None) for change in changes}
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
+def test_an_alarm_is_raised_once_and_over_once(alarm: Alarm) -> None:
+    watch = AlarmWatch()
+    for step in range(1, 61):
+        assert watch.update(healthy(step)) == []
+    changes = [change for step in range(61, 91) for change in watch.update(spoilt(step, alarm, BAD[alarm.name]))]
+    mine = [change for change in changes if change.alarm is alarm]
+    subject = "player_1" if "{player}" in alarm.figure else "laptop" if "{board}" in alarm.figure else ""
+    assert [(change.subject, change.since) for change in mine] == [(subject, None)]
+    assert 61 <= mine[0].step <= 61 + WINDOW
+    assert watch.metrics()[f"alarm/{alarm.name}"] == 1.0
+    assert mine[0].message.startswith(f"{alarm.name}: {f'{subject}: ' if subject else ''}{alarm.title} is ")
+    assert mine[0].message.endswith(f"{alarm.means} {alarm.do}")
+    figures = {change.alarm.figure for change in changes}
+    assert figures == {alarm.figure}, "the other figures are healthy"
+    back = [change for step in range(91, 121) for change in watch.update(healthy(step))]
+    assert [(one.subject, one.since) for one in back if one.alarm is alarm] == [(subject, mine[0].step)]
+    assert watch.raised == {}
+    assert watch.metrics()[f"alarm/{alarm.name}"] == 0.0
+
+
+def test_the_table_is_consistent() -> None:
+    assert len({alarm.name for alarm in ALARMS}) == len(ALARMS)
+    assert {alarm.name for alarm in ALARMS} == set(BAD)
+    for alarm in ALARMS:
+        level, clear = alarm.level(1.0), alarm.level(1.0, clear=True)
+        assert level is not None and clear is not None
+        assert level < clear if alarm.below else level > clear, f"{alarm.name} has no hysteresis"
+        assert alarm.after >= WARM_UP >= 2 * WINDOW
+        assert alarm.means.endswith(".") and alarm.do.endswith(".")
+        noisy = alarm.level(1.0, noise=0.5)
+        assert noisy == (level if alarm.reference is None else -3.0 if alarm.below else 5.0)
+        assert (alarm.reference is None) == (alarm.level(None) is not None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_healthy_noise_of_a_third_raises_nothing_in_300_steps(seed: int) -> None:
+    rng = random.Random(seed)
+    watch = AlarmWatch()
+    for step in range(1, 301):
+        assert watch.update(healthy(step, rng)) == []
+
+
+def test_a_run_that_learns_raises_nothing() -> None:
+    rng = random.Random(1)
+    watch = AlarmWatch()
+    for step in range(1, 301):
+        row = healthy(step, rng)
+        done = min(1.0, step / 200)
+        row["score/laptop"] = 1.0 + 2.0 * done + 0.1 * rng.gauss(0, 1)
+        row["score/normalized"] = row["score/laptop"] / 4
+        for player in PLAYERS:
+            row[f"{player}/entropy_estimate"] = 0.5 - 0.4 * done
+            row[f"{player}/bad_reply_share"] = 0.25 * (1 - done)
+            row[f"{player}/share/discard"] = 0.2 * (1 - done)
+            row[f"{player}/top_slot_share"] = 0.4 + 0.5 * done
+        assert watch.update(row) == [], "a kind of move that is given up while the score rises is a convention"
+
+
+def test_nothing_is_raised_before_the_warm_up_whatever_the_figures() -> None:
+    watch = AlarmWatch()
+    worst = {alarm.figure.format(player="player_0", board="laptop"): BAD[alarm.name] for alarm in ALARMS}
+    for step in range(1, WARM_UP):
+        assert watch.update({"step": step, "games/laptop": 9.0, **worst}) == []
+    changes = watch.update({"step": WARM_UP, "games/laptop": 9.0, **worst})
+    assert {change.alarm.name for change in changes} >= {"no_hints", "blind_play", "one_move", "flat_groups"}
+    assert not {change.alarm.reference for change in changes} - {None}
+
+
+def test_a_value_that_hovers_about_a_threshold_does_not_flicker() -> None:
+    rng = random.Random(3)
+    watch = AlarmWatch([alarm for alarm in ALARMS if alarm.name == "blind_play"])
+    changes = []
+    for step in range(1, 500):
+        changes += watch.update({"step": step, "player_0/blind_share": 0.8 + 0.06 * rng.gauss(0, 1)})
+    assert len(changes) == 1
+
+
+def test_what_was_never_there_is_not_lost_and_a_rising_score_excuses() -> None:
+    def after(first: float, score: float) -> set[str]:
+        watch = AlarmWatch()
+        changes = []
+        for step in range(1, 81):
+            early = step <= 30
+            row = healthy(step) | {"player_0/share/discard": first if early else 0.0}
+            changes += watch.update(row | ({} if early else {"score/normalized": score}))
+        return {change.alarm.name for change in changes}
+
+    assert after(first=0.2, score=0.4) == {"extinct_discard"}
+    assert after(first=0.2, score=0.3) == {"extinct_discard"}
+    assert after(first=0.2, score=0.6) == set()
+    assert after(first=0.01, score=0.4) == set()
+
+
+def test_an_extinct_move_is_excused_once_the_score_rises() -> None:
+    watch = AlarmWatch()
+    changes = []
+    for step in range(1, 121):
+        row = healthy(step) | {"player_0/share/discard": 0.2 if step <= 30 else 0.0}
+        changes += watch.update(row | {"score/normalized": 0.4 if step <= 60 else 0.7})
+    assert names(changes) == {("extinct_discard", "player_0", True), ("extinct_discard", "player_0", False)}
+    assert 60 < changes[-1].step < 75
+
+
+def test_stopping_to_hint_is_never_excused() -> None:
+    watch = AlarmWatch()
+    changes = []
+    for step in range(1, 81):
+        done = min(1.0, step / 40)
+        rising = {"score/normalized": 0.36 + 0.2 * done, "score/laptop": 1.4 + 0.9 * done}
+        changes += watch.update(healthy(step) | rising | {"share/hint": 0.45 * (1 - done)})
+    assert names(changes) == {("no_hints", "", True)}
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}])
+def test_figures_that_are_no_number_change_nothing(value: object) -> None:
+    watch = AlarmWatch()
+    for step in range(1, 41):
+        watch.update(healthy(step))
+    before = AlarmWatch.after(healthy(step) for step in range(1, 41))
+    spoilt_row = {name: value for name in healthy(41) if name not in ("step", "games/laptop")}
+    for step in range(41, 80):
+        assert watch.update({"step": step, "games/laptop": 1.0, **spoilt_row}) == []
+        assert watch.readings == []
+    assert watch.metrics() == before.metrics()
+
+
+def test_a_player_without_turns_keeps_its_state_and_wakes_nobody() -> None:
+    watch = AlarmWatch()
+    alarm = next(alarm for alarm in ALARMS if alarm.name == "blind_play")
+    for step in range(1, 61):
+        watch.update(spoilt(step, alarm, 0.95 if step > 30 else 0.2))
+    assert ("blind_play", "player_1") in watch.raised
+    for step in range(61, 100):
+        row = {name: value for name, value in healthy(step).items() if not name.startswith("player_1/")}
+        assert watch.update(row) == []
+    assert ("blind_play", "player_1") in watch.raised
+    assert watch.metrics()["alarm/blind_play"] == 1.0
+
+
+def test_an_alarm_without_a_reading_has_no_metric() -> None:
+    watch = AlarmWatch()
+    row = healthy(1)
+    del row["kl"]
+    watch.update(row)
+    assert "alarm/kl" not in watch.metrics()
+    assert watch.metrics()["alarm/clip"] == 0.0
+    assert AlarmWatch().metrics() == {}
+
+
+def collapse() -> Iterator[dict[str, Any]]:
+    rng = random.Random(5)
+    for step in range(1, 101):
+        row = healthy(step, rng)
+        share = min(1.0, max(0.0, (step - 30) / 30)) if step < 80 else 0.1
+        row |= {f"{player}/blind_share": share for player in PLAYERS} | {"share/hint": 0.4 * (1 - share)}
+        yield row
+
+
+@pytest.mark.parametrize("cut", [5, 25, 58, 66, 85])
+def test_a_resumed_watch_goes_on_as_if_it_had_not_stopped(cut: int) -> None:
+    rows = list(collapse())
+    whole = AlarmWatch()
+    expected = [names(whole.update(row)) for row in rows]
+    # What is written and read again is what the file holds.
+    resumed = AlarmWatch.after(json.loads(json.dumps(row)) for row in rows[:cut])
+    assert [names(resumed.update(row)) for row in rows[cut:]] == expected[cut:]
+    assert resumed.raised == whole.raised
+    assert any(expected[60:80]) and any(expected[80:])
+
+
+def test_a_history_is_read_in_order_and_torn_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert read_history(path) == []
+    lines: list[Any] = [{"step": 2, "games": 1.0}, {"step": 1, "games": 1.0}, {"step": 3, "train_runtime": 1.0}, [1], 5]
+    lines += [{"step": True, "games": 1.0}, {"step": 2, "games": 7.0}]
+    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + b'\xff\xfe\n\n{"step": 4, "ga')
+    assert read_history(path) == [{"step": 1, "games": 1.0}, {"step": 2, "games": 7.0}]
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=30), st.floats() | st.none() | st.text(max_size=3)), max_size=40))
+def test_no_row_can_end_a_run(rows: list[dict[str, Any]]) -> None:
+    watch = AlarmWatch()
+    for step, row in enumerate(rows):
+        watch.update({**row, "step": step, "games/": 1.0, "player_٣/x": 1.0, "games/{player}": 2.0})
+
+
+def callback(folder: Path, step: int = 0) -> tuple[TrackingCallback, Callable[[dict[str, Any]], None]]:
+    tracking = TrackingCallback(Settings(), folder)
+    state = TrainerState(global_step=step, max_steps=100)
+    tracking.on_train_begin(None, state, None)
+
+    def log(row: dict[str, Any]) -> None:
+        state.global_step = int(row["step"])
+        shown = {"score/mean": 1.0, "score_kept/mean": 1.0, "illegal_per_game": 0.0, "hints_per_game": 1.0}
+        shown |= {"bombs_per_game": 0.0, "time/push": 0.1, "time/rollout": 0.1}
+        tracking.on_log(None, state, None, {**{key: row[key] for key in row if key != "step"}, **shown})
+
+    return tracking, log
+
+
+def incidents(folder: Path) -> list[tuple[str, int, str, str]]:
+    path = folder / "incidents.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(row["kind"], row["step"], row["alarm"], row["subject"]) for row in rows]
+
+
+def test_a_run_writes_alarms_beside_its_metrics_and_as_incidents(tmp_path: Path) -> None:
+    rows = list(collapse())
+    _, log = callback(tmp_path)
+    for row in rows:
+        log(row)
+    written = read_history(tmp_path / "metrics.jsonl")
+    assert [row["alarm/blind_play"] for row in written[:20]] == [0.0] * 20
+    assert {row["alarm/blind_play"] for row in written} == {0.0, 1.0}
+    kinds = [(kind, name, subject) for kind, _, name, subject in incidents(tmp_path)]
+    for player in PLAYERS:
+        assert kinds.count(("alarm", "blind_play", player)) == kinds.count(("alarm_over", "blind_play", player)) == 1
+    first = json.loads((tmp_path / "incidents.jsonl").read_text().splitlines()[0])
+    assert first["message"].startswith(f"{first['alarm']}: ") and math.isfinite(first["value"] + first["level"])
+
+
+def test_a_resumed_run_repeats_no_alarm_and_misses_none(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    rows = list(collapse())
+    for folder, cuts in ((whole, [0, 100]), (parts, [0, 70, 100])):
+        folder.mkdir()
+        for start, end in pairwise(cuts):
+            _, log = callback(folder, start)
+            for row in rows[start:end]:
+                log(row)
+    assert incidents(parts) == incidents(whole)
+    assert len(incidents(whole)) >= 4
+
+
+def test_a_damaged_history_starts_the_alarms_anew(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    tracking, _ = callback(tmp_path, 70)
+    assert tracking._watch.metrics() == {}
+
+
+def test_every_reference_is_used() -> None:
+    assert {alarm.reference for alarm in ALARMS} == {None, *Reference}
+
+
+def test_the_page_s_table_is_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dynamics.md").read_text(encoding="utf-8")
+    shown = page.split("<!-- alarms:begin -->\n")[1].split("<!-- alarms:end -->")[0].splitlines()[2:]
+    assert shown == [page_row(alarm) for alarm in ALARMS]
+
+
+def page_row(alarm: Alarm) -> str:
+    side = "<" if alarm.below else ">"
+    raised, over = f"{side} {alarm.raise_at:g}", f"{alarm.clear_at:g}"
+    if alarm.reference is not None:
+        sign = "−" if alarm.below else "+"
+        parts = [f"{factor:g} × {alarm.reference}" for factor in (alarm.raise_at, alarm.clear_at)]
+        raised, over = (
+            f"{side} {parts[0]}, {sign}{alarm.least_change:g}",
+            f"{parts[1]}, {sign}{alarm.least_change / 2:g}",
+        )
+    notes = [f"from reading {alarm.after}"] * (alarm.after > WARM_UP)
+    notes += ["unless the score rises"] * alarm.unless_better
+    if alarm.least_first is not None:
+        notes.append(f"only if it began at {alarm.least_first:g} or more")
+    figure = alarm.figure.replace("{player}", "(player)").replace("{board}", "(board)")
+    return f"| `{alarm.name}` | `{figure}` | {raised} | {over} | {'; '.join(notes)} |"

@@ -1,0 +1,180 @@
+"""Settings of advantages: what they are called, what a resume keeps, what a view shows, what a checkpoint holds."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hanabi_grpo.advantages import ESTIMATORS, choose_estimator
+from hanabi_grpo.advantages.moving_baseline import moving_baseline
+from hanabi_grpo.cli import app
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.policies import HintBot
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.resume_settings import check_compatible
+from hanabi_grpo.rewards import with_length_penalty
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.settings import Settings, load_settings, settings_values
+from hanabi_grpo.training.batching import next_baselines
+from hanabi_grpo.training.training_state import load_baselines, save_training_state
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+
+OURS = {
+    "HANABI_ADVANTAGE_SCALE": "none",
+    "HANABI_WHITEN": "true",
+    "HANABI_LOSS_UNIT": "turn",
+    "HANABI_LENGTH_PENALTY": "0.01",
+    "HANABI_LENGTH_FREE": "64",
+    "HANABI_GROUP": "mixed",
+}
+
+
+def _load(environ: dict[str, str]) -> Settings:
+    return load_settings(environ, dotenv=Path("/nonexistent/.env")).settings
+
+
+def test_every_estimator_can_be_chosen_and_the_default_is_as_before() -> None:
+    for name in ESTIMATORS:
+        assert _load({"HANABI_ADVANTAGE": name}).advantage == name
+    plain = _load({})
+    assert (plain.advantage, plain.advantage_scale, plain.whiten, plain.loss_unit) == ("turn", None, False, "token")
+    assert (plain.length_penalty, plain.length_free, plain.group) == (0.0, 0, "deal")
+    given = _load(OURS)
+    assert (given.advantage_scale, given.whiten, given.loss_unit) == ("none", True, "turn")
+    assert (given.length_penalty, given.length_free, given.group) == (0.01, 64, "mixed")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("HANABI_ADVANTAGE", "gae", "one of grpo, turn, return_to_go, rloo, reinforce_pp, baseline"),
+        ("HANABI_ADVANTAGE_SCALE", "mean", "one of std, none"),
+        ("HANABI_LOSS_UNIT", "word", "one of token, turn, sequence"),
+        ("HANABI_LENGTH_PENALTY", "-0.1", "a number, at least 0"),
+        ("HANABI_LENGTH_PENALTY", "nan", "a number, at least 0"),
+        ("HANABI_LENGTH_FREE", "1.5", "a whole number, at least 0"),
+        ("HANABI_GROUP", "games", "one of deal, mixed"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"{name}={value!r}: {allowed}.")):
+        _load({name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), OURS.items())
+def test_a_resumed_run_cannot_change_them_and_a_fork_can(name: str, value: str) -> None:
+    saved = {"settings": settings_values(Settings())}
+    now = _load({name: value})
+    with pytest.raises(SettingsError, match=f"{name}: was "):
+        check_compatible(saved, now)
+    assert any(line.startswith(f"{name}: was ") for line in check_compatible(saved, now, fork=True))
+    # A run from before there was such a setting had the default.
+    del saved["settings"][name]
+    assert check_compatible(saved, Settings()) == []
+    with pytest.raises(SettingsError, match=f"{name}: was "):
+        check_compatible(saved, now)
+
+
+def _game(number: int, *scores: float, seats: tuple[str, ...] = (), board: str = "x") -> Episode:
+    turns = [
+        Turn(player=place % 2, prompt="", reply="", action="Play 0", kind=ReplyKind.LEGAL, rewards={"score": score})
+        for place, score in enumerate(scores)
+    ]
+    return Episode(
+        preset="laptop",
+        spec_hash=board,
+        num_players=2,
+        suite="train",
+        seed=0,
+        game=number,
+        status=EpisodeStatus.FINISHED,
+        score=0,
+        score_kept=0,
+        turns=tuple(turns),
+        seats=seats,
+    )
+
+
+OWN = ("player_0@3", "player_1@3")
+
+
+def test_baselines_hold_the_trained_seats_games_only() -> None:
+    alone, with_bot = _game(0, 1.0, 1.0, seats=OWN), _game(1, 0.0, 0.0, seats=("player_0@3", "iggi"))
+    found = next_baselines({}, [[alone], [with_bot]], OWN)
+    assert found == {"player_0 x": 1.0, "player_1 x": 2.0}
+    # A game that ended before player 1's turn says nothing of player 1.
+    assert next_baselines(found, [[_game(0, 4.0)]], OWN) == {"player_0 x": pytest.approx(1.3), "player_1 x": 2.0}
+    assert next_baselines(found, [], OWN) == found
+
+
+def test_baselines_come_back_from_a_checkpoint_bit_by_bit(tmp_path: Path) -> None:
+    random.seed(4)
+    groups = [[_game(number, *(random.uniform(-3, 25) for _ in range(4))) for number in range(5)] for _ in range(9)]
+    whole: dict[str, float] = {}
+    for group in groups:
+        whole = next_baselines(whole, [group], OWN)
+    cut: dict[str, float] = {}
+    for step, group in enumerate(groups):
+        cut = next_baselines(cut, [group], OWN)
+        save_training_state(tmp_path / str(step), {}, [], [], baselines=cut)
+        cut = load_baselines(tmp_path / str(step))
+    assert cut == whole and len(whole) == 2
+    assert moving_baseline(cut)(groups[0], 0) == choose_estimator("baseline", None, whole)(groups[0], 0)
+
+
+def test_a_checkpoint_from_before_there_were_baselines_has_none(tmp_path: Path) -> None:
+    assert load_baselines(tmp_path) == {}
+    save_training_state(tmp_path / "trainer", {}, [], [])
+    assert load_baselines(tmp_path / "trainer") == {}
+
+
+def _said(*lengths: int) -> Episode:
+    game = _game(0, *(0.0 for _ in lengths))
+    turns = [replace(turn, reply_ids=(5,) * length) for turn, length in zip(game.turns, lengths, strict=True)]
+    return replace(game, turns=tuple(turns))
+
+
+def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
+    game = with_length_penalty(_said(2, 5, 10, 0), per_token=0.5, free=4)
+    assert [turn.rewards for turn in game.turns] == [
+        {"score": 0.0},
+        {"score": 0.0, "length": -0.5},
+        {"score": 0.0, "length": -3.0},
+        {"score": 0.0},
+    ]
+    assert [turn.team_reward for turn in game.turns] == [0.0] * 4
+    assert (game.reward(0), game.reward(1)) == (-3.0, -0.5)
+    plain = _said(2, 5, 10, 0)
+    assert with_length_penalty(plain, per_token=0.0, free=0) is plain
+    assert with_length_penalty(plain, per_token=0.5, free=10) is plain
+
+
+def test_a_view_shows_the_estimator_and_the_scale_of_the_run(tmp_path: Path) -> None:
+    games = play_episodes_sync(EnvConfig(preset="laptop"), [HintBot(noise=0.4)] * 2, "train", [0] * 1)
+    games = [games[0], replace(games[0], game=1, turns=(replace(games[0].turns[0], rewards={}), *games[0].turns[1:]))]
+    games[0] = replace(games[0], turns=(replace(games[0].turns[0], rewards={"score": 3.0}), *games[0].turns[1:]))
+    write_episodes(tmp_path, 0, [games])
+
+    def shown(**values: object) -> float:
+        (tmp_path / "settings.json").write_text(json.dumps({"settings": values}))
+        output = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"]).output
+        return float(re.findall(r"advantage (\S+)", output)[0])
+
+    assert shown(HANABI_ADVANTAGE="rloo") == pytest.approx(3.0)
+    assert shown(HANABI_ADVANTAGE="grpo") == pytest.approx(0.71, abs=0.01)
+    assert shown(HANABI_ADVANTAGE="grpo", HANABI_ADVANTAGE_SCALE=None) == pytest.approx(0.71, abs=0.01)
+    assert shown(HANABI_ADVANTAGE="grpo", HANABI_ADVANTAGE_SCALE="none") == pytest.approx(1.5)
+    (tmp_path / "settings.json").write_text(
+        json.dumps({"settings": {"HANABI_ADVANTAGE": "grpo", "HANABI_ADVANTAGE_SCALE": "max"}})
+    )
+    refused = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
+    assert refused.exit_code == 2 and "known: std, none" in refused.stderr
+    page = tmp_path / "page.html"
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "reinforce_pp"}}))
+    assert CliRunner().invoke(app, ["view", str(tmp_path), "--html", str(page)]).exit_code == 0
+    assert "advantage by reinforce_pp, among all games of the step" in page.read_text()

@@ -1,0 +1,160 @@
+"""Figures that tell how play changes: counted by hand, and against the conventions room."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from hanabi_grpo.conventions import ConventionCounts, convention_report
+from hanabi_grpo.dynamics import dynamics_figures
+from hanabi_grpo.dynamics.played import replayed
+from hanabi_grpo.dynamics.replies import reply_figures
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.games import make_spec
+from hanabi_grpo.matches import replay
+from hanabi_grpo.policies import HintBot, Policy, make_policy
+from hanabi_grpo.rollouts import play_group
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+def play(config: EnvConfig, *team: Policy, deals: int = 8, games: int = 4) -> list[list[Episode]]:
+    async def play_all() -> list[list[Episode]]:
+        return [await play_group(config, team, suite="train", seed=seed, num_games=games) for seed in range(deals)]
+
+    return asyncio.run(play_all())
+
+
+def said(player: int, *ids: int, kind: ReplyKind = ReplyKind.LEGAL) -> Turn:
+    return Turn(player=player, prompt="", reply="", action="Play 0", kind=kind, rewards={}, reply_ids=ids)
+
+
+def unknown_board(*turns: Turn, seats: tuple[str, ...] = ()) -> Episode:
+    return Episode(
+        preset="laptop", spec_hash="of another version", num_players=2, suite="train", seed=0,
+        status=EpisodeStatus.FINISHED, score=1, score_kept=1, turns=turns, seats=seats,
+    )  # fmt: skip
+
+
+def test_blind_play_is_recognised_and_scores_what_blind_play_scores() -> None:
+    blind = make_policy("blind")
+    figures = dynamics_figures(play(LAPTOP, blind, blind), ())
+    assert figures["player_0/blind_share"] == figures["player_0/top_move_share"] == 1.0
+    assert figures["player_0/top_slot_share"] == 1.0
+    assert figures["share/play"] == 1.0
+    assert figures["share/hint"] == figures["player_0/share/hint_color"] == 0.0
+    assert figures["over_blind/laptop"] == 0.0
+    assert figures["blind/laptop"] == figures["score/laptop"]
+    assert figures["games/laptop"] == 32.0
+    assert figures["hint_pairs"] == 0.0
+    # The board begins with all hints, so a discard is never legal; nothing can be said about it.
+    assert "player_0/share/discard" not in figures
+    assert "hint_bits" not in figures
+
+
+def test_shares_are_of_the_turns_on_which_a_move_was_legal() -> None:
+    figures = dynamics_figures(play(LAPTOP, make_policy("random"), make_policy("random"), deals=40), ())
+    assert figures["share/hint"] == pytest.approx(0.45, abs=0.06)
+    both = figures["player_0/share/hint_color"] + figures["player_0/share/hint_rank"]
+    assert both == pytest.approx(figures["player_0/share/hint"])
+    assert figures["player_0/share/play"] > figures["player_0/blind_share"] > 0.05
+    assert figures["score/normalized"] == pytest.approx(figures["score/laptop"] / 4)
+
+
+def test_moves_that_replaced_a_bad_reply_are_nobody_s_choice() -> None:
+    blind = make_policy("blind")
+    [[episode]] = play(LAPTOP, blind, blind, deals=1, games=1)
+    bad = replace(episode, turns=tuple(replace(turn, kind=ReplyKind.ILLEGAL) for turn in episode.turns))
+    figures = dynamics_figures([[bad]], ())
+    assert figures["player_0/bad_reply_share"] == 1.0
+    assert not [name for name in figures if "share/" in name or "blind_share" in name]
+
+
+@pytest.mark.parametrize("board", [LAPTOP, EnvConfig(preset="mini", players=3)])
+def test_hint_bits_are_the_conventions_room_s_hint_information(board: EnvConfig) -> None:
+    groups = play(board, *[HintBot(noise=0.2)] * board.players, deals=60, games=2)
+    counts = ConventionCounts(board.spec())
+    for episode in (episode for group in groups for episode in group):
+        counts.add(replay(episode, board))
+    report = convention_report("x", counts)
+    figures = dynamics_figures(groups, ())
+    assert figures["hint_bits"] == pytest.approx(report.team.figures["hint_information"].value)
+    assert figures["player_0/hint_bits"] == pytest.approx(report.seats[0].figures["hint_information"].value)
+
+
+def test_hints_that_nobody_reads_carry_nothing_and_a_bot_s_do() -> None:
+    silent = dynamics_figures(play(LAPTOP, make_policy("random"), make_policy("random"), deals=100), ())
+    heard = dynamics_figures(play(LAPTOP, make_policy("simple-bot"), make_policy("simple-bot"), deals=100), ())
+    assert abs(silent["hint_bits"]) < 0.03
+    assert heard["hint_bits"] > 0.2
+
+
+def test_only_trained_seats_count_and_only_self_play_is_compared_with_blind_play() -> None:
+    own = ("player_0@3", "player_1@3")
+    groups = play(LAPTOP, make_policy("hint-bot"), make_policy("blind"))
+    seated = [[replace(episode, seats=("player_0@3", "blind")) for episode in group] for group in groups]
+    figures = dynamics_figures(seated, own)
+    assert "player_0/share/hint" in figures
+    assert not [name for name in figures if name.startswith("player_1")]
+    assert figures["share/hint"] == figures["player_0/share/hint"]
+    assert figures["hint_pairs"] == 0.0, "the partner's answers say nothing about the players that learn"
+    assert "over_blind/laptop" not in figures
+    assert figures["games/laptop"] == 32.0
+
+
+def test_games_that_do_not_fit_their_deal_are_left_out() -> None:
+    blind = make_policy("blind")
+    [[episode]] = play(LAPTOP, blind, blind, deals=1, games=1)
+    assert len(replayed([[episode]], ())) == 1
+    first, *rest = episode.turns
+    broken = [
+        replace(episode, turns=(*rest, first)),
+        replace(episode, turns=(replace(first, action="Play 7"), *rest)),
+        replace(episode, turns=(replace(first, action="dance"), *rest)),
+        replace(episode, turns=(*episode.turns, *episode.turns)),
+        replace(episode, spec_hash="0"),
+        replace(episode, preset="no such board"),
+        replace(episode, suite="not a suite!"),
+        replace(episode, seed=-1),
+    ]
+    assert replayed([broken], ()) == []
+    assert dynamics_figures([broken], ())["hint_pairs"] == 0.0
+
+
+def test_a_step_without_games_and_players_without_turns_have_no_figures() -> None:
+    assert dynamics_figures([], ()) == dynamics_figures([[], []], ()) == {}
+    figures = dynamics_figures([[unknown_board(said(0, 5, 9))]], ())
+    assert figures["player_0/tokens_per_reply"] == 2.0
+    assert not [name for name in figures if name.startswith("player_1")]
+
+
+def test_several_boards_have_a_score_each() -> None:
+    blind = make_policy("blind")
+    mini = EnvConfig(preset="marshal-mini", observation="compact", legal_moves=False)
+    figures = dynamics_figures(play(LAPTOP, blind, blind, deals=2) + play(mini, blind, blind, deals=4), ())
+    assert (figures["games/laptop"], figures["games/marshal-mini"]) == (8.0, 16.0)
+    assert figures["score/marshal-mini"] > figures["score/laptop"]
+    assert make_spec("marshal-mini").reachable_max == 4
+    mean = (8 * figures["score/laptop"] + 16 * figures["score/marshal-mini"]) / 24
+    assert figures["score/normalized"] == pytest.approx(mean / 4)
+
+
+def test_a_reply_is_cut_when_it_fills_the_limit_without_its_end() -> None:
+    end = 9
+    turns = (said(0, 1, 2, end), said(0, 1, 2, 3, end), said(0, 1, 2, 3, 4), said(0, 1, 2, 3, 5), said(1, end))
+    figures = reply_figures([unknown_board(*turns)], (), reply_limit=4, end_id=end)
+    assert figures["player_0/cut_share"] == 0.5
+    assert figures["player_0/tokens_per_reply"] == 3.75
+    assert figures["player_1/cut_share"] == 0.0
+    assert "player_0/cut_share" not in reply_figures([unknown_board(*turns)], ())
+
+
+def test_the_form_of_replies_is_counted_by_kind() -> None:
+    kinds = (ReplyKind.LEGAL, ReplyKind.LEGAL, ReplyKind.ILLEGAL, ReplyKind.UNPARSABLE)
+    figures = reply_figures([unknown_board(*(said(1, 1, kind=kind) for kind in kinds))], ())
+    assert figures == {
+        "player_1/bad_reply_share": 0.5,
+        "player_1/unparsable_share": 0.25,
+        "player_1/tokens_per_reply": 1.0,
+    }

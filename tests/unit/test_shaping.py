@@ -1,0 +1,127 @@
+"""The KL and entropy parts of advantages move the weights along the exact gradients of KL and entropy."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.shaping import entropy_part, kl_part, mean_logprob, shape_advantages
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+
+LOGITS = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)
+REFERENCE = torch.log_softmax(torch.tensor([1.0, 0.3, -0.2, 0.0], dtype=torch.float64), -1)
+
+
+def _expected_step(part: torch.Tensor) -> torch.Tensor:
+    """Return E_a[f(a) ∇log π(a)] over all actions, the mean of what the loss does with an advantage f."""
+    logits = LOGITS.clone().requires_grad_()
+    logps = torch.log_softmax(logits, -1)
+    (logps.exp().detach() * part * logps).sum().backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def _exact(value: str) -> torch.Tensor:
+    logits = LOGITS.clone().requires_grad_()
+    logps = torch.log_softmax(logits, -1)
+    kl = (logps.exp() * (logps - REFERENCE)).sum()
+    entropy = -(logps.exp() * logps).sum()
+    (kl if value == "kl" else entropy).backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def test_the_kl_part_follows_the_exact_gradient_of_the_kl() -> None:
+    logps, everywhere = torch.log_softmax(LOGITS, -1), torch.ones(4, dtype=torch.bool)
+    step = _expected_step(kl_part(logps, REFERENCE, everywhere, 0.3))
+    assert torch.allclose(step, -0.3 * _exact("kl"), atol=1e-12)
+    assert step.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("mean", [0.0, -1.7])
+def test_the_entropy_part_follows_the_exact_gradient_of_the_entropy_whatever_the_constant(mean: float) -> None:
+    logps, everywhere = torch.log_softmax(LOGITS, -1), torch.ones(4, dtype=torch.bool)
+    step = _expected_step(entropy_part(logps, everywhere, 0.3, mean))
+    assert torch.allclose(step, 0.3 * _exact("entropy"), atol=1e-12)
+    assert step.abs().max() > 0.01
+
+
+def test_golden_values_and_zero_where_nothing_was_sampled() -> None:
+    logps, reference = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-3.0, float("nan")]])
+    mask = torch.tensor([[True, False]])
+    assert kl_part(logps, reference, mask, 0.5).tolist() == [[-1.0, 0.0]]
+    assert entropy_part(logps, mask, 0.5, -2.0).tolist() == [[-0.5, 0.0]]
+
+
+def test_the_mean_is_over_tokens_not_over_replies() -> None:
+    assert mean_logprob([[-1.0], [-4.0, -4.0, -3.0]]) == -3.0
+    assert mean_logprob([]) == mean_logprob([[]]) == 0.0
+
+
+def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
+    turns = tuple(
+        Turn(
+            player=player,
+            prompt="",
+            reply="",
+            action="",
+            kind=ReplyKind.LEGAL,
+            rewards={},
+            reply_ids=(1,) * len(values),
+            logprobs=values,
+        )
+        for player, values in logprobs.items()
+    )
+    return Episode(
+        preset="laptop",
+        spec_hash="",
+        num_players=2,
+        suite="train",
+        seed=0,
+        status=EpisodeStatus.FINISHED,
+        score=0,
+        score_kept=0,
+        turns=turns,
+        seats=seats,
+    )
+
+
+def _batch(player: str, logps: list[list[float]], mask: list[list[bool]]) -> dict[str, Any]:
+    data = SimpleNamespace(
+        player=player,
+        completion_mask=torch.tensor(mask),
+        rollout_per_token_logps=torch.tensor(logps),
+        ref_per_token_logps=torch.full((len(logps), len(logps[0])), -2.0),
+        advantages=torch.ones(len(logps), len(logps[0])),
+    )
+    return {"grpo_batch": data, "model_inputs": {}}
+
+
+def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> None:
+    own = ("player_0@3", "player_1@3")
+    groups = [[_game({0: (-1.0, -3.0), 1: (-5.0,)}, own), _game({0: (-90.0,), 1: (-7.0,)}, ("base", "player_1@3"))]]
+    batches = [_batch("player_0", [[-1.0, -3.0]], [[True, True]]), _batch("player_1", [[-5.0, 0.0]], [[True, False]])]
+    assert shape_advantages(batches, Settings(entropy_bonus=0.1), groups, own) == []
+    first, second = (batch["grpo_batch"].advantages for batch in batches)
+    assert torch.allclose(first, torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
+    assert torch.allclose(second, torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
+
+
+def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> None:
+    def shaped(**values: Any) -> tuple[list[list[float]], list[float]]:
+        batch = _batch("player_0", [[-1.0, 0.0]], [[True, False]])
+        gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"))
+        return batch["grpo_batch"].advantages.tolist(), gaps
+
+    assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
+    assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
+    assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])
+
+
+def test_a_micro_batch_without_a_sampled_token_reports_no_gap_and_stays_as_it_is() -> None:
+    batch = _batch("player_0", [[0.0, 0.0]], [[False, False]])
+    settings = Settings(beta=0.5, kl="reward", entropy_bonus=0.1)
+    assert shape_advantages([batch], settings, [], ("player_0@0", "player_1@0")) == []
+    assert batch["grpo_batch"].advantages.tolist() == [[1.0, 1.0]]

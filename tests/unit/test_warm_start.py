@@ -1,0 +1,372 @@
+"""Supervised learning on a really tiny model: it imitates, it resumes bit by bit, and players stay apart."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fake_engine import LAPTOP, TOKENIZER
+from hanabi_grpo.checkpoint_manifest import check_checkpoint
+from hanabi_grpo.cli import app
+from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.warm_start.games import Sources
+from hanabi_grpo.warm_start.learning import Lesson, held_out_figures, learn
+from hanabi_grpo.warm_start.recorded import GameFilter
+from hanabi_grpo.warm_start.run import Outcome, WarmStart
+from hanabi_grpo.warm_start.samples import split_held_out
+from hanabi_grpo.warm_start.students import load_base, make_students, student_names
+
+LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that knows nothing."""
+    folder = tmp_path_factory.mktemp("base") / "model"
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
+    config = Qwen3Config(
+        vocab_size=len(TOKENIZER),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        bos_token_id=None,
+        dtype="float32",
+        **ends,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    model.generation_config = GenerationConfig(bos_token_id=None, **ends)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return folder
+
+
+def settings(base: Path, **other: Any) -> Settings:
+    return Settings(model=str(base), lora_rank=16, lora_alpha=32, seed=7, **other)
+
+
+def work(base: Path, out: Path, **other: Any) -> WarmStart:
+    sources = Sources(line_ups=("hint-bot",), paths=(), num_deals=60, noise=0.2, chosen=GameFilter())
+    given: dict[str, Any] = {"sources": sources, "steps": 4, "batch": 8, "learning_rate": 3e-3}
+    given |= {"shared": False, "full": False, "resume": False, "settings": settings(base)}
+    return WarmStart(config=LAPTOP, out=out, **{**given, **other})
+
+
+def do(what: WarmStart, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
+    return what.run(lambda text: None, lambda name, done, total, text: None, should_stop)
+
+
+def after(calls: int) -> Callable[[], bool]:
+    """True from this call on."""
+    left = iter(range(calls))
+    return lambda: next(left, None) is None
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def start(base: Path, names: Sequence[str], **changes: Any) -> tuple[Any, list[Any]]:
+    """A base model and its students, on games of the hint bot."""
+    what = work(base, Path("unused"))
+    from hanabi_grpo.chat import ChatFormat
+    from hanabi_grpo.warm_start.encoding import Encoder
+
+    encoder = Encoder(
+        config=LAPTOP, chat=ChatFormat.from_tokenizer(TOKENIZER), max_model_len=1024, max_completion_length=4
+    )
+    taught, held_out = split_held_out(what.sources.samples(LAPTOP, encoder, seed=7, notes=[]))
+    if "player_1" in changes:
+        taught = changes["player_1"](taught)
+    model = load_base(what.settings, base, full="model" in names)
+    _, students = make_students(model, names, what.settings, taught, held_out, learning_rate=3e-3, batch_size=8)
+    return model, students
+
+
+def run_steps(model: Any, students: list[Any], lesson: Lesson = LESSON) -> bool:
+    return learn(
+        model,
+        students,
+        lesson,
+        on_step=lambda student, loss: None,
+        on_evaluation=lambda figures: None,
+        should_stop=lambda: False,
+    )
+
+
+def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(base: Path, tmp_path: Path) -> None:
+    sources = Sources(line_ups=("hint-bot",), paths=(), num_deals=150, noise=0.2, chosen=GameFilter())
+    done = do(work(base, tmp_path / "out", sources=sources, steps=40, batch=16, learning_rate=1e-2))
+    rows = {(label, row["name"]): row for label, row in done.rows}
+    assert done.is_finished
+    for name in ("player_0", "player_1"):
+        before, best = rows["before", name], rows["best", name]
+        assert before["accuracy"] < 0.05
+        assert best["accuracy"] > 0.3
+        assert best["loss"] < before["loss"] / 3
+
+
+def test_the_whole_model_learns_and_its_folder_is_a_model(base: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    done = do(work(base, tmp_path, full=True, steps=30, batch=32, learning_rate=3e-3))
+    (_, before), (_, best), _ = done.rows
+    assert (before["accuracy"] < 0.05, best["accuracy"] > 0.3) == (True, True)
+    folder = tmp_path / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert {value.dtype for value in model.parameters()} == {torch.float32}
+    assert tokenizer_hash(AutoTokenizer.from_pretrained(folder)) == tokenizer_hash(TOKENIZER)
+    assert model_fingerprint(folder) != model_fingerprint(base)
+    assert (folder / "model.safetensors").stat().st_size <= (base / "model.safetensors").stat().st_size + 4096
+    assert model.generation_config.eos_token_id == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith(".")) == [
+        "last",
+        "model",
+        "warm_start.json",
+    ]
+
+
+def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    do(work(base, tmp_path / "out"))
+    folder = tmp_path / "out" / "checkpoint-0"
+    manifest = check_checkpoint(folder)
+    saved = read_adapters(folder)
+    assert (saved.step, saved.lora_rank, list(saved.adapters)) == (0, 16, ["player_0", "player_1"])
+    assert manifest.facts["adapters"] == ["player_0", "player_1"]
+    assert manifest.facts["model_fingerprint"] == model_fingerprint(base)
+    assert manifest.facts["tokenizer_hash"] == tokenizer_hash(TOKENIZER)
+    assert manifest.facts["dtype"] == "float32"
+    assert manifest.facts["board_hashes"] == [LAPTOP.spec().hash]
+    assert manifest.facts["games"] == ["hint-bot: 60 deals, 0.2 of the moves random"]
+    assert {row["name"] for row in manifest.facts["warm_start"]["best"]} == {"player_0", "player_1"}
+    # Plain PEFT gives the figures that the manifest names.
+    _, students = start(base, student_names(2, full=False, shared=False))
+    for number, student in enumerate(students):
+        plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder / student.name)
+        loss = held_out_figures(plain.get_base_model(), replace(student, select=lambda: None), LESSON).loss
+        assert loss == pytest.approx(manifest.facts["warm_start"]["best"][number]["loss"], rel=1e-4)
+
+
+def test_a_shared_adapter_learns_from_all_players(base: Path, tmp_path: Path) -> None:
+    do(work(base, tmp_path, shared=True))
+    assert list(read_adapters(tmp_path / "checkpoint-0").adapters) == ["shared"]
+
+
+@pytest.mark.parametrize(("full", "calls"), [(False, 3), (False, 6), (True, 2)])
+def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_does(
+    base: Path, tmp_path: Path, full: bool, calls: int
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    do(work(base, whole, full=full, steps=6))
+    read_games = 60
+    stopped = do(work(base, parts, full=full, steps=6), after(read_games + calls))
+    assert not stopped.is_finished
+    assert "of 6" in stopped.stopped_at
+    assert do(work(base, parts, full=full, steps=6, resume=True)).is_finished
+    assert weights(parts) == weights(whole)
+    assert json.loads((parts / "warm_start.json").read_text()) == json.loads((whole / "warm_start.json").read_text())
+
+
+def test_a_start_that_was_stopped_while_games_were_read_begins_again(base: Path, tmp_path: Path) -> None:
+    stopped = do(work(base, tmp_path / "out"), after(10))
+    assert (stopped.is_finished, "nothing was learned" in stopped.stopped_at) == (False, True)
+    assert do(work(base, tmp_path / "out", resume=True)).is_finished
+
+
+def test_a_finished_start_is_not_learned_again(base: Path, tmp_path: Path) -> None:
+    first = do(work(base, tmp_path))
+    before = weights(tmp_path)
+    assert do(work(base, tmp_path, resume=True)).rows == first.rows
+    assert weights(tmp_path) == before
+
+
+def test_a_resume_needs_the_same_work(base: Path, tmp_path: Path) -> None:
+    do(work(base, tmp_path))
+    for change, name in (({"steps": 5}, "steps"), ({"learning_rate": 1e-4}, "learning_rate"), ({"batch": 9}, "batch")):
+        with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
+            do(work(base, tmp_path, resume=True, **change))
+    fewer = Sources(line_ups=("hint-bot",), paths=(), num_deals=50, noise=0.2, chosen=GameFilter())
+    with pytest.raises(SettingsError, match="data was"):
+        do(work(base, tmp_path, resume=True, sources=fewer))
+
+
+def test_a_folder_that_holds_something_is_left_alone(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunFolderError, match=r"notes\.txt"):
+        do(work(base, tmp_path))
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["notes.txt"]
+
+
+def test_a_torn_newest_state_is_refused_by_name(base: Path, tmp_path: Path) -> None:
+    do(work(base, tmp_path))
+    path = tmp_path / "last" / "checkpoint-0" / "warm_start" / "player_0.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(RunFolderError, match=r"player_0\.safetensors"):
+        do(work(base, tmp_path, resume=True))
+
+
+def test_one_players_games_move_no_other_players_adapter(base: Path) -> None:
+    names = student_names(2, full=False, shared=False)
+    ends = []
+    for keep in (True, False):
+        model, students = start(
+            base,
+            names,
+            player_1=lambda taught, keep=keep: [one for one in taught if keep or one.player == 0 or one.deck % 2],
+        )
+        assert run_steps(model, students)
+        ends.append([{name: value.detach().clone() for name, value in one.parameters.items()} for one in students])
+    (first_0, first_1), (second_0, second_1) = ends
+    assert all(torch.equal(first_0[name], second_0[name]) for name in first_0)
+    assert not all(torch.equal(first_1[name], second_1[name]) for name in first_1)
+
+
+def test_the_base_model_is_not_moved_by_its_adapters(base: Path) -> None:
+    model, students = start(base, student_names(2, full=False, shared=False))
+    before = {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" not in name}
+    assert run_steps(model, students)
+    assert all(torch.equal(value, dict(model.named_parameters())[name]) for name, value in before.items())
+    assert sum(len(student.parameters) for student in students) == sum(
+        "lora_" in n for n, _ in model.named_parameters()
+    )
+
+
+def test_how_a_batch_is_cut_changes_no_update(base: Path) -> None:
+    ends = []
+    for micro_batch in (8, 3):
+        model, students = start(base, ("shared",))
+        run_steps(model, students, replace(LESSON, micro_batch=micro_batch, steps=1))
+        ends.append(students[0].optimizer.state_dict()["state"])
+    for number, state in ends[0].items():
+        assert torch.allclose(state["exp_avg"], ends[1][number]["exp_avg"], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_before_anything_moves(base: Path, value: float) -> None:
+    model, students = start(base, ("shared",))
+    name, poisoned = next((n, p) for n, p in students[0].parameters.items() if "lora_B" in n)
+    with torch.no_grad():
+        poisoned.fill_(value)
+    before = {key: held.detach().clone() for key, held in students[0].parameters.items()}
+    with pytest.raises(NonFiniteError, match="shared, update 1: loss"):
+        run_steps(model, students)
+    assert students[0].step == 0
+    assert all(torch.equal(before[key], held) for key, held in students[0].parameters.items() if key != name)
+
+
+def test_the_best_parameters_are_those_of_the_lowest_held_out_loss(base: Path) -> None:
+    model, [student] = start(base, ("shared",))
+    assert run_steps(model, [student])
+    best = {name: value.clone() for name, value in (student.best or {}).items()}
+    with torch.no_grad():
+        for value in student.parameters.values():
+            value.add_(1.0)
+    assert not student.remember(held_out_figures(model, student, LESSON).loss)
+    assert not student.remember(float("nan"))
+    assert all(torch.equal(best[name], value) for name, value in (student.best or {}).items())
+    assert student.best_step == 4
+
+
+def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
+    lesson = replace(LESSON, steps=100, learning_rate=1.0)
+    rates = [lesson.rate(step) for step in range(1, 101)]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+    assert replace(lesson, steps=1).rate(1) == 1.0
+    assert all(math.isfinite(replace(lesson, steps=2).rate(step)) for step in (1, 2))
+
+
+def test_a_player_without_anything_to_learn_is_named(base: Path) -> None:
+    with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
+        start(base, ("player_0", "player_1"), player_1=lambda taught: [one for one in taught if one.player == 0])
+
+
+def test_float16_is_refused(base: Path) -> None:
+    with pytest.raises(SettingsError, match="float16"):
+        load_base(settings(base, dtype="float16"), base, full=False)
+
+
+def test_adapters_learn_on_a_bfloat16_base_and_a_whole_model_is_saved_in_it(base: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    half = settings(base, dtype="bfloat16")
+    adapters = do(work(base, tmp_path / "a", settings=half))
+    assert adapters.is_finished
+    assert read_adapters(tmp_path / "a" / "checkpoint-0").facts["dtype"] == "bfloat16"
+    do(work(base, tmp_path / "f", settings=half, full=True))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "f" / "model")
+    assert model.config.dtype == torch.bfloat16
+    assert {value.dtype for value in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ([], "nothing to learn from"),
+        (["hint-bot", "--steps", "0"], "--steps 0"),
+        (["hint-bot", "--deals", "0"], "--deals 0"),
+        (["hint-bot", "--batch", "-1"], "--batch -1"),
+        (["hint-bot", "--learning-rate", "nan"], "--learning-rate nan"),
+        (["hint-bot", "--noise", "1"], "--noise 1.0"),
+        (["hint-but"], "hint-bot"),
+        (["--games", "nowhere"], "no such file or folder"),
+    ],
+)
+def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], text: str
+) -> None:
+    monkeypatch.setenv("MODEL", str(base))
+    out = tmp_path / "out"
+    answer = CliRunner().invoke(app, ["warm-start", *options, "--out", str(out), "--preset", "laptop"])
+    assert answer.exit_code == 2
+    assert text in answer.output
+    assert "Traceback" not in answer.output
+    assert not out.exists()
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
+    base: Path, tmp_path: Path, start_process: Callable[..., subprocess.Popen[str]]
+) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "hanabi_grpo.cli", "warm-start", "hint-bot", "--out", str(out)]
+    command += ["--preset", "laptop", "--deals", "40", "--steps", "200", "--batch", "4"]
+    environ = {**os.environ, "MODEL": str(base), "SEED": "3"}
+    process = start_process(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not (out / "last" / "checkpoint-0" / "manifest.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "with --resume goes on" in " ".join(told.split())
+    again = subprocess.run([*command, "--resume"], env=environ, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert check_checkpoint(out / "checkpoint-0").facts["warm_start"]["steps"] == {"player_0": 200, "player_1": 200}
