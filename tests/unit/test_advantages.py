@@ -13,26 +13,13 @@ from hanabi_grpo.advantages import (
 )
 from hanabi_grpo.advantages.moving_baseline import moved, moving_baseline
 from hanabi_grpo.advantages.step import step_advantages
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, Turn
+from made_games import made_episode as _episode
+from made_games import made_turn
 
 
 def _turn(player: int, **rewards: float) -> Turn:
-    kind = ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL
-    return Turn(player=player, prompt="", reply="Play 0", action="Play 0", kind=kind, rewards=rewards)
-
-
-def _episode(*turns: Turn, score: int, board: str = "x", seed: int = 0) -> Episode:
-    return Episode(
-        preset="laptop",
-        spec_hash=board,
-        num_players=2,
-        suite="train",
-        seed=seed,
-        status=EpisodeStatus.FINISHED,
-        score=score,
-        score_kept=score,
-        turns=turns,
-    )
+    return made_turn(player, rewards=rewards)
 
 
 def _group() -> list[Episode]:
@@ -117,7 +104,7 @@ def test_the_moving_baseline_is_that_of_the_steps_before() -> None:
 
 
 def test_the_baseline_moves_a_tenth_of_the_way_per_player_and_board() -> None:
-    games = [*_group(), _episode(_turn(0, score=4.0), score=4, board="y")]
+    games = [*_group(), _episode(_turn(0, score=4.0), score=4, spec_hash="y")]
     first = moved({}, games, 0)
     assert first == {"player_0 x": pytest.approx(2.5 / 3), "player_0 y": 4.0}
     # Player 1 moved in two games on x, with returns 2 and 0, and in none on y: 0.9 * 3 + 0.1 * 1.
@@ -161,7 +148,7 @@ def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says() -> N
 
 
 def test_boards_are_never_compared() -> None:
-    easy, hard = _episode(_turn(0, score=1.0), score=1), _episode(_turn(0, score=25.0), score=25, board="y")
+    easy, hard = _episode(_turn(0, score=1.0), score=1), _episode(_turn(0, score=25.0), score=25, spec_hash="y")
     for name in ESTIMATORS:
         assert step_advantages([[easy, easy], [hard, hard]], 0, ESTIMATORS[name]) == [[[0.0], [0.0]], [[0.0], [0.0]]]
         assert step_advantages([[easy, hard, easy]], 0, ESTIMATORS[name]) == [[[0.0], [0.0], [0.0]]]

@@ -9,40 +9,11 @@ from hanabi_grpo.advantages import Estimator, choose_estimator, grpo, return_to_
 from hanabi_grpo.advantages.loss_unit import LossUnit
 from hanabi_grpo.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.training.batching import plan_batches
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 OWN = ("player_0@0", "player_1@0")
 PROMPT = 3
-
-
-def _turn(player: int, *ids: int, **rewards: float) -> Turn:
-    return Turn(
-        player=player,
-        prompt="p",
-        reply="r",
-        action="Play 0",
-        kind=ReplyKind.LEGAL,
-        rewards=rewards,
-        prompt_ids=(1,) * PROMPT,
-        reply_ids=ids,
-        logprobs=(-0.5,) * len(ids),
-        version=0,
-    )
-
-
-def _game(number: int, *turns: Turn) -> Episode:
-    return Episode(
-        preset="laptop",
-        spec_hash="x",
-        num_players=2,
-        suite="train",
-        seed=0,
-        game=number,
-        status=EpisodeStatus.FINISHED,
-        score=0,
-        score_kept=0,
-        turns=turns,
-    )
 
 
 class _Model(torch.nn.Module):
@@ -101,7 +72,8 @@ def _turns_with_gradient(gradient: torch.Tensor, lengths: Sequence[int]) -> list
 
 
 def _planted(*rewards: dict[str, float]) -> Episode:
-    return _game(0, _turn(0, 4, 5, **rewards[0]), _turn(0, 6, **rewards[1]), _turn(0, 7, 8, 9, **rewards[2]))
+    replies = zip(((4, 5), (6,), (7, 8, 9)), rewards, strict=True)
+    return made_episode(*(made_turn(0, *ids, prompt_ids=(1,) * PROMPT, rewards=parts) for ids, parts in replies))
 
 
 LENGTHS = (2, 1, 3)

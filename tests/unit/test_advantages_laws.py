@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.advantages.step import step_advantages
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, Turn
+from made_games import made_episode, made_turn
 
 ALL = [choose_estimator(name, scale) for name in ESTIMATORS for scale in ("std", "none")] + [
     moving_baseline({"player_0 x": 1.5, "player_1 x": -2.0})
@@ -27,21 +28,7 @@ GAMES = st.lists(st.lists(st.tuples(st.integers(0, 1), REWARDS), max_size=6), ma
 
 def build(games: list[list[tuple[int, dict[str, float]]]]) -> list[Episode]:
     return [
-        Episode(
-            preset="laptop",
-            spec_hash="x",
-            num_players=2,
-            suite="train",
-            seed=0,
-            game=number,
-            status=EpisodeStatus.FINISHED,
-            score=0,
-            score_kept=0,
-            turns=tuple(
-                Turn(player=player, prompt="", reply="", action="", kind=ReplyKind.LEGAL, rewards=rewards)
-                for player, rewards in turns
-            ),
-        )
+        made_episode(*(made_turn(player, rewards=rewards) for player, rewards in turns), game=number)
         for number, turns in enumerate(games)
     ]
 

@@ -10,38 +10,16 @@ import torch
 from hanabi_grpo.advantages import Estimator, choose_estimator, grpo
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
-from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import DroppedGame, Episode, Turn
+from made_games import made_episode as _episode
+from made_games import made_turn
 
 OWN = ("player_0@3", "player_1@3")
 
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
-    return Turn(
-        player=player,
-        prompt="p",
-        reply="Play 0",
-        action="Play 0",
-        kind=ReplyKind.LEGAL,
-        rewards={"score": score},
-        prompt_ids=tuple(range(100, 100 + length)),
-        reply_ids=(7, 8),
-        logprobs=(logprob, -0.5),
-        version=3,
-    )
-
-
-def _episode(*turns: Turn, score: int = 0) -> Episode:
-    return Episode(
-        preset="laptop",
-        spec_hash="x",
-        num_players=2,
-        suite="train",
-        seed=0,
-        status=EpisodeStatus.FINISHED,
-        score=score,
-        score_kept=score,
-        turns=turns,
-    )
+    ids = tuple(range(100, 100 + length))
+    return made_turn(player, 7, 8, rewards={"score": score}, logprobs=(logprob, -0.5), prompt_ids=ids, version=3)
 
 
 GROUP = [

@@ -22,7 +22,8 @@ from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.settings import Settings, load_settings, settings_values
 from hanabi_grpo.training.batching import next_baselines
 from hanabi_grpo.training.training_state import load_baselines, save_training_state
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 OURS = {
     "HANABI_ADVANTAGE_SCALE": "none",
@@ -80,24 +81,9 @@ def test_a_resumed_run_cannot_change_them_and_a_fork_can(name: str, value: str) 
         check_compatible(saved, now)
 
 
-def _game(number: int, *scores: float, seats: tuple[str, ...] = (), board: str = "x") -> Episode:
-    turns = [
-        Turn(player=place % 2, prompt="", reply="", action="Play 0", kind=ReplyKind.LEGAL, rewards={"score": score})
-        for place, score in enumerate(scores)
-    ]
-    return Episode(
-        preset="laptop",
-        spec_hash=board,
-        num_players=2,
-        suite="train",
-        seed=0,
-        game=number,
-        status=EpisodeStatus.FINISHED,
-        score=0,
-        score_kept=0,
-        turns=tuple(turns),
-        seats=seats,
-    )
+def _game(number: int, *scores: float, seats: tuple[str, ...] = ()) -> Episode:
+    turns = (made_turn(place % 2, rewards={"score": score}) for place, score in enumerate(scores))
+    return made_episode(*turns, game=number, seats=seats)
 
 
 OWN = ("player_0@3", "player_1@3")

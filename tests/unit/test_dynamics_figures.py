@@ -14,7 +14,9 @@ from hanabi_grpo.games import make_spec
 from hanabi_grpo.matches import replay
 from hanabi_grpo.policies import HintBot, Policy, make_policy
 from hanabi_grpo.rollouts import play_group
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, ReplyKind, Turn
+from made_games import made_episode
+from made_games import made_turn as said
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -26,15 +28,8 @@ def play(config: EnvConfig, *team: Policy, deals: int = 8, games: int = 4) -> li
     return asyncio.run(play_all())
 
 
-def said(player: int, *ids: int, kind: ReplyKind = ReplyKind.LEGAL) -> Turn:
-    return Turn(player=player, prompt="", reply="", action="Play 0", kind=kind, rewards={}, reply_ids=ids)
-
-
-def unknown_board(*turns: Turn, seats: tuple[str, ...] = ()) -> Episode:
-    return Episode(
-        preset="laptop", spec_hash="of another version", num_players=2, suite="train", seed=0,
-        status=EpisodeStatus.FINISHED, score=1, score_kept=1, turns=turns, seats=seats,
-    )  # fmt: skip
+def unknown_board(*turns: Turn) -> Episode:
+    return made_episode(*turns, spec_hash="of another version", score=1)
 
 
 def test_blind_play_is_recognised_and_scores_what_blind_play_scores() -> None:

@@ -7,7 +7,8 @@ from hanabi_grpo.lineups import parse_line_up
 from hanabi_grpo.matches import PlayedGame, play_line_up, replay
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind
+from made_games import made_episode, made_turn
 
 MINI = EnvConfig(preset="marshal-mini", observation="compact", legal_moves=False)
 
@@ -70,18 +71,8 @@ def test_replies_that_were_no_legal_move_are_counted_from_what_was_said() -> Non
     spec = make_spec("laptop")
     game = Game(spec, shuffled_deck(spec, "eval", 0))
     kinds = [ReplyKind.ILLEGAL, ReplyKind.UNPARSABLE, ReplyKind.UNPARSABLE, ReplyKind.LEGAL]
-    turns = tuple(Turn(player=0, prompt="", reply="", action="", kind=kind, rewards={}) for kind in kinds)
-    episode = Episode(
-        preset="laptop",
-        spec_hash=spec.hash,
-        num_players=2,
-        suite="eval",
-        seed=0,
-        status=EpisodeStatus.TRUNCATED_TOKENS,
-        score=0,
-        score_kept=0,
-        turns=turns,
-    )
+    turns = (made_turn(kind=kind) for kind in kinds)
+    episode = made_episode(*turns, spec_hash=spec.hash, suite="eval", status=EpisodeStatus.TRUNCATED_TOKENS)
     facts = game_facts(played(game, episode))
     assert (facts.illegal, facts.unparsable, facts.truncated, facts.turns) == (1, 2, 1, 0)
 

@@ -10,39 +10,19 @@ from hypothesis import strategies as st
 from hanabi_grpo.advantages import rloo
 from hanabi_grpo.advantages.loss_unit import LossUnit, token_weights
 from hanabi_grpo.training.batching import plan_batches, sequences_of
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 OWN = ("player_0@0", "player_1@0")
 
 
 def _game(number: int, score: float, *lengths: int) -> Episode:
-    turns = [
-        Turn(
-            player=0,
-            prompt="p",
-            reply="r",
-            action="Play 0",
-            kind=ReplyKind.LEGAL,
-            rewards={"score": score if place == 0 else 0.0},
-            prompt_ids=(1, 2),
-            reply_ids=tuple(3 + (number + place + one) % 9 for one in range(length)),
-            logprobs=(-0.5,) * length,
-            version=0,
-        )
-        for place, length in enumerate(lengths)
-    ]
-    return Episode(
-        preset="laptop",
-        spec_hash="x",
-        num_players=2,
-        suite="train",
-        seed=0,
-        game=number,
-        status=EpisodeStatus.FINISHED,
-        score=0,
-        score_kept=0,
-        turns=tuple(turns),
-    )
+    turns = []
+    for place, length in enumerate(lengths):
+        ids = (3 + (number + place + one) % 9 for one in range(length))
+        rewards = {"score": score if place == 0 else 0.0}
+        turns.append(made_turn(0, *ids, rewards=rewards, prompt_ids=(1, 2)))
+    return made_episode(*turns, game=number)
 
 
 GROUP = [_game(0, 2.0, 1, 4), _game(1, 0.0, 3), _game(2, 1.0, 2, 0, 2, 2), _game(3, -1.0)]

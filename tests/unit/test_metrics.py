@@ -7,36 +7,13 @@ import pytest
 
 from hanabi_grpo.metrics import episode_metrics, step_warnings
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from made_games import made_episode as game
+from made_games import made_turn
 
 
 def turn(player: int, kind: ReplyKind = ReplyKind.LEGAL, **rewards: float) -> Turn:
-    return Turn(
-        player=player,
-        prompt="",
-        reply="Hint R",
-        action="Hint R",
-        kind=kind,
-        rewards=rewards,
-        prompt_ids=(1,),
-        reply_ids=(2, 3),
-        logprobs=(-0.25, -0.75),
-    )
-
-
-def game(
-    *turns: Turn, score: int = 0, kept: int | None = None, status: EpisodeStatus = EpisodeStatus.FINISHED
-) -> Episode:
-    return Episode(
-        preset="laptop",
-        spec_hash="x",
-        num_players=2,
-        suite="train",
-        seed=0,
-        status=status,
-        score=score,
-        score_kept=score if kept is None else kept,
-        turns=turns,
-    )
+    logprobs = (-0.25, -0.75)
+    return made_turn(player, 2, 3, rewards=rewards, logprobs=logprobs, prompt_ids=(1,), text="Hint R", kind=kind)
 
 
 BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABLE, unparsable=-0.5))
@@ -45,7 +22,7 @@ BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABL
 def test_a_step_s_figures_are_counted_from_its_games() -> None:
     groups = [
         [game(turn(0, score=1.0), turn(1), score=1), game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5))],
-        [game(turn(0), kept=2, status=EpisodeStatus.BOMBED), game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS)],
+        [game(turn(0), score_kept=2, status=EpisodeStatus.BOMBED), game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS)],
     ]
     assert episode_metrics(groups, games_dropped=3, groups_dropped=1) == {
         "games": 4.0,

@@ -13,7 +13,8 @@ from hanabi_grpo.metrics import episode_metrics, step_warnings
 from hanabi_grpo.partners import own_seats
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
 from hanabi_grpo.training.stamps import check_stamps
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, player_names
+from hanabi_grpo.types import Episode, Turn, player_names
+from made_games import made_episode, made_turn
 
 OWN = own_seats(2, player_names(2), 3)
 OWN3 = own_seats(3, player_names(3), 3)
@@ -21,39 +22,16 @@ FROZEN = "frozen_0123456789abcdef@50"
 
 
 def turn(player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float) -> Turn:
-    return Turn(
-        player=player,
-        prompt="p",
-        reply="Play 0",
-        action="Play 0",
-        kind=ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL,
-        rewards=rewards,
-        prompt_ids=(1, 2, 3)[: len(ids)],
-        reply_ids=ids,
-        logprobs=(logprob,) * len(ids),
-        version=version,
-    )
+    prompt_ids = (1, 2, 3)[: len(ids)]
+    return made_turn(player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version)
 
 
 def script(player: int, **rewards: float) -> Turn:
     return turn(player, version=None, **rewards)
 
 
-def game(seats: Sequence[str], *turns: Turn, number: int = 0, seed: int = 0, score: int = 0) -> Episode:
-    return Episode(
-        preset="laptop",
-        spec_hash="x",
-        num_players=len(seats),
-        suite="train",
-        seed=seed,
-        game=number,
-        status=EpisodeStatus.FINISHED,
-        score=score,
-        score_kept=score,
-        turns=turns,
-        seats=tuple(seats),
-        instance_id="here",
-    )
+def game(seats: Sequence[str], *turns: Turn, number: int = 0, **other: Any) -> Episode:
+    return made_episode(*turns, num_players=len(seats), seats=tuple(seats), game=number, instance_id="here", **other)
 
 
 def with_frozen(token: int = 9, logprob: float = -0.5) -> list[Episode]:

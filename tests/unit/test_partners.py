@@ -26,7 +26,7 @@ from hanabi_grpo.partners import (
 )
 from hanabi_grpo.policies import SCRIPTED
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import Episode, EpisodeStatus
+from made_games import made_episode
 
 IGGI = Partner(word="iggi", name="iggi")
 
@@ -192,17 +192,7 @@ def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None
     assert own_seats(2, ("shared",), 0) == ("shared@0", "shared@0")
 
     def trained(*seats: str) -> list[bool]:
-        episode = Episode(
-            preset="laptop",
-            spec_hash="x",
-            num_players=3,
-            suite="train",
-            seed=0,
-            status=EpisodeStatus.FINISHED,
-            score=0,
-            score_kept=0,
-            seats=seats,
-        )
+        episode = made_episode(num_players=3, seats=seats)
         return [is_trained(episode, player, own) for player in range(3)]
 
     assert trained(*own) == [True] * 3

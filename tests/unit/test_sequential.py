@@ -8,7 +8,8 @@ import torch
 from hanabi_grpo.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches
 from hanabi_grpo.training.sequential import MAX_WEIGHT, game_log_ratios, game_weights
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 
 def test_a_games_log_ratio_is_the_sum_over_its_sampled_tokens() -> None:
@@ -43,33 +44,12 @@ def test_a_weighted_return_estimates_the_return_of_the_team_that_has_moved() -> 
 
 
 def _game(number: int, replies: tuple[int, ...]) -> Episode:
-    turns = tuple(
-        Turn(
-            player=player,
-            prompt="",
-            reply="",
-            action="",
-            kind=ReplyKind.LEGAL,
-            rewards={"score": float(number)},
-            prompt_ids=(9,),
-            reply_ids=(number,) * length,
-            logprobs=(-1.0,) * length,
-        )
+    turns = (
+        made_turn(player, *(number,) * length, rewards={"score": float(number)}, logprobs=-1.0, prompt_ids=(9,))
         for player, length in enumerate(replies)
         if length
     )
-    return Episode(
-        preset="laptop",
-        spec_hash="",
-        num_players=2,
-        suite="train",
-        seed=0,
-        game=number,
-        status=EpisodeStatus.FINISHED,
-        score=0,
-        score_kept=0,
-        turns=turns,
-    )
+    return made_episode(*turns, game=number)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

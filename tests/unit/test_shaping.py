@@ -8,7 +8,8 @@ import torch
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.shaping import entropy_part, kl_part, mean_logprob, shape_advantages
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode
+from made_games import made_episode, made_turn
 
 LOGITS = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=torch.float64)
 REFERENCE = torch.log_softmax(torch.tensor([1.0, 0.3, -0.2, 0.0], dtype=torch.float64), -1)
@@ -61,31 +62,8 @@ def test_the_mean_is_over_tokens_not_over_replies() -> None:
 
 
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
-    turns = tuple(
-        Turn(
-            player=player,
-            prompt="",
-            reply="",
-            action="",
-            kind=ReplyKind.LEGAL,
-            rewards={},
-            reply_ids=(1,) * len(values),
-            logprobs=values,
-        )
-        for player, values in logprobs.items()
-    )
-    return Episode(
-        preset="laptop",
-        spec_hash="",
-        num_players=2,
-        suite="train",
-        seed=0,
-        status=EpisodeStatus.FINISHED,
-        score=0,
-        score_kept=0,
-        turns=turns,
-        seats=seats,
-    )
+    turns = (made_turn(player, *(1,) * len(values), logprobs=values) for player, values in logprobs.items())
+    return made_episode(*turns, seats=seats)
 
 
 def _batch(player: str, logps: list[list[float]], mask: list[list[bool]]) -> dict[str, Any]:

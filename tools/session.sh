@@ -1,0 +1,137 @@
+# Sourced by scripts that start a rollout server of their own and run commands beside it (after tools/launch.sh).
+#
+#   name=demo folder=outputs/demo-...   what messages call the script, and where its logs go
+#   start_session [PORT]                chooses the port and exports where the server is; sets the traps
+#   start_server                        starts it in the background, log in $folder/server.log, and waits until it is healthy
+#   stop_server                         ends it, so that another model can be served
+#   run LOG COMMAND...                  runs a command beside it ("-": no log) and watches over both
+#   say TEXT                            prints a heading with the seconds so far
+#   finish STATUS                       prints time and memory, and exits
+#
+# Whatever way the script ends, server and command end with it.
+
+server="" child="" peak=0
+
+start_session() {
+    PORT=${1:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
+    export PORT VLLM_SERVER_PORT=$PORT VLLM_SERVER_HOST=127.0.0.1
+    trap clean_up EXIT
+    trap 'trap "" INT TERM HUP; exit 130' INT
+    trap 'trap "" INT TERM HUP; exit 143' TERM HUP
+}
+
+# Every process that descends from the given ones, children before grandchildren.
+descendants() {
+    local level=$* next all=""
+    while [ -n "$level" ]; do
+        next=""
+        for pid in $level; do
+            next+=" $(cat /proc/"$pid"/task/*/children 2>/dev/null || pgrep -P "$pid" || true)"
+        done
+        level=$(echo $next)
+        all+=" $level"
+    done
+    echo $all
+}
+
+alive() {
+    local pid
+    for pid in "$@"; do
+        if kill -0 "$pid" 2>/dev/null && [ "$(ps -o stat= -p "$pid" | cut -c1)" != Z ]; then echo "$pid"; fi
+    done
+}
+
+# end_family PID...: they and all that they started, politely first.
+end_family() {
+    local left waited=0
+    left=$(echo "$@" $(descendants "$@"))
+    if [ -n "$(alive $left)" ]; then
+        kill -TERM $(alive "$@") 2>/dev/null || true
+        while [ -n "$(alive $left)" ] && [ $waited -lt 200 ]; do
+            sleep 0.1
+            waited=$((waited + 1))
+        done
+        left=$(alive $left)
+        if [ -n "$left" ]; then kill -KILL $left 2>/dev/null || true; fi
+    fi
+}
+
+clean_up() {
+    local status=$?
+    # A second Ctrl-C must not cut this short: it would leave the engine running.
+    trap '' INT TERM HUP
+    trap - EXIT
+    end_family $child $server
+    if [ "$status" -ne 0 ]; then
+        echo "$name: stopped with exit code $status after $SECONDS s; kept: $folder (logs, what was trained) and $MODEL" >&2
+    fi
+    exit "$status"
+}
+
+# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells.
+memory() {
+    local pid total=0 size
+    for pid in $server $child $(descendants $server $child); do
+        size=$(awk '/^Pss:/ {print $2}' /proc/"$pid"/smaps_rollup 2>/dev/null || true)
+        [ -n "$size" ] || size=$(ps -o rss= -p "$pid" 2>/dev/null || echo 0)
+        total=$((total + ${size:-0}))
+    done
+    if [ $total -gt $peak ]; then peak=$total; fi
+}
+
+# run LOG COMMAND...: in the background, because bash handles a signal only between foreground commands.
+run() {
+    local log=$1
+    shift
+    if [ "$log" = - ]; then "$@" & else "$@" > >(tee "$log") 2>&1 & fi
+    child=$!
+    while [ -n "$(alive "$child")" ]; do
+        memory
+        if [ -n "$server" ] && [ -z "$(alive "$server")" ]; then
+            echo "$name: the rollout server died; the end of $folder/server.log:" >&2
+            tail -n 25 "$folder/server.log" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+    local status=0
+    wait "$child" || status=$?
+    child=""
+    return "$status"
+}
+
+say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
+
+WAIT_UNTIL_HEALTHY='
+import sys, time, urllib.error, urllib.request
+# No proxy of the environment: the server is on this machine.
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+for _ in range(600):
+    try:
+        opener.open(sys.argv[1], timeout=5)
+        sys.exit(0)
+    except urllib.error.HTTPError as error:
+        if error.code == 401:  # it is up, and the commands know the key
+            sys.exit(0)
+    except OSError:
+        pass
+    time.sleep(1)
+sys.exit("the rollout server did not become healthy within 10 minutes; see its log")
+'
+
+start_server() {
+    HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh >"$folder/server.log" 2>&1 &
+    server=$!
+    run - python -c "$WAIT_UNTIL_HEALTHY" "http://127.0.0.1:$PORT/health/"
+}
+
+stop_server() {
+    end_family $server
+    server=""
+}
+
+finish() {
+    printf '%d min %02d s, at most %d.%d GB of memory, everything in %s\n' \
+        $((SECONDS / 60)) $((SECONDS % 60)) $((peak / 1000000)) $((peak / 100000 % 10)) "$folder"
+    exit "$1"
+}
