@@ -35,7 +35,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def run(table: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few steps of the demo's training."""
     folder = tmp_path_factory.mktemp("five-run")
-    write_dataset(folder / "mini.jsonl", dataset_row("mini", players=5, suite="train", num_deals=0))
+    write_dataset(folder / "mini.jsonl", [dataset_row("mini", players=5, suite="train", num_deals=0)])
     done = train(table, folder / "train", MAX_STEPS=STEPS, HANABI_PLAYERS=5, DATASET=folder / "mini.jsonl")
     assert done.returncode == 0, done.stdout[-4000:]
     return folder / "train"

@@ -20,7 +20,7 @@ def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     plant = folder / "fault"
     plant.write_text("none")
     # The same two deals at every step: a prefix that an earlier version cached is met again.
-    write_dataset(folder / "deals.jsonl", dataset_row("laptop", players=None, suite="train", num_deals=2))
+    write_dataset(folder / "deals.jsonl", [dataset_row("laptop", players=None, suite="train", num_deals=2)])
     script = str(Path(__file__).parent / "planted_server.py")
     server = start_server(tiny_model, folder / "server.log", command=[sys.executable, script], PLANT_FILE=plant)
     yield server, plant, folder / "deals.jsonl"
