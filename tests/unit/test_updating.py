@@ -190,6 +190,8 @@ def _train(tmp_path: Path, *, num_steps: int = 3, **values: Any) -> _PlayersTrai
         remove_unused_columns=False,
         disable_tqdm=True,
     )
+    # ms-swift, once imported anywhere in this process, replaces the callback that ends a training, and asks for this.
+    arguments.max_epochs = None
     rows = _Rows(num_steps * plan.gradient_accumulation_steps)
     trainer = _PlayersTrainer(settings, model=_Policy(), args=arguments, train_dataset=rows)
     trainer.train()
