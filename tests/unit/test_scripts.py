@@ -13,6 +13,7 @@ LAUNCHERS = {
     "train/train_grpo_msswift.sh": "train",
     "train/train_grpo_hanabi_server_wandb.sh": "train",
 }
+SOURCED = ("launch.sh", "session.sh")
 SYSTEM_PATH = "/usr/bin:/bin"
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -78,7 +79,13 @@ def test_every_script_parses(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name != "launch.sh"], ids=lambda path: path.name)
+@pytest.mark.parametrize("name", SOURCED)
+def test_what_is_sourced_leaves_the_shell_options_to_its_scripts(name: str) -> None:
+    assert "\nset " not in (ROOT / "tools" / name).read_text()
+    assert any(f"source tools/{name}" in path.read_text() for path in SCRIPTS)
+
+
+@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name)
 def test_every_script_stops_at_the_first_error_and_can_be_executed(script: Path) -> None:
     assert "\nset -euo pipefail\n" in script.read_text()
     assert os.access(script, os.X_OK)
