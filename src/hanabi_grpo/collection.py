@@ -22,7 +22,7 @@ from hanabi_grpo.evaluation import line_up_key
 from hanabi_grpo.games import Game, parse_action, shuffled_deck
 from hanabi_grpo.ledger import Ledger
 from hanabi_grpo.lineups import LineUp
-from hanabi_grpo.matches import Served
+from hanabi_grpo.matches import Served, ask_games
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.prompts import ObservationStyle, system_prompt, turn_prompt
 from hanabi_grpo.rollouts import play_group
@@ -95,13 +95,14 @@ def collect_games(
         raise SettingsError(f"--out {folder}: holds other games already (*.jsonl); choose a new folder.")
     key = line_up_key(what.line_up, what.config, suite=what.suite, served=served, rotate=what.rotate)
     key |= {"games_per_deal": what.num_games, "prompts": what.prompts}
+    orders = what.line_up.orders(rotate=what.rotate)
     with Ledger(folder / _LEDGER, key) as book:
         state = _last(book)
         try:
             _cut(folder, state)
             _describe(folder, what, key, state)
             progress(state.deals, state.games)
-            for groups in _play(what, key["seats"], state.deals, served):
+            for groups in _play(what, orders, state.deals, served):
                 state = _write(folder, groups, state)
                 book.add(state.model_dump())
                 progress(state.deals, state.games)
@@ -131,16 +132,18 @@ def fill_prompts(episode: Episode, config: EnvConfig) -> Episode:
 
 
 def _play(
-    what: Collection, seats: Sequence[Sequence[str]], first: int, served: Served | None
+    what: Collection, orders: Sequence[tuple[str, ...]], first: int, served: Served | None
 ) -> Iterator[list[list[Episode]]]:
     """Yield the games of some deals at a time, per deal a list."""
     chunk = max(1, (_SERVED_GAMES if what.line_up.needs_server else _SCRIPTED_GAMES) // what.num_games)
     for start in range(first, what.num_deals, chunk):
         seeds = range(start, min(start + chunk, what.num_deals))
-        tables = [tuple(seats[seed % len(seats)]) for seed in seeds]
+        tables = [orders[seed % len(orders)] for seed in seeds]
         if what.line_up.needs_server:
             assert served is not None  # `line_up_key` has asked it
-            groups = _ask(what, served, seeds, tables)
+            groups = ask_games(
+                served, tables, what.config, seeds, suite=what.suite, label=what.line_up.text, num_games=what.num_games
+            )
         else:
             groups = asyncio.run(_scripted(what, seeds, tables))
         yield [[fill_prompts(game, what.config) for game in group] for group in groups] if what.prompts else groups
@@ -158,26 +161,6 @@ async def _scripted(what: Collection, seeds: Sequence[int], tables: Sequence[tup
         )
         for seed, table in zip(seeds, tables, strict=True)
     ]
-
-
-def _ask(
-    what: Collection, served: Served, seeds: Sequence[int], tables: Sequence[tuple[str, ...]]
-) -> list[list[Episode]]:
-    row = what.config.model_dump(mode="json")
-    deals = [
-        {"env_config": row, "suite": what.suite, "seed": seed, "seats": list(table)}
-        for seed, table in zip(seeds, tables, strict=True)
-    ]
-    result = served.client.play(
-        deals, num_games=what.num_games, max_tokens=served.max_tokens, temperature=served.temperature
-    )
-    if result.dropped or [len(group) for group in result.groups] != [what.num_games] * len(deals):
-        reason = result.dropped[0].reason if result.dropped else "no reason given"
-        raise ServerError(
-            f"{what.line_up.text}: {len(result.dropped)} of {len(deals) * what.num_games} games were not played "
-            f"({reason}). Look at the server's log, then give the same command again."
-        )
-    return result.groups
 
 
 def _write(folder: Path, groups: Sequence[Sequence[Episode]], state: Progress) -> Progress:

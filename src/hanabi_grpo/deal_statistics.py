@@ -80,14 +80,27 @@ def estimate(values: tuple[float, ...], decks: tuple[int, ...]) -> Estimate:
             "deals."
         )
     data = np.asarray(values, dtype=np.float64)
-    mean = float(data.mean())
-    sizes = np.bincount(clusters, minlength=num_decks).astype(np.float64)
-    excess = np.bincount(clusters, weights=data - mean, minlength=num_decks)
-    error = float(np.sqrt(num_decks / (num_decks - 1) * np.square(excess).sum())) / len(data)
+    mean, error, excess = clustered_error(data, clusters)
+    sizes = np.bincount(clusters).astype(np.float64)
     shifts = _resampled_means(excess, sizes)
     tail = (1 - COVERAGE) / 2
     low, high = (float(mean + shift) for shift in np.quantile(shifts, (tail, 1 - tail)))
     return Estimate(mean=mean, standard_error=error, low=low, high=high, num_deals=len(data), num_decks=num_decks)
+
+
+def clustered_error(values: NDArray[Any], clusters: NDArray[Any]) -> tuple[float, float, NDArray[Any]]:
+    """Return the mean, its cluster-robust standard error (see `estimate`), and each cluster's sum of deviations.
+
+    Args:
+        values: (n,), one per deal.
+        clusters: (n,), number of its deck, 0 to C-1 without gaps; with fewer than two the error is NaN.
+    """
+    mean = float(values.mean())
+    excess = np.bincount(clusters, weights=values - mean)
+    count = len(excess)
+    if count < 2:
+        return mean, float("nan"), excess
+    return mean, float(np.sqrt(count / (count - 1) * np.square(excess).sum())) / len(values), excess
 
 
 def difference(before: Sequence[float], after: Sequence[float], decks: Sequence[int]) -> Estimate:

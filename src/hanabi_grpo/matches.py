@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 from hanabi_grpo.client import RolloutResult
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import IllegalActionError, ServerError, SettingsError
-from hanabi_grpo.games import Game, parse_action, shuffled_deck
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.games import Game
 from hanabi_grpo.lineups import LineUp
 from hanabi_grpo.policies import SCRIPTED, make_policy, play_scripted
+from hanabi_grpo.replays.recording import Recording
+from hanabi_grpo.replays.timeline import replayed_game
 from hanabi_grpo.resolver import SeatResolver
 from hanabi_grpo.seating import NOT_HELD
 from hanabi_grpo.types import Episode
@@ -91,28 +93,83 @@ def play_line_up(
         raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
     chunk = max(1, _SERVED_CHUNK // len(orders))
     for start in range(0, len(seeds), chunk):
-        yield _ask(served, orders, config, seeds[start : start + chunk], suite, line_up.text)
+        asked = [(seed, number) for seed in seeds[start : start + chunk] for number in range(len(orders))]
+        words, deals = [orders[number] for _, number in asked], [seed for seed, _ in asked]
+        groups = ask_games(served, words, config, deals, suite=suite, label=line_up.text)
+        yield [
+            PlayedGame(seed=seed, order=number, game=replay(episode), episode=episode)
+            for (seed, number), [episode] in zip(asked, groups, strict=True)
+        ]
 
 
-def replay(episode: Episode, config: EnvConfig) -> Game:
+def ask_games(
+    served: Served,
+    words: Sequence[Sequence[str]],
+    config: EnvConfig,
+    seeds: Sequence[int],
+    *,
+    suite: str,
+    label: str,
+    num_games: int = 1,
+) -> list[list[Episode]]:
+    """Return per deal the games that the server plays.
+
+    A lent adapter that the server does not hold any more is lent again: others lent theirs meanwhile, or it is another
+    server process. The seats stay, because their words are digests.
+
+    Args:
+        served: The server and how it plays.
+        words: Per deal the line-up's words, in turn order.
+        config: The game.
+        seeds: Per deal its number in the suite.
+        suite: Which stream of deals.
+        label: What errors call the line-up.
+        num_games: Of each deal.
+
+    Raises:
+        SettingsError: A checkpoint that cannot be used.
+        ServerError: The server failed, or dropped a game.
+    """
+
+    def ask() -> RolloutResult:
+        row = config.model_dump(mode="json")
+        deals = [
+            {"env_config": row, "suite": suite, "seed": seed, "seats": list(served.resolver.seats(order))}
+            for seed, order in zip(seeds, words, strict=True)
+        ]
+        return served.client.play(
+            deals, num_games=num_games, max_tokens=served.max_tokens, temperature=served.temperature
+        )
+
+    try:
+        result = ask()
+    except ServerError as error:
+        if NOT_HELD not in str(error):
+            raise
+        served.resolver.lend_again()
+        result = ask()
+    if result.dropped or [len(group) for group in result.groups] != [num_games] * len(seeds):
+        reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
+        shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
+        wanted, played = num_games * len(seeds), sum(len(group) for group in result.groups)
+        raise ServerError(
+            f"{label}: {wanted - played} of {wanted} games were not played ({shown or 'no reason given'}); "
+            "every deal is needed. Look at the server's log, then give the same command again."
+        )
+    return result.groups
+
+
+def replay(episode: Episode) -> Game:
     """Return the table at the end of an episode.
 
     Raises:
         ServerError: Its moves do not fit the deal that it names.
     """
-    game = Game(config.spec(), shuffled_deck(config.spec(), episode.suite, episode.seed))
-    where = f"deal {episode.suite}/{episode.seed}, game {episode.game}"
+    named = Recording(episode=episode, source=f"deal {episode.suite}/{episode.seed}", number=episode.game)
     try:
-        for turn in episode.turns:
-            action = parse_action(turn.action, num_players=config.players, player=game.current_player)
-            if action is None or turn.player != game.current_player:
-                raise IllegalActionError(f"{turn.action!r} by seat {turn.player}, whose turn it is not, or no move")
-            game.apply(action)
-    except IllegalActionError as error:
-        raise ServerError(f"{where}: its moves do not fit its deal: {error}.") from error
-    if game.score_kept != episode.score_kept:
-        raise ServerError(f"{where}: says {episode.score_kept} points; its moves make {game.score_kept}.")
-    return game
+        return replayed_game(named)
+    except SettingsError as error:
+        raise ServerError(str(error)) from error
 
 
 def _scripted(
@@ -132,48 +189,3 @@ def _scripted(
             for seed in seeds[start : start + _SCRIPTED_CHUNK]
             for number, table in enumerate(tables)
         ]
-
-
-def _ask(
-    served: Served,
-    orders: Sequence[tuple[str, ...]],
-    config: EnvConfig,
-    seeds: Sequence[int],
-    suite: str,
-    label: str,
-) -> list[PlayedGame]:
-    seats = [served.resolver.seats(order) for order in orders]
-    row = config.model_dump(mode="json")
-    asked = [(seed, order) for seed in seeds for order in range(len(seats))]
-    deals = [{"env_config": row, "suite": suite, "seed": seed, "seats": list(seats[order])} for seed, order in asked]
-    result = _played(served, deals, orders)
-    if result.dropped or any(len(group) != 1 for group in result.groups) or len(result.groups) != len(deals):
-        reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
-        shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
-        played = sum(len(group) for group in result.groups)
-        raise ServerError(
-            f"{label}: {len(deals) - played} of {len(deals)} games were not played ({shown or 'no reason given'}); "
-            "every deal is needed. Look at the server's log, then give the same command again."
-        )
-    return [
-        PlayedGame(seed=seed, order=order, game=replay(group[0], config), episode=group[0])
-        for (seed, order), group in zip(asked, result.groups, strict=True)
-    ]
-
-
-def _played(served: Served, deals: Sequence[Mapping[str, Any]], orders: Sequence[tuple[str, ...]]) -> RolloutResult:
-    options: dict[str, Any] = {
-        "num_games": 1,
-        "max_tokens": served.max_tokens,
-        "temperature": served.temperature,
-    }
-    try:
-        return served.client.play(deals, **options)
-    except ServerError as error:
-        if NOT_HELD not in str(error):
-            raise
-    # Others lent theirs meanwhile, or it is another server process. The words stay: they are digests.
-    served.resolver.lend_again()
-    for order in orders:
-        served.resolver.seats(order)
-    return served.client.play(deals, **options)

@@ -4,19 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
-from hanabi_grpo.checkpoints import find_checkpoint
-from hanabi_grpo.errors import RunFolderError, ServerError, SettingsError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.lineups import SERVED, adapter_word, checkpoint_word
 from hanabi_grpo.policies import SCRIPTED
-from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters
+from hanabi_grpo.saved_adapters import SAME_FACTS, SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.seating import BASE
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
-
-_MUST_AGREE = ("model_fingerprint", "tokenizer_hash", "chat_hash")
-"""What a checkpoint's manifest and the server say of the base model and its conversations."""
 
 
 class Lender(Protocol):
@@ -42,7 +37,8 @@ class SeatResolver:
         self._client = client
         self._settings = settings
         self._identity: dict[str, Any] | None = None
-        self._read: dict[Path, SavedAdapters] = {}
+        self._read: dict[Path, tuple[Path, SavedAdapters]] = {}
+        """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""
         self._lent: dict[tuple[Path, str], str] = {}
 
     def seats(self, words: Sequence[str]) -> tuple[str, ...]:
@@ -78,7 +74,7 @@ class SeatResolver:
     def model(self) -> str:
         """Return the fingerprint of the server's base model, and of how it is spoken to."""
         identity = self._look()
-        return "/".join(str(identity[name]) for name in _MUST_AGREE)
+        return "/".join(str(identity[name]) for name in SAME_FACTS)
 
     def _served(self, word: str, adapter: str, version: int | None) -> str:
         held = self._look()["versions"]
@@ -97,9 +93,10 @@ class SeatResolver:
         return f"{name}@{held[name]}"
 
     def _checkpoint(self, folder: Path, adapter: str | None, player: int) -> str:
-        checkpoint = newest_checkpoint(folder)
-        saved = self._read.get(checkpoint) or read_adapters(checkpoint)
-        self._read[checkpoint] = saved
+        if folder not in self._read:
+            newest = newest_checkpoint(folder)
+            self._read[folder] = newest, read_adapters(newest)
+        checkpoint, saved = self._read[folder]
         name = adapter or adapter_of(player_name(player), saved.adapters)
         if name not in saved.adapters:
             raise SettingsError(
@@ -115,7 +112,7 @@ class SeatResolver:
 
     def _check_base(self, checkpoint: Path, saved: SavedAdapters) -> None:
         identity = self._look()
-        facts = {name: saved.facts[name] for name in _MUST_AGREE if name in saved.facts}
+        facts = {name: saved.facts[name] for name in SAME_FACTS if name in saved.facts}
         if not facts:
             facts = {"model_fingerprint": model_fingerprint(resolve_model(self._settings.model))}
         for name, value in facts.items():
@@ -131,17 +128,3 @@ class SeatResolver:
         if self._identity is None:
             self._identity = self._client.identity()
         return self._identity
-
-
-def newest_checkpoint(folder: Path) -> Path:
-    """Return a checkpoint's folder as it is, and for a run the newest one that is whole.
-
-    Raises:
-        SettingsError: The run has none.
-    """
-    if CHECKPOINT_NAME.fullmatch(folder.resolve().name) or not any(folder.glob("checkpoint-*")):
-        return folder
-    try:
-        return find_checkpoint(folder).folder
-    except RunFolderError as error:
-        raise SettingsError(str(error)) from error

@@ -9,9 +9,16 @@ from typing import Any
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
+from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+SAME_FACTS = {
+    "model_fingerprint": "base model",
+    "tokenizer_hash": "tokenizer",
+    "chat_hash": "chat format",
+}
+"""Facts of a manifest that must be those of the server, and what they are of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,42 @@ def read_adapters(folder: Path) -> SavedAdapters:
     return SavedAdapters(
         step=_step(folder), lora_rank=rank, adapters=adapters, facts=manifest.facts if manifest else {}
     )
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """Return a checkpoint's folder as it is, and for a run the newest one that is whole.
+
+    Raises:
+        SettingsError: No such folder, or the run has no checkpoint that is whole.
+    """
+    if not folder.is_dir():
+        raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
+    if CHECKPOINT_NAME.fullmatch(folder.resolve().name) or not any(folder.glob("checkpoint-*")):
+        return folder
+    try:
+        return find_checkpoint(folder).folder
+    except RunFolderError as error:
+        raise SettingsError(str(error)) from error
+
+
+def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
+    """Compare what adapters were trained on with what a server has; returns whether the checkpoint says it at all.
+
+    Args:
+        folder: For messages.
+        saved: What was read from there.
+        server: model_fingerprint, tokenizer_hash and chat_hash.
+
+    Raises:
+        SettingsError: Another base model, tokenizer or chat format.
+    """
+    for name, what in SAME_FACTS.items():
+        if name in saved.facts and name in server and saved.facts[name] != server[name]:
+            raise SettingsError(
+                f"{folder} was trained with another {what}: {saved.facts[name]}, the server has {server[name]}. Take a "
+                "checkpoint of a run on this MODEL."
+            )
+    return saved.facts.keys() >= SAME_FACTS.keys()
 
 
 def _manifest(folder: Path) -> Manifest | None:

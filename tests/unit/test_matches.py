@@ -89,7 +89,7 @@ def test_a_dropped_game_is_no_figure() -> None:
 
 def test_an_episode_whose_moves_do_not_fit_its_deal_is_refused() -> None:
     [episode] = play_episodes_sync(LAPTOP, [make_policy("hint-bot")] * 2, "eval", [5])
-    assert replay(episode, LAPTOP).score == episode.score
+    assert replay(episode).score == episode.score
     forged = (
         replace(episode, score_kept=episode.score_kept + 1),
         replace(episode, turns=episode.turns[1:]),
@@ -97,4 +97,4 @@ def test_an_episode_whose_moves_do_not_fit_its_deal_is_refused() -> None:
     )
     for one in forged:
         with pytest.raises(ServerError, match="deal eval/5, game 0"):
-            replay(one, LAPTOP)
+            replay(one)

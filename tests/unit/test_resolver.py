@@ -7,7 +7,8 @@ import pytest
 
 from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.resolver import SeatResolver, newest_checkpoint
+from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
@@ -97,6 +98,19 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path) -> None:
     assert newest_checkpoint(torn) == torn, "one that was named is taken at its word, and its hashes are checked then"
     with pytest.raises(SettingsError, match="sha256"):
         SeatResolver(Desk(), Settings()).seat(str(torn), 0)
+
+
+def test_a_run_stays_what_it_was_at_the_first_look(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checkpoint(run, 9, "shared")
+    desk = Desk()
+    resolver = SeatResolver(desk, Settings())
+    first = resolver.seat(str(run), 0)
+    checkpoint(run, 10, "shared")
+    assert resolver.seat(str(run), 1) == first
+    resolver.lend_again()
+    resolver.seat(str(run), 0)
+    assert [version for version, _ in desk.lent] == [9, 9], "a training that goes on must not change who plays"
 
 
 def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.interruption import INTERRUPTED
 from hanabi_grpo.commands.play_choice import read_game
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.env_config import EnvConfig
@@ -35,8 +36,6 @@ from hanabi_grpo.settings import LoadedSettings, load_settings
 from hanabi_grpo.types import Episode, player_name
 
 SUITE = "human"
-INTERRUPTED = 130
-"""Exit code of a game that was left; that of a process ended by Ctrl-C."""
 
 
 def play(

@@ -15,11 +15,12 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from hanabi_grpo import games, policies
 from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.playing import progress_bar, stderr_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import make_spec
 from hanabi_grpo.policies import make_policy, play_scripted
@@ -51,13 +52,9 @@ def scores(*, deals: int, out: Path | None, as_json: bool) -> None:
             f"--deals {deals}: give an even number, at least 1000; half are played on each half of decks."
         )
     kept = _KEPT / f"scores-{deals}"
-    console = Console(stderr=True, highlight=False) if as_json else make_console()
-    try:
+    console = stderr_console() if as_json else make_console()
+    with interruptible(lambda: _standing(kept)):
         rows = _play_all(deals, kept, console)
-    except KeyboardInterrupt:
-        done = sum(_path(kept, one).exists() for one in PUBLISHED_SCORES)
-        console.print(f"{done} of {len(PUBLISHED_SCORES)} rows are kept in {kept}; the same command goes on.")
-        raise typer.Exit(130) from None
     shutil.rmtree(kept)
     cells = [row_cells(one, row) for one, row in zip(PUBLISHED_SCORES, rows, strict=True)]
     if as_json:
@@ -105,23 +102,27 @@ def play_row(one: PublishedScore, deals: int) -> tuple[PublishedScore, dict[str,
     return one, {"games": deals, "mean": fmean(found), "standard_error": error, "spec_hash": spec.hash}
 
 
+def _standing(kept: Path) -> str:
+    done = sum(_path(kept, one).exists() for one in PUBLISHED_SCORES)
+    return f"{done} of {len(PUBLISHED_SCORES)} rows are kept in {kept}; the same command goes on."
+
+
 def _play_all(deals: int, kept: Path, console: Console) -> list[dict[str, Any]]:
     kept.mkdir(parents=True, exist_ok=True)
     code = _code()
     found = {one: row for one in PUBLISHED_SCORES if (row := _read(kept, one, code)) is not None}
     missing = [one for one in PUBLISHED_SCORES if one not in found]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     # The slowest first, so that no process plays alone at the end.
     missing.sort(key=lambda one: (-make_spec(one.preset, one.num_players).deck_size, -one.num_players))
     with (
         multiprocessing.get_context("spawn").Pool(os.cpu_count(), _leave_ctrl_c_to_us) as pool,
-        Progress(*columns, console=console) as progress,
+        progress_bar(console, f"rows of {deals} games", len(PUBLISHED_SCORES)) as show,
     ):
-        bar = progress.add_task(f"rows of {deals} games", total=len(PUBLISHED_SCORES), completed=len(found))
+        show(len(found))
         for one, row in pool.imap_unordered(partial(play_row, deals=deals), missing):
             found[one] = row
             write_json_atomic(_path(kept, one), {**row, "code": code})
-            progress.advance(bar)
+            show(len(found))
     return [found[one] for one in PUBLISHED_SCORES]
 
 

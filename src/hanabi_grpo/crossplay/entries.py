@@ -7,7 +7,7 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.lineups import SERVED, LineUp, checkpoint_word, parse_line_up, short_name
 from hanabi_grpo.policies import SCRIPTED
-from hanabi_grpo.resolver import newest_checkpoint
+from hanabi_grpo.saved_adapters import newest_checkpoint
 from hanabi_grpo.types import player_name
 
 MAX_ENTRIES = 64

@@ -22,6 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hanabi_grpo.deal_statistics import clustered_error
+
 MIN_ENTRIES_FOR_JACKKNIFE = 3
 WORST_SHARE = 0.1
 
@@ -124,21 +126,14 @@ class MatrixFigures:
 
 
 def over_deals(values: NDArray[np.float64], decks: NDArray[np.int64]) -> Estimate:
-    """Return mean and cluster-robust standard error over deals.
-
-    With C different decks: sqrt(C / (C - 1) * sum over decks of (sum over its deals of (x - mean))^2) / n. With all
-    decks different that is the usual standard error (Cameron & Miller 2015).
+    """Return mean and cluster-robust standard error over deals, without the interval of `deal_statistics.estimate`.
 
     Args:
         values: (n,), one per deal.
         decks: (n,), see `Matrix.decks`.
     """
-    mean = float(values.mean())
-    _, cluster = np.unique(decks, return_inverse=True)
-    sums = np.bincount(cluster, weights=values - mean)
-    if len(sums) < 2:
-        return Estimate(mean, math.nan)
-    return Estimate(mean, float(np.sqrt(len(sums) / (len(sums) - 1) * np.square(sums).sum()) / len(values)))
+    mean, error, _ = clustered_error(values, np.unique(decks, return_inverse=True)[1])
+    return Estimate(mean, error)
 
 
 def jackknife_error(leave_one_out: Sequence[float]) -> float:

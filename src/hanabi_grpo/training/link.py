@@ -27,9 +27,10 @@ from hanabi_grpo.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.partners import own_seats
 from hanabi_grpo.rewards import with_length_penalty
 from hanabi_grpo.runs import run_identity
+from hanabi_grpo.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
-from hanabi_grpo.training.partner_seats import SAME_FACTS, PartnerSeats
+from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import player_names
 from hanabi_grpo.waiting import wait_for_server

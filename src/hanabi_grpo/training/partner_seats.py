@@ -1,30 +1,21 @@
 """Seats partners at a run's deals, and lends the server the frozen adapters that this takes."""
 
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST
-from hanabi_grpo.checkpoints import find_checkpoint
-from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
+from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.partners import MAX_LENT, Draw, Partner, always_partner, choose_step, describe_pool, draw, read_pool
-from hanabi_grpo.saved_adapters import WEIGHTS, SavedAdapters, read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
 from hanabi_grpo.seating import NOT_HELD
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
 
 logger = logging.getLogger(__name__)
 
-SAME_FACTS = {
-    "model_fingerprint": "base model",
-    "tokenizer_hash": "tokenizer",
-    "chat_hash": "chat format",
-}
-"""Facts of a manifest that must be those of the server, and what they are of."""
 TRIES = 4
 Lend = Callable[[int, bytes, Mapping[str, Any]], str]
 """(version, safetensors bytes, PEFT configuration) -> the word of the seat, e.g. "frozen_0123456789abcdef@50"."""
@@ -194,28 +185,18 @@ class PartnerSeats:
 
 def _read(partner: Partner, folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
     try:
-        if not folder.is_dir():
-            raise SettingsError("no such folder; give a run, or its checkpoint-N.")
-        if not any(folder.glob(f"*/{WEIGHTS}")) and any(map(CHECKPOINT_NAME.fullmatch, os.listdir(folder))):
-            folder = find_checkpoint(folder).folder
+        folder = newest_checkpoint(folder)
         saved = read_adapters(folder)
-        # Read as JSON: earlier versions wrote a manifest without hashes, which `read_adapters` takes as well.
-        recorded = json.loads((folder / MANIFEST).read_text("utf-8")) if (folder / MANIFEST).exists() else {}
-    except (OSError, HanabiGrpoError) as error:
+        is_said = check_same_base(folder, saved, facts)
+    except (OSError, SettingsError) as error:
         raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error
-    for name, what in SAME_FACTS.items():
-        if name in recorded and name in facts and recorded[name] != facts[name]:
-            raise SettingsError(
-                f"HANABI_PARTNERS={partner.word}: {folder} was trained with another {what}: {recorded[name]}, the "
-                f"server has {facts[name]}. Take a checkpoint of a run on this MODEL."
-            )
     logger.info(
         "partner %s: %s at step %d, adapters %s%s",
         partner.word,
         folder,
         saved.step,
         ", ".join(saved.adapters),
-        "" if recorded.keys() >= SAME_FACTS.keys() else "; nothing says on which base model it was trained",
+        "" if is_said else "; nothing says on which base model it was trained",
     )
     return saved
 

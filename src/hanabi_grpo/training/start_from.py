@@ -12,14 +12,12 @@ from peft import PeftModel
 from safetensors.torch import load
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
-from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, read_manifest
-from hanabi_grpo.checkpoints import find_checkpoint
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.checkpoint_manifest import read_manifest
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.resume import ResumePoint
-from hanabi_grpo.saved_adapters import WEIGHTS, SavedAdapters, read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, put_tensors
-from hanabi_grpo.training.partner_seats import SAME_FACTS
 from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)
@@ -106,13 +104,9 @@ def read_start(settings: Settings) -> list[Start]:
     starts = []
     for name, (entry, folder, chosen) in parse_start(settings.start_from, names).items():
         try:
-            if not folder.is_dir():
-                raise SettingsError("no such folder; give a run, or its checkpoint-N.")
-            runs = any(CHECKPOINT_NAME.fullmatch(path.name) for path in folder.iterdir())
-            if runs and not any(folder.glob(f"*/{WEIGHTS}")):
-                folder = find_checkpoint(folder).folder
+            folder = newest_checkpoint(folder)
             saved = read_adapters(folder)
-        except (OSError, HanabiGrpoError) as error:
+        except (OSError, SettingsError) as error:
             raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
         adapter = chosen or adapter_of(name, saved.adapters)
         if adapter not in saved.adapters:
@@ -162,14 +156,11 @@ def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[st
         SettingsError: Another base model, tokenizer or chat format.
     """
     for start in read_start(settings) if resume is None else ():
-        recorded = start.saved.facts
-        for name, what in SAME_FACTS.items():
-            if name in recorded and name in facts and recorded[name] != facts[name]:
-                raise SettingsError(
-                    f"HANABI_START_FROM={start.word}: {start.folder} was trained with another {what}: "
-                    f"{recorded[name]}, the server has {facts[name]}. Take a checkpoint of a run on this MODEL."
-                )
-        if not recorded.keys() >= SAME_FACTS.keys():
+        try:
+            is_said = check_same_base(start.folder, start.saved, facts)
+        except SettingsError as error:
+            raise SettingsError(f"HANABI_START_FROM={start.word}: {error}") from error
+        if not is_said:
             logger.warning("%s: nothing says on which base model it was trained", start.folder)
 
 
