@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,16 @@ def test_random_moves_are_read_but_not_learned() -> None:
             assert one.is_reply[-1] == 1, "nothing follows the last reply that is learned"
     turns = sum(len(episode.turns) for episode, _ in taught_games(noise=0.5, num=20))
     assert 0.3 < drawn / turns < 0.7
+
+
+def test_with_learned_noise_every_reply_of_the_same_games_is_learned() -> None:
+    noisy = Sources(line_ups=("hint-bot",), paths=(), num_deals=20, noise=0.5, chosen=GameFilter())
+    learned = replace(noisy, learn_noise=True)
+    without, everything = read(noisy), read(learned)
+    turns = sum(len(episode.turns) for episode, _ in taught_games(noise=0.5, num=20))
+    replies = [TOKENIZER.decode(marked(one)).count("<|im_end|>") for one in everything]
+    assert sum(replies) == turns > 1.3 * sum(TOKENIZER.decode(marked(one)).count("<|im_end|>") for one in without)
+    assert "random and learned" in learned.describe()[0] and "learned" not in noisy.describe()[0]
 
 
 def test_without_noise_the_scripts_play_their_own_games() -> None:

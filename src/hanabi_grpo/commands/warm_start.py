@@ -25,6 +25,9 @@ def warm_start(
     players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
     deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
     noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
+    learn_noise: Annotated[
+        bool, typer.Option("--learn-noise", help="Learn the random moves too: a start that explores all legal moves.")
+    ] = False,
     steps: Annotated[int, typer.Option(help="Updates of each adapter.")] = 300,
     batch: Annotated[int, typer.Option(help="Conversations of one update.")] = 32,
     learning_rate: Annotated[float | None, typer.Option(help="At its peak; chosen by size when left out.")] = None,
@@ -53,6 +56,7 @@ def warm_start(
             paths=tuple(games or ()),
             num_deals=deals,
             noise=noise,
+            learn_noise=learn_noise,
             chosen=GameFilter(min_score=min_score, only_legal=only_legal, who=who),
         ),
         out=out,

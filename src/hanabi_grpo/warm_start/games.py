@@ -29,6 +29,8 @@ class Sources:
     noise: float
     """Share of random moves of scripts."""
     chosen: GameFilter
+    learn_noise: bool = False
+    """Learn the random moves too: the student then tries every legal move now and then, which training can learn from."""
 
     def __post_init__(self) -> None:
         """Check that there is something to learn from.
@@ -44,7 +46,8 @@ class Sources:
 
     def describe(self) -> list[str]:
         """Return each source as one text, for records."""
-        played = [f"{text}: {self.num_deals} deals, {self.noise:g} of the moves random" for text in self.line_ups]
+        noise = f"{self.noise:g} of the moves random{' and learned' if self.learn_noise else ''}"
+        played = [f"{text}: {self.num_deals} deals, {noise}" for text in self.line_ups]
         return [*played, *map(str, self.paths)]
 
     def samples(
@@ -87,7 +90,7 @@ class Sources:
                 parse_line_up(text, config.players), config, noise=self.noise, seeds=seeds
             ):
                 chosen = self.chosen.taught(episode)
-                taught = [own and one for own, one in zip(is_own, chosen, strict=True)]
+                taught = [(own or self.learn_noise) and one for own, one in zip(is_own, chosen, strict=True)]
                 add(Recording(episode=episode, number=done, source=text), taught)
         for recording in recorded_games(list(self.paths), notes):
             add(recording, self.chosen.taught(recording.episode))
