@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from hanabi_grpo.cli_games import games
+from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.errors import HanabiGrpoError
 
@@ -320,6 +321,7 @@ def scores(
 app.add_typer(games)
 
 
+app.command()(compare)
 app.command("warm-start")(warm_start)
 
 if __name__ == "__main__":

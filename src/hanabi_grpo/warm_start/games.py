@@ -30,7 +30,7 @@ class Sources:
     """Share of random moves of scripts."""
     chosen: GameFilter
     learn_noise: bool = False
-    """Learn the random moves too: the student then tries every legal move now and then, which training can learn from."""
+    """Learn the random moves too, so that the student now and then tries every legal move."""
 
     def __post_init__(self) -> None:
         """Check that there is something to learn from.

@@ -1,0 +1,82 @@
+"""`hanabi-grpo compare`: learning curves and scores of several arms, each with several seeds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    arms: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ARM...",
+            help="NAME=RUN,RUN,…: run folders that differ in their seed only; * matches, 'a=runs/a-*'.",
+        ),
+    ],
+    title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
+    x: Annotated[str, typer.Option("--x", help="steps or games: what curves are drawn against, and cut at.")] = "steps",
+    window: Annotated[int, typer.Option(help="Steps of which a curve and the training mean are the mean.")] = 10,
+    board: Annotated[str | None, typer.Option(help="Board of the curves, where runs have several.")] = None,
+    reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
+    evaluation: Annotated[
+        list[str] | None,
+        typer.Option(help="File name of an evaluation in each run, e.g. sampled.json; all when left out."),
+    ] = None,
+    out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
+    out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
+    out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
+) -> None:
+    """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
+    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.comparison import Axis, compare_arms, comparison_sheets, comparison_to_json, load_arms
+    from hanabi_grpo.comparison.tables import comparison_markdown, comparison_notes
+    from hanabi_grpo.comparison.words import parse_arms, parse_reference
+    from hanabi_grpo.errors import SettingsError
+    from hanabi_grpo.runs import write_json_atomic, write_text_atomic
+
+    if x not in tuple(Axis):
+        raise SettingsError(f"--x {x}: must be steps or games.")
+    if window < 1:
+        raise SettingsError(f"--window {window}: must be at least 1 step.")
+    files = evaluation or []
+    name, loaded = load_arms(parse_arms(arms), board=board, evaluations=files)
+    found = compare_arms(
+        name,
+        loaded,
+        axis=Axis(x),
+        window=window,
+        evaluations=files,
+        references=dict(map(parse_reference, reference or [])),
+    )
+    console = make_console()
+    for sheet in comparison_sheets(found):
+        console.print(sheet.rich())
+    for note in comparison_notes(found):
+        console.print(f"- {note}", markup=False, soft_wrap=True)
+    if out_png is not None:
+        from hanabi_grpo.charts.bands import draw_bands
+
+        draw_bands(
+            out_png,
+            found.curves,
+            axis=found.axis,
+            window=window,
+            title=title,
+            board=found.board,
+            most_points=found.most_points,
+            references=found.references,
+        )
+        console.print(f"picture: {out_png}", markup=False, soft_wrap=True)
+    for path, option in ((out_markdown, "--out-markdown"), (out_json, "--out-json")):
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path is out_markdown:
+                write_text_atomic(path, comparison_markdown(found, title))
+            else:
+                write_json_atomic(path, comparison_to_json(found, title))
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another {option}.") from error
+        console.print(f"{'tables' if path is out_markdown else 'figures'}: {path}", markup=False, soft_wrap=True)
