@@ -71,7 +71,7 @@ def test_hint_bits_are_the_conventions_room_s_hint_information(board: EnvConfig)
     groups = play(board, *[HintBot(noise=0.2)] * board.players, deals=60, games=2)
     counts = ConventionCounts(board.spec())
     for episode in (episode for group in groups for episode in group):
-        counts.add(replay(episode, board))
+        counts.add(replay(episode))
     report = convention_report("x", counts)
     figures = dynamics_figures(groups, ())
     assert figures["hint_bits"] == pytest.approx(report.team.figures["hint_information"].value)

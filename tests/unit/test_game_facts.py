@@ -58,7 +58,7 @@ def test_three_misplays_are_a_bomb() -> None:
 @pytest.mark.parametrize("name", ["random", "iggi", "hint-bot"])
 def test_an_episode_and_a_game_without_text_have_the_same_facts(name: str) -> None:
     episodes = play_episodes_sync(MINI, [make_policy(name)] * 2, "eval", range(30))
-    with_text = [game_facts(played(replay(one, MINI), one)) for one in episodes]
+    with_text = [game_facts(played(replay(one), one)) for one in episodes]
     without = [
         game_facts(one)
         for chunk in play_line_up(parse_line_up(name, 2), MINI, range(30), suite="eval")
