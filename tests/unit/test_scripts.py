@@ -13,7 +13,7 @@ LAUNCHERS = {
     "train/train_grpo_msswift.sh": "train",
     "train/train_grpo_hanabi_server_wandb.sh": "train",
 }
-SOURCED = ("launch.sh", "session.sh")
+SOURCED = ("launch.sh", "session.sh", "recipe.sh")
 SYSTEM_PATH = "/usr/bin:/bin"
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -133,6 +133,32 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
     assert launch(script).stdout.strip().split("|")[3] == "wandb"
     (checkout / ".env").write_text("  export REPORT_TO = tensorboard\n")
     assert launch(script).stdout.strip().split("|")[3] == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "variables", "refusal"),
+    [
+        ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
+        ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
+        ("laptop_ablation", {"RECIPE_SEED": "-1"}, "RECIPE_SEED='-1': must be a whole number"),
+        ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
+        ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
+    ],
+)
+def test_a_recipe_refuses_what_it_is_not_for(
+    script: str, variables: dict[str, str], refusal: str, launch: Runner, checkout: Path
+) -> None:
+    done = launch(f"recipes/{script}.sh", **variables)
+    assert done.returncode == 2 and refusal in done.stderr
+    assert not (checkout / "outputs").exists()
+
+
+def test_a_recipe_does_not_write_over_an_earlier_run(launch: Runner, checkout: Path) -> None:
+    (checkout / "outputs" / "ablation" / "laptop" / "mixed-3").mkdir(parents=True)
+    done = launch("recipes/laptop_ablation.sh", "turn", "mixed", RECIPE_SEED="3")
+    assert done.returncode == 2 and "outputs/ablation/laptop/mixed-3 exists" in done.stderr
+    unknown = launch("recipes/laptop_ablation.sh", "turns")
+    assert unknown.returncode == 2 and "'turns': must be one of turn grpo" in unknown.stderr
 
 
 def test_setup_installs_the_cpu_engine_without_a_gpu_and_then_has_nothing_to_do(

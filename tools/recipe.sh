@@ -1,0 +1,50 @@
+# Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
+#
+#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, seed, steps and deals,
+#                                 and sets the training's settings; those of the shell and of .env win
+#   must_be_new FOLDER            ends the script when an earlier run is there
+#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
+
+recipe_settings() {
+    board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
+    local knob
+    for knob in RECIPE_SEED RECIPE_STEPS RECIPE_DEALS; do
+        if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
+            echo "$name: $knob='${!knob}': must be a whole number." >&2
+            exit 2
+        fi
+    done
+    case $board in
+    laptop | marshal-mini) ;;
+    *)
+        echo "$name: BOARD='$board': must be laptop or marshal-mini." >&2
+        exit 2
+        ;;
+    esac
+    export SEED=$seed HANABI_PRESET=$board DATASET=data/hanabi.$board.jsonl
+    default_env LEARNING_RATE 1e-3
+    default_env LR_SCHEDULER_TYPE cosine
+    default_env HANABI_ENTROPY_BONUS 0.03
+}
+
+must_be_new() {
+    if [ -e "$1" ]; then
+        echo "$name: $1 exists: look at it, and move it away to run it again." >&2
+        exit 2
+    fi
+}
+
+warm_start() {
+    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$board-seed-$seed
+    export MODEL=$tiny
+    run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
+    if [ ! -d "$warm/model" ]; then
+        say "tiny model of $board, seed $seed"
+        run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+        # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
+        say "warm start: games of the hint bot with 10 % random moves, log $folder/warm_start.log"
+        run "$folder/warm_start.log" hanabi-grpo warm-start hint-bot --preset "$board" --full --steps 400 --noise 0.1 \
+            --learn-noise --learning-rate 3e-3 --out "$warm"
+    fi
+    export MODEL=$warm/model
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# What each choice is worth on the laptop board: arms that differ in one setting, from one warm start, at equal games.
+#
+#   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
+#   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results.md
+#   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn mixed
+#
+#   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
+#   RECIPE_STEPS  optimizer steps of each arm (60)
+#   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
+#   BOARD         laptop or marshal-mini (laptop)
+#
+# An arm's run is outputs/ablation/BOARD/ARM-SEED. With several seeds there, the table and the picture are
+#   hanabi-grpo compare 'turn=outputs/ablation/laptop/turn-*' 'shared=outputs/ablation/laptop/shared-*' --out-png arms.png
+# Written 2026-11-21. The expected table is in docs/results.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+name=laptop_ablation
+source tools/recipe.sh
+
+declare -A arms=(
+    [turn]=""
+    [grpo]="HANABI_ADVANTAGE=grpo"
+    [return_to_go]="HANABI_ADVANTAGE=return_to_go"
+    [rloo]="HANABI_ADVANTAGE=rloo"
+    [reinforce_pp]="HANABI_ADVANTAGE=reinforce_pp"
+    [baseline]="HANABI_ADVANTAGE=baseline"
+    [mixed]="HANABI_GROUP=mixed"
+    [sequential]="HANABI_UPDATE=sequential"
+    [alternating]="HANABI_UPDATE=alternating"
+    [updates_4]="HANABI_UPDATES_PER_STEP=4"
+    [no_bonus]="HANABI_ENTROPY_BONUS=0"
+    [shared]="HANABI_ADAPTERS=shared"
+)
+# shared comes last: the server has to be started anew for it.
+order=(turn grpo return_to_go rloo reinforce_pp baseline mixed sequential alternating updates_4 no_bonus shared)
+recipe_settings 60 1000
+for arm in "$@"; do
+    if [[ ! -v arms[$arm] ]]; then
+        echo "laptop_ablation: '$arm': must be one of ${order[*]}." >&2
+        exit 2
+    fi
+done
+if [ $# -gt 0 ]; then order=("$@"); fi
+
+for arm in "${order[@]}"; do must_be_new "outputs/ablation/$board/$arm-$seed"; done
+folder=outputs/ablation/$board/logs-$seed-$(date +%Y%m%d-%H%M%S)
+mkdir -p "$folder"
+source tools/session.sh
+start_session
+warm_start
+
+served=""
+for arm in "${order[@]}"; do
+    adapters=per_player
+    if [ "$arm" = shared ]; then adapters=shared; fi
+    if [ "$served" != $adapters ]; then
+        if [ -n "$served" ]; then stop_server; fi
+        say "rollout server, adapters $adapters, log $folder/server.log"
+        HANABI_ADAPTERS=$adapters start_server
+        served=$adapters
+    fi
+    say "$arm: ${arms[$arm]:-the settings of the others}"
+    run_folder=outputs/ablation/$board/$arm-$seed
+    run "$folder/$arm.log" env ${arms[$arm]} OUTPUT_DIR="$run_folder" MAX_STEPS="$steps" REPORT_TO=none WANDB_MODE=disabled \
+        bash tools/train/train_grpo_msswift.sh
+    run - env ${arms[$arm]} hanabi-grpo evaluate served --deals "$deals" --out "$run_folder/sampled.json"
+done
+finish 0
