@@ -21,7 +21,7 @@ recipe_settings() {
         exit 2
         ;;
     esac
-    export SEED=$seed HANABI_PRESET=$board DATASET=data/hanabi.$board.jsonl
+    export SEED=$seed HANABI_PRESET=$board
     default_env LEARNING_RATE 1e-3
     default_env LR_SCHEDULER_TYPE cosine
     default_env HANABI_ENTROPY_BONUS 0.03
@@ -36,7 +36,7 @@ must_be_new() {
 
 warm_start() {
     local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$board-seed-$seed
-    export MODEL=$tiny
+    export MODEL=$tiny DATASET=$folder/deals.jsonl
     run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
     if [ ! -d "$warm/model" ]; then
         say "tiny model of $board, seed $seed"

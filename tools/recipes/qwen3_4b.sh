@@ -51,7 +51,7 @@ case $gpus in
     ;;
 esac
 default_env MODEL Qwen/Qwen3-4B
-export HANABI_PRESET=$board DATASET=data/hanabi.$board.jsonl
+export HANABI_PRESET=$board
 # A move needs a few tokens; without a limit a model that stops to answer fills the context.
 default_env MAX_COMPLETION_LENGTH 64
 default_env LR_SCHEDULER_TYPE cosine
@@ -59,6 +59,7 @@ default_env HANABI_ENTROPY_BONUS 0.01
 
 folder=outputs/qwen3_4b-$board-$(date +%Y%m%d-%H%M%S)
 mkdir -p "$folder"
+export DATASET=$folder/deals.jsonl
 source tools/session.sh
 start_session
 run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
