@@ -8,7 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from hanabi_grpo.cli_games import games
+from hanabi_grpo.commands.bench import bench
 from hanabi_grpo.commands.compare import compare
+from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.errors import HanabiGrpoError
 
@@ -322,6 +324,8 @@ app.add_typer(games)
 
 
 app.command()(compare)
+app.command()(upload)
+app.command()(bench)
 app.command("warm-start")(warm_start)
 
 if __name__ == "__main__":

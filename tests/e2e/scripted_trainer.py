@@ -5,7 +5,8 @@ the sampler's logprobs are those of the trainer's own model, so two runs of the 
 
 `SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a player's turns,
 {"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes that player's forward pass not a
-number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_disk": [2]} lets that save fail.
+number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_disk": [2]} lets that save fail,
+{"plain": true} takes ms-swift's own forward pass over all tokens and PEFT's own layers.
 """
 
 import dataclasses
@@ -14,9 +15,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
 from hanabi_grpo.chat import ChatFormat, Conversation
@@ -27,7 +30,7 @@ from hanabi_grpo.partners import own_seats
 from hanabi_grpo.policies import make_policy
 from hanabi_grpo.prompts import system_prompt
 from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.training import adapters, checkpoints
+from hanabi_grpo.training import adapters, checkpoints, trainer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
@@ -140,6 +143,19 @@ def _logps(trainer: Any, model: Any, model_inputs: Any, grpo_batch: Any, **optio
     return logps, entropies
 
 
+def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float) -> Any:
+    template = SimpleNamespace(padding_free=False)
+    options = SimpleNamespace(
+        model_kwarg_keys={"use_cache", "logits_to_keep"}, temperature=temperature, template=template
+    )
+    # Token 0 is in no conversation of the tiny model but as padding.
+    attention = torch.cummax((ids != 0).flip(1).long(), 1)[0].flip(1)
+    attention[:, 0] = 1
+    inputs = {"input_ids": ids, "attention_mask": attention}
+    logps, _ = GRPOTrainer._get_logps_via_local_forward(options, model, inputs, mask.shape[1], ids)
+    return logps
+
+
 _real_save = checkpoints.save_adapter
 
 
@@ -158,4 +174,6 @@ if __name__ == "__main__":
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
     HanabiGRPOTrainer._get_per_token_logps_and_entropies = _logps
     checkpoints.save_adapter = _save
+    if PLAN.get("plain"):
+        trainer.reply_logps, trainer.join_lora_products = _plain_logps, _nothing
     sys.exit(main(sys.argv[1:]))

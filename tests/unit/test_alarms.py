@@ -16,7 +16,7 @@ from transformers import TrainerState
 from hanabi_grpo.dynamics import ALARMS, Alarm, AlarmChange, AlarmWatch, read_history
 from hanabi_grpo.dynamics.table import WARM_UP, WINDOW, Reference
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.tracking import TrackingCallback
+from hanabi_grpo.tracking.callback import TrackingCallback
 
 HEALTHY = {
     "score/normalized": 0.4, "score/laptop": 1.6, "over_blind/laptop": 1.4, "kl": 0.1, "clip_ratio/region_mean": 0.05,

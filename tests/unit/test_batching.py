@@ -9,7 +9,7 @@ import torch
 
 from hanabi_grpo.advantages import Estimator, choose_estimator, grpo
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn
@@ -35,11 +35,13 @@ def _plan(
     micro_batches: int = 1,
     groups: Sequence[Sequence[Episode]] = (GROUP,),
     estimator: Estimator = grpo,
+    tokens: int = 0,
 ) -> list[dict]:
     return plan_batches(
         groups,
         own=OWN,
         micro_batches_per_player=micro_batches,
+        tokens_per_micro_batch=tokens,
         rank=rank,
         world_size=world_size,
         estimator=estimator,
@@ -79,6 +81,30 @@ def test_ranks_share_every_sequence_exactly_once_and_agree_on_the_player() -> No
     assert players == [["player_0", "player_0", "player_1", "player_1"]] * 2
     tokens = sum(int(batch["grpo_batch"].completion_mask.sum()) for plan in plans for batch in plan)
     assert tokens == 12
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 16, 1000])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_by_tokens_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
+    tokens: int, world_size: int
+) -> None:
+    plans = [_plan(rank, world_size, tokens=tokens) for rank in range(world_size)]
+    players = {tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}
+    assert len(players) == 1
+    batches = [batch for plan in plans for batch in plan]
+    lengths = [int(length) for batch in batches for length in batch["grpo_batch"].seq_lengths]
+    # Player 0 has 8, 6 and 4 tokens, player 1 has 4 and 7; rows of two tokens stand for nothing.
+    assert sorted(length for length in lengths if length > 2) == [4, 4, 6, 7, 8]
+    assert sum(int(batch["grpo_batch"].completion_mask.sum()) for batch in batches) == 12
+    for batch in batches:
+        rows, width = batch["model_inputs"]["input_ids"].shape
+        assert rows == 1 or rows * width <= tokens
+
+
+def test_the_useful_share_counts_what_is_no_padding() -> None:
+    # Player 0: 8 + 6 + 4 of 3 × 8; player 1: 7 + 4 of 2 × 7.
+    assert useful_share(_plan()) == pytest.approx((18 + 11) / (24 + 14))
+    assert useful_share(_plan(tokens=1)) == 1.0
 
 
 def test_an_empty_share_becomes_a_row_without_loss() -> None:

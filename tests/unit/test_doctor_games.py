@@ -113,9 +113,10 @@ def test_the_batch_is_shown_in_the_words_of_train(tmp_path: Path) -> None:
     assert only(find(games.batch_checks, DATASET=good)).finding.startswith(
         "500 steps of 8 deals × 16 games = 128 games"
     )
+    by_rows = {"PER_DEVICE_TRAIN_BATCH_SIZE": 64}
     for settings, remedy in (
-        ({"NUM_GENERATIONS": 5}, "export PER_DEVICE_TRAIN_BATCH_SIZE=40"),
-        ({"NPROC_PER_NODE": 3, "DEEPSPEED": "zero2"}, "export HANABI_DEALS_PER_STEP=192"),
+        ({"NUM_GENERATIONS": 5, **by_rows}, "export PER_DEVICE_TRAIN_BATCH_SIZE=40"),
+        ({"NPROC_PER_NODE": 3, "DEEPSPEED": "zero2", **by_rows}, "export HANABI_DEALS_PER_STEP=192"),
         ({"NPROC_PER_NODE": 2}, "export DEEPSPEED=zero2"),
         ({"NUM_TRAIN_EPOCHS": 1}, "export MAX_STEPS=500; unset NUM_TRAIN_EPOCHS"),
     ):
@@ -125,7 +126,10 @@ def test_the_batch_is_shown_in_the_words_of_train(tmp_path: Path) -> None:
 
 def test_a_remedy_for_the_batch_is_taken_when_it_is_typed(tmp_path: Path) -> None:
     good = dataset(tmp_path / "good.jsonl")
-    for given in ({"NUM_GENERATIONS": 5}, {"NUM_GENERATIONS": 7, "NPROC_PER_NODE": 3, "DEEPSPEED": "zero2"}):
+    for given in (
+        {"NUM_GENERATIONS": 5, "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
+        {"NUM_GENERATIONS": 7, "NPROC_PER_NODE": 3, "DEEPSPEED": "zero2", "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
+    ):
         remedy = only(find(games.batch_checks, DATASET=good, **given)).remedy
         name, _, value = remedy.removeprefix("export ").partition("=")
         assert only(find(games.batch_checks, DATASET=good, **{**given, name: value})).status == "ok"

@@ -10,8 +10,17 @@ def plan_of(**values: int) -> BatchPlan:
     return batch_plan(Settings(deepspeed="zero2", **values))
 
 
-def test_the_cpu_defaults_make_four_micro_batches() -> None:
-    assert batch_plan(Settings(device="cpu")) == BatchPlan(
+@pytest.mark.parametrize(("device", "tokens", "games"), [("cpu", 2048, 128), ("gpu", 16384, 64)])
+def test_by_default_a_micro_step_of_each_player_holds_as_many_micro_batches_as_its_tokens_fill(
+    device: str, tokens: int, games: int
+) -> None:
+    plan = batch_plan(Settings(device=device))
+    assert (plan.games, plan.sequences, plan.tokens_per_micro_batch) == (games, 2 * games, tokens)
+    assert (plan.micro_batches_per_player, plan.gradient_accumulation_steps) == (1, 2)
+
+
+def test_by_trajectories_64_of_128_make_four_micro_batches() -> None:
+    expected = BatchPlan(
         deals=8,
         games=128,
         sequences=256,
@@ -19,12 +28,19 @@ def test_the_cpu_defaults_make_four_micro_batches() -> None:
         gradient_accumulation_steps=4,
         per_device_train_batch_size=64,
     )
+    assert batch_plan(Settings(device="cpu", per_device_train_batch_size=64)) == expected
+    assert batch_plan(Settings(device="cpu", tokens_per_micro_batch=0)) == expected
+    both = batch_plan(Settings(device="cpu", per_device_train_batch_size=64, tokens_per_micro_batch=100))
+    assert both.tokens_per_micro_batch == 100
 
 
-def test_the_gpu_defaults_make_32_micro_batches_on_each_of_four_processes() -> None:
-    plan = batch_plan(Settings(device="gpu"))
-    assert (plan.games, plan.sequences, plan.micro_batches_per_player) == (64, 128, 16)
-    assert plan.gradient_accumulation_steps == 32
+@given(st.integers(1, 40), st.integers(2, 40), st.integers(1, 8), st.integers(2, 5))
+def test_by_tokens_every_size_fits(deals: int, games: int, processes: int, players: int) -> None:
+    plan = plan_of(deals_per_step=deals, num_generations=games, nproc_per_node=processes, players=players)
+    assert plan.gradient_accumulation_steps == players
+    # ms-swift wants whole groups, and at least as many trajectories as there are.
+    whole = plan.per_device_train_batch_size * processes
+    assert whole % games == 0 and whole >= deals * games
 
 
 def test_several_processes_without_deepspeed_are_refused() -> None:
@@ -33,7 +49,7 @@ def test_several_processes_without_deepspeed_are_refused() -> None:
 
 
 def test_three_players_make_three_halves_of_the_accumulation_of_two() -> None:
-    assert plan_of(device="cpu", players=3).gradient_accumulation_steps == 6
+    assert plan_of(device="cpu", players=3, per_device_train_batch_size=64).gradient_accumulation_steps == 6
 
 
 def test_sizes_that_do_not_divide_are_refused_with_the_arithmetic() -> None:

@@ -104,7 +104,7 @@ def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
 
 def test_passes_lengthen_the_step_and_nothing_else() -> None:
     one, three = batch_plan(Settings()), batch_plan(Settings(updates_per_step=3))
-    assert three.gradient_accumulation_steps == 3 * one.gradient_accumulation_steps == 12
+    assert three.gradient_accumulation_steps == 3 * one.gradient_accumulation_steps == 6
     assert (three.games, three.micro_batches_per_player) == (one.games, one.micro_batches_per_player)
 
 

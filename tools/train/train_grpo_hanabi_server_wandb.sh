@@ -3,6 +3,10 @@
 #
 #   wandb login                # once; or WANDB_MODE=offline
 #   bash tools/train/train_grpo_hanabi_server_wandb.sh
+#
+# WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME and WANDB_MODE (online, offline, disabled) say where the run goes;
+# WANDB_LOG_MODEL (checkpoint, end, false), UPLOAD_CKPT_TO_WANDB, CKPT_ARTIFACT_NAME and CKPT_ARTIFACT_ALIASES which
+# adapters go up with it. A run that was killed, or that W&B did not get whole: hanabi-grpo upload RUN_FOLDER
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

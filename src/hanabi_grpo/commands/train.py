@@ -99,10 +99,14 @@ def extend_command(loaded: LoadedSettings, folder: Path, steps: int) -> str:
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
     """Return the arithmetic of a step in one line."""
+    cut = (
+        f"micro-batches of up to {plan.tokens_per_micro_batch} tokens"
+        if plan.tokens_per_micro_batch
+        else f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
+    )
     return (
         f"{steps} steps of {plan.deals} deals × {settings.num_generations} games = {plan.games} games, "
-        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × "
-        f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
+        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
     )
 
 

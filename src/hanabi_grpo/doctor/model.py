@@ -12,6 +12,7 @@ from hanabi_grpo.doctor.weights import adapter_parameters, broken_weights, num_p
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
+from hanabi_grpo.settings.batch import tokens_per_micro_batch
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -96,7 +97,7 @@ def memory_checks(context: Context) -> Iterator[Check]:
         yield skip("memory", "the server is running already")
         return
     text = " and ".join(parts)
-    smaller = "export PER_DEVICE_TRAIN_BATCH_SIZE=1 HANABI_MAX_MODEL_LEN=1024"
+    smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
     if context.settings.device == "cpu":
         free = available_memory()
         needed = (server if serves else 0) + (trainer if context.trains else 0)
@@ -163,13 +164,18 @@ def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
     weights = num_parameters(folder) * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
     adapters = 16.0 * context.num_adapters * adapter_parameters(folder, settings.lora_rank)
     length = min(settings.max_model_len, context.budget.longest if context.budget else settings.max_model_len)
-    tokens = settings.per_device_train_batch_size * length
+    by_tokens = tokens_per_micro_batch(settings)
+    # A sequence that is longer than the limit makes a micro-batch of its own.
+    tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     # About 16 tensors of the hidden width and 4 of the inner one in a layer; with checkpointing one layer's at a time.
     layer = 16 * hidden + 4 * config.get("intermediate_size", 4 * hidden)
     kept = layer * layers if settings.device == "cpu" else hidden * layers + layer
-    # Logits, their float32 copy, and the gradient.
-    return _PROCESS + weights + adapters + tokens * (kept * size + config["vocab_size"] * (2 * size + 4))
+    budget = context.budget
+    replies = budget.turns * settings.max_completion_length / budget.longest if budget else 1.0
+    # Logits of the replies, their float32 copy, and the gradient.
+    logits = min(replies, 1.0) * config["vocab_size"] * (2 * size + 4)
+    return _PROCESS + weights + adapters + tokens * (kept * size + logits)
 
 
 def _other_model(context: Context) -> str:

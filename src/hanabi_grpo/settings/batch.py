@@ -15,8 +15,8 @@ class BatchPlan:
     """The sizes of one step.
 
     Example (CPU defaults):
-        BatchPlan(deals=8, games=128, sequences=256, micro_batches_per_player=2,
-                  gradient_accumulation_steps=4, per_device_train_batch_size=64)
+        BatchPlan(deals=8, games=128, sequences=256, micro_batches_per_player=1, gradient_accumulation_steps=2,
+                  per_device_train_batch_size=128, tokens_per_micro_batch=2048)
     """
 
     deals: int
@@ -25,10 +25,13 @@ class BatchPlan:
     sequences: int
     """games × players: one trajectory each."""
     micro_batches_per_player: int
-    """Of each trainer process."""
+    """Of each trainer process, as Hugging Face's loop counts them; by tokens it is one, which is cut further."""
     gradient_accumulation_steps: int
     """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player only."""
     per_device_train_batch_size: int
+    """Trajectories of one micro-batch; by tokens the most that one of a player can be, in whole groups."""
+    tokens_per_micro_batch: int = 0
+    """Padding included; 0: micro-batches are cut by trajectories."""
 
 
 def batch_plan(settings: Settings) -> BatchPlan:
@@ -39,6 +42,11 @@ def batch_plan(settings: Settings) -> BatchPlan:
             settings of updates that do not go together.
     """
     check_updates(settings)
+    if settings.overlap and deepspeed_stage(settings) == 3:
+        raise SettingsError(
+            f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds whole adapters, so "
+            "those of the version that sampled cannot be kept; take zero2, or unset HANABI_OVERLAP."
+        )
     deals, group = settings.deals_per_step, settings.num_generations
     processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
     if processes > 1 and settings.deepspeed == "none":
@@ -47,6 +55,19 @@ def batch_plan(settings: Settings) -> BatchPlan:
             "because a micro-batch leaves the other players' adapters without gradients."
         )
     games = deals * group
+    tokens = tokens_per_micro_batch(settings)
+    if tokens:
+        # What ms-swift multiplies must be whole groups; which rank has how many trajectories is `cut_by_tokens`'s.
+        batch = -(-deals // processes) * group
+        return BatchPlan(
+            deals=deals,
+            games=games,
+            sequences=games * settings.players,
+            micro_batches_per_player=1,
+            gradient_accumulation_steps=settings.updates_per_step * settings.players,
+            per_device_train_batch_size=batch,
+            tokens_per_micro_batch=tokens,
+        )
     if games % (processes * batch):
         raise SettingsError(
             f"{deals} deals × {group} games = {games} games do not divide by NPROC_PER_NODE={processes} × "
@@ -61,6 +82,16 @@ def batch_plan(settings: Settings) -> BatchPlan:
         gradient_accumulation_steps=settings.updates_per_step * settings.players * micro_batches,
         per_device_train_batch_size=batch,
     )
+
+
+def tokens_per_micro_batch(settings: Settings) -> int:
+    """Return the tokens that a micro-batch holds, padding included; 0 where trajectories are counted instead.
+
+    PER_DEVICE_TRAIN_BATCH_SIZE that is given alone counts trajectories.
+    """
+    given = settings.model_fields_set
+    by_rows = "per_device_train_batch_size" in given and "tokens_per_micro_batch" not in given
+    return 0 if by_rows else settings.tokens_per_micro_batch
 
 
 def deepspeed_stage(settings: Settings) -> int:

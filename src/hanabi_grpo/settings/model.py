@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
+from hanabi_grpo.settings import wandb_names
 from hanabi_grpo.settings.variables import setting
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -183,7 +184,15 @@ class Settings(BaseModel):
         "deal",
     )
     per_device_train_batch_size: int = setting(
-        "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch.", 64, gpu=1, ge=1
+        "PER_DEVICE_TRAIN_BATCH_SIZE", "trainer", "Trajectories of one micro-batch; unset: by tokens.", 64, gpu=1, ge=1
+    )
+    tokens_per_micro_batch: int = setting(
+        "HANABI_TOKENS_PER_MICRO_BATCH",
+        "trainer",
+        "Tokens of one micro-batch, padding included; 0, or PER_DEVICE_TRAIN_BATCH_SIZE set alone: by trajectories.",
+        2048,
+        gpu=16384,
+        ge=0,
     )
     num_train_epochs: float | None = setting(
         "NUM_TRAIN_EPOCHS", "trainer", "Passes over a dataset with seeds; MAX_STEPS wins when both are set.", gt=0
@@ -264,6 +273,12 @@ class Settings(BaseModel):
     )
     sampler_correction_limit: float = setting(
         "HANABI_SAMPLER_CORRECTION_LIMIT", "trainer", "Largest such weight.", 2.0, ge=1
+    )
+    overlap: bool = setting(
+        "HANABI_OVERLAP",
+        "trainer",
+        "The next step's games are played while this step is learned from, with weights that are one step old.",
+        False,
     )
     adapters: Literal["per_player", "shared"] = setting(
         "HANABI_ADAPTERS", "trainer", "One adapter for each player, or one for all.", "per_player", both=True
@@ -357,17 +372,25 @@ class Settings(BaseModel):
         ("none",),
         allowed="none, or a comma list of wandb and tensorboard",
     )
-    wandb_project: str = setting("WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo")
+    wandb_project: wandb_names.ProjectName = setting(
+        "WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo", allowed=wandb_names.PROJECT_ALLOWED
+    )
     wandb_entity: str | None = setting("WANDB_ENTITY", "tracking", "W&B team or user.")
     wandb_mode: Literal["online", "offline", "disabled"] = setting("WANDB_MODE", "tracking", "W&B mode.", "online")
     wandb_name: str | None = setting("WANDB_NAME", "tracking", "W&B run name; unset: the run folder's name.")
     wandb_log_model: Literal["checkpoint", "end", "false"] = setting(
-        "WANDB_LOG_MODEL", "tracking", "Upload adapters at each checkpoint, at the end, or never.", "checkpoint"
+        "WANDB_LOG_MODEL", "tracking", "Artifacts: every checkpoint, the last, or none by this setting.", "checkpoint"
     )
-    upload_ckpt_to_wandb: bool = setting("UPLOAD_CKPT_TO_WANDB", "tracking", "Upload adapters as an artifact.", True)
-    ckpt_artifact_name: str | None = setting(
-        "CKPT_ARTIFACT_NAME", "tracking", "Artifact name; unset: after the run folder."
+    upload_ckpt_to_wandb: bool = setting(
+        "UPLOAD_CKPT_TO_WANDB", "tracking", "After training, the last adapters become an artifact.", True
     )
-    ckpt_artifact_aliases: CommaList = setting(
-        "CKPT_ARTIFACT_ALIASES", "tracking", "Artifact aliases, a comma list.", ("latest", "end")
+    ckpt_artifact_name: wandb_names.ArtifactName | None = setting(
+        "CKPT_ARTIFACT_NAME", "tracking", "Its name; unset: after the run folder.", allowed=wandb_names.ARTIFACT_ALLOWED
+    )
+    ckpt_artifact_aliases: wandb_names.Aliases = setting(
+        "CKPT_ARTIFACT_ALIASES",
+        "tracking",
+        "Its aliases, besides checkpoint_global_step_N and, for the best score so far, best.",
+        ("latest", "end"),
+        allowed=wandb_names.ALIASES_ALLOWED,
     )

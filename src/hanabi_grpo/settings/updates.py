@@ -99,7 +99,7 @@ def update_notes(settings: Settings) -> list[str]:
         )
         if given
     ]
-    if clips and settings.updates_per_step == 1:
+    if clips and settings.updates_per_step == 1 and not settings.overlap:
         notes.append(
             f"{', '.join(clips)}: no effect with HANABI_UPDATES_PER_STEP=1, where every probability ratio is 1"
         )

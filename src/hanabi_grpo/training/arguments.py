@@ -78,7 +78,7 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "save_strategy": "steps",
         "save_steps": settings.save_steps,
         "eval_strategy": "no",
-        "report_to": "tensorboard" if "tensorboard" in settings.report_to else "none",
+        "report_to": "none",
         "dataset_shuffle": "false",
         "train_dataloader_shuffle": "false",
         "dataloader_num_workers": 0,

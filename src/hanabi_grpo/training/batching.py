@@ -21,6 +21,7 @@ from hanabi_grpo.advantages.step import step_advantages
 from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.partners import is_trained
+from hanabi_grpo.training.cutting import cut_by_rows, cut_by_tokens
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 _MAX_REASONS = 2
@@ -206,29 +207,50 @@ def plan_batches(
     estimator: Estimator,
     pad_id: int,
     device: torch.device,
+    tokens_per_micro_batch: int = 0,
     whiten: bool = False,
     unit: LossUnit = "token",
 ) -> list[dict[str, Any]]:
-    """Return this rank's micro-batches of one step, `micro_batches_per_player` of each player in `own`.
+    """Return this rank's micro-batches of one step, player by player in the order of `own`.
 
     Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
     the ranks in turn. A share that holds nothing becomes one row without loss, so that no rank waits for another.
+    With `tokens_per_micro_batch` a player has as many micro-batches as its tokens fill, the same number on every rank;
+    without, `micro_batches_per_player` of equally many sequences.
     """
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
         sequences = sorted(rows, key=lambda one: -len(one.ids))
         num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
-        for number in range(micro_batches_per_player):
-            start = len(sequences) * number // micro_batches_per_player
-            end = len(sequences) * (number + 1) // micro_batches_per_player
-            batches.append(
-                _collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device)
-            )
+        spans = (
+            cut_by_tokens([len(one.ids) for one in sequences], tokens_per_micro_batch, world_size)
+            if tokens_per_micro_batch
+            else cut_by_rows(len(sequences), micro_batches_per_player)
+        )
+        batches += [
+            collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device)
+            for start, end in spans
+        ]
     return batches
 
 
-def _collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, Any]:
+def useful_share(batches: Iterable[Mapping[str, Any]]) -> float:
+    """Return the share of the tokens of micro-batches that are no padding."""
+    found = [(batch["grpo_batch"].seq_lengths, batch["model_inputs"]["input_ids"]) for batch in batches]
+    return sum(int(lengths.sum()) for lengths, _ in found) / max(sum(ids.numel() for _, ids in found), 1)
+
+
+def collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, Any]:
+    """Return rows as one micro-batch, padded on the right to the longest; without rows one row without loss.
+
+    Args:
+        rows: Of one player.
+        player: Its name.
+        num_tokens: What its loss is divided by.
+        pad_id: Fills rows up.
+        device: Of the tensors.
+    """
     nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
     rows = rows or [nothing]
     width = max(len(row.ids) for row in rows)

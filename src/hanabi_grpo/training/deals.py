@@ -24,6 +24,11 @@ class DealDataset(Dataset[dict[str, Any]]):
         return deals(self._rows, number, 1)[0]
 
 
+def step_deals(step: int, deals_per_step: int) -> range:
+    """Return the numbers of a step's deals in the run, in order."""
+    return range(step * deals_per_step, (step + 1) * deals_per_step)
+
+
 class DealSampler(Sampler[list[int]]):
     """Yields one step's deals, once per micro-step of that step, in order and on every rank alike.
 
@@ -43,6 +48,6 @@ class DealSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of deal numbers."""
         for step in self._steps:
-            batch = list(range(step * self._deals_per_step, (step + 1) * self._deals_per_step))
+            batch = list(step_deals(step, self._deals_per_step))
             for _ in range(self._micro_steps):
                 yield batch

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,18 @@ TRIES_ON_ONE_SERVER = 3
 """How often a call that got no answer is repeated while the same server process says that it is healthy."""
 _SAY_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GamesRequest:
+    """One step's games as one server process is asked for them."""
+
+    deals: list[dict[str, Any]]
+    """With "seats" where a partner plays."""
+    own: tuple[str, ...]
+    """Words of the run's own players, e.g. ("player_0@7", "player_1@7")."""
+    version: int
+    instance_id: str
 
 
 class ServerLink:
@@ -113,26 +125,52 @@ class ServerLink:
             Per deal its group: games of that deal, or with HANABI_GROUP=mixed of as many deals like it. Long replies
             have cost what HANABI_LENGTH_PENALTY says.
         """
-        settings = self.settings
-        own = own_seats(settings.players, names, version)
-        wanted = dict(zip(player_names(settings.players), own, strict=True))
-        seated: list[dict[str, Any]] = []
-        mixed = settings.group == "mixed"
+        asked: list[GamesRequest] = []
 
         def ask() -> RolloutResult:
-            seated[:] = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
-            return self.client.play(
-                spread_deals(seated, self._rows(), settings.num_generations) if mixed else seated,
-                num_games=1 if mixed else settings.num_generations,
-                max_tokens=settings.max_completion_length,
-                temperature=settings.temperature,
-                adapters=wanted,
-            )
+            asked[:] = [self.prepare(deals, names, version)]
+            return self.fetch(asked[0])
 
         result = self._reliably(lambda: self.partners.lend_again(ask), f"the games of version {version}")
+        return self.accept(asked[0], result)
+
+    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+        """Seat the partners of a step's deals and lend the server what they need.
+
+        Raises:
+            ServerError: The server refuses an adapter, or is gone.
+        """
+        own = own_seats(self.settings.players, names, version)
+        seated = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
+        return GamesRequest(deals=seated, own=own, version=version, instance_id=self.instance_id)
+
+    def fetch(self, request: GamesRequest) -> RolloutResult:
+        """Ask once, and change nothing of this object: it may run beside other calls, in a thread of its own.
+
+        Raises:
+            ServerError: As `RolloutClient.play`.
+        """
+        settings = self.settings
+        mixed = settings.group == "mixed"
+        return self.client.play(
+            spread_deals(request.deals, self._rows(), settings.num_generations) if mixed else request.deals,
+            num_games=1 if mixed else settings.num_generations,
+            max_tokens=settings.max_completion_length,
+            temperature=settings.temperature,
+            adapters=dict(zip(player_names(settings.players), request.own, strict=True)),
+        )
+
+    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
+        """Check every stamp against what was asked for, and make groups and rewards of the answer, see `play`.
+
+        Raises:
+            ServerError: Games by others than those who were asked for.
+        """
+        settings = self.settings
+        mixed = settings.group == "mixed"
         groups = gather_groups(result.groups, settings.num_generations) if mixed else result.groups
-        for deal, group in zip(seated, groups, strict=True):
-            check_stamps(group, deal.get("seats", own), self.instance_id)
+        for deal, group in zip(request.deals, groups, strict=True):
+            check_stamps(group, deal.get("seats", request.own), request.instance_id)
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups if group)})
         price = partial(with_length_penalty, per_token=settings.length_penalty, free=settings.length_free)
         return replace(result, groups=[[price(game) for game in group] for group in groups])
@@ -196,7 +234,7 @@ class ServerLink:
             if self._heartbeat is not None and self._heartbeat.lost:
                 raise VersionError(f"{self._heartbeat.lost} This trainer stops; its checkpoints are complete.")
             try:
-                with _says_so(f"{what} from {self.client.url}"):
+                with says_so(f"{what} from {self.client.url}"):
                     return call()
             except ServerError as error:
                 before, reason = self.instance_id, error
@@ -241,7 +279,7 @@ class ServerLink:
 
 
 @contextmanager
-def _says_so(what: str) -> Iterator[None]:
+def says_so(what: str) -> Iterator[None]:
     """Log once a minute for what the trainer waits."""
     done = threading.Event()
 

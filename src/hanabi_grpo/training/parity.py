@@ -13,7 +13,8 @@ class ParityGate:
     """Compares trainer and sampler logprobs per player and stops training when they differ.
 
     The trainer's values come from the forward pass that the loss needs anyway, so every sampled token of every
-    step is compared and the check costs nothing. It runs before the optimizer moves.
+    step is compared and the check costs nothing; games of an earlier version need one more pass, under the weights of
+    that version (`staleness`). It runs before the optimizer moves.
     """
 
     tolerance: float

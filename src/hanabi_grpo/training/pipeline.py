@@ -14,7 +14,7 @@ from hanabi_grpo.datasets import load_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
-from hanabi_grpo.tracking import TrackingCallback
+from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
@@ -71,7 +71,7 @@ class HanabiPipeline(SwiftRLHF):
             return result
         except BaseException as error:
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())
-            tracking.close(trainer.state.last_model_checkpoint, exit_code=1)
+            tracking.close(exit_code=1)
             raise
         finally:
             trainer.link.disconnect()

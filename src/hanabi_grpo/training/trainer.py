@@ -4,9 +4,10 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 - `get_train_dataloader`: a deal's players and games stay together; a resumed run starts at its next deal.
 - `_generate_and_score_completions`: games come from the rollout server as token ids; no re-encoding, no
   grouping of rewards by position, a player without a turn is left out.
-- `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, and parity is checked.
-- `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games.
-- `training_step`: several updates from one step's games (`updating`).
+- `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, logits are computed for replies
+  only (`forward`), and parity is checked.
+- `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games (`overlap`: beside the games).
+- `training_step`: several updates from one step's games (`updating`), micro-batches by tokens (`micro_steps`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
 - `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
 - `_save_checkpoint`: ms-swift saves an adapter named `default` only (`saving`).
@@ -40,14 +41,26 @@ from hanabi_grpo.settings import (
     update_notes,
 )
 from hanabi_grpo.training import adapters
-from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, players_with_data, usable_groups
-from hanabi_grpo.training.deals import DealSampler
+from hanabi_grpo.training.batching import (
+    PlayerBatch,
+    next_baselines,
+    plan_batches,
+    players_with_data,
+    usable_groups,
+    useful_share,
+)
+from hanabi_grpo.training.deals import DealSampler, step_deals
+from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.lora_op import join_lora_products
+from hanabi_grpo.training.micro_steps import MicroStep, MicroSteps, micro_steps
+from hanabi_grpo.training.overlap import PlayAhead, StepGames, play_now
 from hanabi_grpo.training.parity import ParityGate
 from hanabi_grpo.training.saving import CheckpointSaving
 from hanabi_grpo.training.schedule import PlayerSchedule
 from hanabi_grpo.training.shaping import shape_advantages
+from hanabi_grpo.training.staleness import KeptAdapters
 from hanabi_grpo.training.start_from import recorded_start
 from hanabi_grpo.training.training_state import (
     OptimizerState,
@@ -58,12 +71,12 @@ from hanabi_grpo.training.training_state import (
 )
 from hanabi_grpo.training.update_order import order_updates
 from hanabi_grpo.training.updating import UpdateSteps
-from hanabi_grpo.types import DroppedGame, Episode, adapter_of, player_names
+from hanabi_grpo.types import Episode, adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -74,6 +87,8 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
         self.plan = batch_plan(self.settings)
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.gate = ParityGate(self.settings.parity_tolerance)
+        self.ahead = PlayAhead(link, self.adapter_names) if self.settings.overlap else None
+        self.kept = KeptAdapters()
         self.resume = read_resume(link.run_folder)
         self.started_from = recorded_start(self.settings, self.resume)
         self.pushed_version: int | None = None
@@ -87,6 +102,8 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
         self.baselines: dict[int, dict[str, float]] = {}
         super().__init__(*args, **kwargs)
         self.add_callback(_AfterStep(self))
+        if stage != 3:
+            join_lora_products(self.model)
         self._base_checksum = adapters.base_checksum(self.model)
         # ms-swift asks this process's vllm, which is not the one that samples, whether its logprobs are of use.
         self.disable_rollout_importance_sampling = False
@@ -153,20 +170,23 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
             logger.warning("process %d: the checkpoint has no random state for it; it keeps its own", rank)
         logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[MicroStep]:
         start = time.perf_counter()
         version = self.push()
         pushed = time.perf_counter()
-        groups, dropped, partner_names = self._play(inputs, version)
-        played = time.perf_counter()
-        groups, problems = usable_groups(groups, dropped, mixed=self.settings.group == "mixed")
-        own = own_seats(self.settings.players, self.adapter_names, version)
+        games, partner_names = self._play(inputs, version)
+        waited = time.perf_counter() - pushed
+        groups, problems = usable_groups(
+            games.result.groups, games.result.dropped, mixed=self.settings.group == "mixed"
+        )
+        own = own_seats(self.settings.players, self.adapter_names, games.version)
         trained = self._trained_seats(own, version)
         before = self.baselines.get(version, {})
         batches = plan_batches(
             groups,
             own=trained,
             micro_batches_per_player=self.plan.micro_batches_per_player,
+            tokens_per_micro_batch=self.plan.tokens_per_micro_batch,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
             estimator=choose_estimator(self.settings.advantage, self.settings.advantage_scale, before),
@@ -177,6 +197,8 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
         )
         # All own players: the baseline of one that rests moves on.
         self.baselines = {version: before, version + 1: next_baselines(before, groups, own)}
+        if games.version != version:
+            self._recall(batches, games.version)
         if self.beta:
             self._add_reference(batches)
         for gap in shape_advantages(batches, self.settings, groups, trained):
@@ -190,9 +212,15 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
             active={adapter_of(player, self.adapter_names) for player in active},
         )
         self._record(groups, problems, version, own, partner_names)
-        self._time({"push": pushed - start, "rollout": played - pushed, "train": start - self._played_at})
+        rollout = games.rollout_seconds if self.ahead else waited
+        self._time({"push": pushed - start, "rollout": rollout, "train": start - self._played_at})
+        if self.ahead:
+            self._time({"wait": games.wait_seconds})
+            self._metrics["train"]["staleness"].append(float(version - games.version))
         self._played_at = time.perf_counter()
-        return self.begin_updates(updates)
+        self._metrics["train"]["tokens/useful_share"].append(useful_share(batches))
+        self.begin_updates(updates)
+        return micro_steps(updates, self.plan.micro_batches_per_player)
 
     def _trained_seats(self, own: tuple[str, ...], step: int) -> tuple[str, ...]:
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
@@ -208,6 +236,8 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.pushed_version = version
+            if self.ahead:
+                self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
 
     def _whole_adapters(self) -> AbstractContextManager[Any]:
@@ -215,34 +245,47 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(
-        self, deals: list[dict[str, Any]], version: int
-    ) -> tuple[list[list[Episode]], tuple[DroppedGame, ...], dict[str, str]]:
+    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str]]:
         answer = None
         if self.accelerator.is_main_process:
-            result = self.link.play(deals, self.adapter_names, version)
-            answer = (result.groups, result.dropped, self.link.partners.names)
+            if self.ahead:
+                games = self.ahead.take(deals, version)
+                if version + 1 < self.args.max_steps:
+                    numbers = step_deals(version + 1, self.plan.deals)
+                    self.ahead.ask([self.train_dataset[number] for number in numbers], version)
+            else:
+                games = play_now(self.link, deals, self.adapter_names, version)
+            answer = (games, self.link.partners.names)
         return broadcast_object_list([answer], from_process=0)[0]
+
+    def _recall(self, batches: list[dict[str, Any]], version: int) -> None:
+        # See `staleness`: what the ratio divides by, and what parity compares, is the policy that sampled.
+        model = self.accelerator.unwrap_model(self.model)
+        start = time.perf_counter()
+        with self.kept.using(model, version):
+            for batch in batches:
+                data = batch["grpo_batch"]
+                adapters.use_adapter(model, adapter_of(data.player, self.adapter_names))
+                data.old_per_token_logps = self.logps_of(batch)
+                self._check_parity(data, data.old_per_token_logps, version)
+        self._time({"recall": time.perf_counter() - start})
+
+    def _check_parity(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
+        gap = self.gate.check(data.player, version, logps, data.rollout_per_token_logps, data.completion_mask)
+        self._metrics["train"][f"{data.player}/parity"].append(gap)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, model_inputs: dict[str, Any], grpo_batch: PlayerBatch, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, None]:
         unwrapped = self.accelerator.unwrap_model(self.model)
         adapters.use_adapter(unwrapped, adapter_of(grpo_batch.player, self.adapter_names))
-        logps, entropies = super()._get_per_token_logps_and_entropies(model, model_inputs, grpo_batch, **kwargs)
-        if not self.in_first_pass:
-            return logps, entropies
-        # What later passes, and the players after this one, compare with.
-        grpo_batch.old_per_token_logps = logps.detach()
-        gap = self.gate.check(
-            grpo_batch.player,
-            self.pushed_version or 0,
-            logps,
-            grpo_batch.rollout_per_token_logps,
-            grpo_batch.completion_mask,
-        )
-        self._metrics["train"][f"{grpo_batch.player}/parity"].append(gap)
-        return logps, entropies
+        ids = model_inputs["input_ids"]
+        logps = reply_logps(model, unwrapped, ids, grpo_batch.completion_mask, self.temperature)
+        if self.in_first_pass and grpo_batch.old_per_token_logps is None:
+            # What later passes, and the players after this one, compare with.
+            grpo_batch.old_per_token_logps = logps.detach()
+            self._check_parity(grpo_batch, logps, self.pushed_version or 0)
+        return logps, None
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
         with adapters.base_only(self.accelerator.unwrap_model(self.model)):
@@ -251,10 +294,10 @@ class HanabiGRPOTrainer(UpdateSteps, CheckpointSaving, GRPOTrainer):
 
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""
-        # ms-swift's own pass: this is not the policy that sampled, so there is no parity to check.
+        # This is not the policy that sampled, so there is no parity to check.
+        ids, mask = batch["model_inputs"]["input_ids"], batch["grpo_batch"].completion_mask
         with torch.no_grad():
-            inputs, data = dict(batch["model_inputs"]), batch["grpo_batch"]
-            return super()._get_per_token_logps_and_entropies(self.model, inputs, data)[0]
+            return reply_logps(self.model, self.accelerator.unwrap_model(self.model), ids, mask, self.temperature)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.

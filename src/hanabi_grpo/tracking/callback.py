@@ -1,4 +1,4 @@
-"""Where metrics go: a JSONL file always, a line in the terminal, and W&B beside them when asked for; and the alarms."""
+"""What the trainer calls: each step's row into `metrics.jsonl`, the terminal, TensorBoard and W&B; and the alarms."""
 
 import logging
 import time
@@ -9,15 +9,16 @@ from transformers import TrainerCallback
 
 from hanabi_grpo.dynamics import AlarmWatch, read_history
 from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.resume import TRAINER_STATE
 from hanabi_grpo.runs import append_jsonl
-from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.tracking.board import Board
+from hanabi_grpo.tracking.mirror import Mirror
 
 logger = logging.getLogger(__name__)
 
 
 class TrackingCallback(TrainerCallback):
-    """Writes `metrics.jsonl` in the run folder, prints a line per step, mirrors both to W&B, and watches for collapse.
+    """Writes `metrics.jsonl` in the run folder, prints a line per step, starts W&B's mirror, and watches for collapse.
 
     An alarm that is raised or over is an incident; `alarm/<name>` in each row says which are raised.
     """
@@ -25,7 +26,8 @@ class TrackingCallback(TrainerCallback):
     def __init__(self, settings: Settings, run_folder: Path) -> None:
         """Prepare; W&B starts with training."""
         self.settings, self.run_folder = settings, run_folder
-        self._wandb: Any = None
+        self._mirror: Mirror | None = None
+        self._board: Board | None = None
         self._watch = AlarmWatch()
         self._incidents = IncidentLog(run_folder)
         self._rows: list[dict[str, Any]] = []
@@ -35,20 +37,18 @@ class TrackingCallback(TrainerCallback):
         """Start W&B before the first step, so that a wrong key or project stops the run at once.
 
         A resumed run's alarms stand as they stood at its checkpoint.
+
+        Raises:
+            SettingsError: W&B refuses key, entity or project.
         """
         self._watch = self._watch_so_far(state.global_step)
-        if "wandb" not in self.settings.report_to:
-            return
-        import wandb
-
-        self._wandb = wandb.init(
-            project=self.settings.wandb_project,
-            entity=self.settings.wandb_entity,
-            name=self.settings.wandb_name or self.run_folder.name,
-            mode=self.settings.wandb_mode,
-            dir=str(self.run_folder),
-            config=settings_values(self.settings),
-        )
+        if "tensorboard" in self.settings.report_to:
+            self._board = Board(self.run_folder, state.global_step)
+        if "wandb" in self.settings.report_to and self.settings.wandb_mode != "disabled":
+            try:
+                self._mirror = Mirror(self.run_folder, state.global_step)
+            except OSError as error:
+                logger.warning("W&B: its mirror cannot be started (%s); training goes on", error)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Write one step's figures."""
@@ -69,8 +69,10 @@ class TrackingCallback(TrainerCallback):
                 len(self._rows),
                 self.run_folder,
             )
-        if self._wandb is not None:
-            self._wandb.log(logs, step=state.global_step)
+        if self._board is not None:
+            self._board.write(row)
+        if self._mirror is not None:
+            self._mirror.check()
         for change in changes:
             self._incidents.record(
                 "alarm" if change.since is None else "alarm_over",
@@ -101,24 +103,18 @@ class TrackingCallback(TrainerCallback):
             logs["time/rollout"],
         )
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Keep the newest checkpoint as an artifact when the settings say so."""
-        if self._wandb is not None and self.settings.wandb_log_model == "checkpoint":
-            self._log_artifact(Path(state.last_model_checkpoint), [f"checkpoint_global_step_{state.global_step}"])
-
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Upload the final adapters and close W&B."""
-        self.close(state.last_model_checkpoint)
+        """Let the mirror send the last adapters, and close the trackers."""
+        self.close()
 
-    def close(self, checkpoint: str | None, *, exit_code: int = 0) -> None:
-        """Upload the last checkpoint when the settings say so, and close W&B; also for a run that was stopped."""
-        if self._wandb is None:
-            return
-        wanted = self.settings.upload_ckpt_to_wandb or self.settings.wandb_log_model == "end"
-        if wanted and checkpoint:
-            self._log_artifact(Path(checkpoint), list(self.settings.ckpt_artifact_aliases))
-        self._wandb.finish(exit_code=exit_code)
-        self._wandb = None
+    def close(self, *, exit_code: int = 0) -> None:
+        """Close the trackers; also for a run that was stopped."""
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        mirror, self._mirror = self._mirror, None
+        if mirror is not None:
+            mirror.close(exit_code)
 
     def _watch_so_far(self, step: int) -> AlarmWatch:
         try:
@@ -130,17 +126,3 @@ class TrackingCallback(TrainerCallback):
         for (name, subject), since in watch.raised.items():
             logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
         return watch
-
-    def _log_artifact(self, checkpoint: Path, aliases: list[str]) -> None:
-        import wandb
-
-        name = self.settings.ckpt_artifact_name or f"{self.run_folder.name}-adapters"
-        artifact = wandb.Artifact(
-            name, type="model", metadata={"model": self.settings.model, "rank": self.settings.lora_rank}
-        )
-        # Moments and random states are as large again, and nobody but a resume needs them.
-        for path in sorted(checkpoint.rglob("*")):
-            within = path.relative_to(checkpoint)
-            if path.is_file() and within.parts[0] != TRAINER_STATE:
-                artifact.add_file(str(path), name=str(within))
-        self._wandb.log_artifact(artifact, aliases=aliases)

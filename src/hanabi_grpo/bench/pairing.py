@@ -1,0 +1,146 @@
+"""Two arms side by side: A B B A, one warm-up pair thrown away, the ratio of each pair.
+
+Whatever slows the machine for a while slows both arms of a pair, so a ratio holds where two times taken minutes apart
+do not. Every arm says how much it did (tokens, games), and times are divided by that before they are compared.
+"""
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """One run of one arm."""
+
+    seconds: float
+    cpu_seconds: float
+    amount: float
+    """What was done in that time, e.g. tokens or games; more than 0."""
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Amount per second."""
+        return self.amount / max(self.seconds, 1e-9)
+
+    @property
+    def cpu_per_unit(self) -> float:
+        """CPU seconds per unit of the amount."""
+        return self.cpu_seconds / self.amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Both arms, run next to each other."""
+
+    first: Measure
+    second: Measure
+
+    @property
+    def speed(self) -> float:
+        """Rate of the first arm over the rate of the second; above 1 the first is faster."""
+        return self.first.rate / self.second.rate
+
+    @property
+    def time(self) -> float:
+        """Time per unit of the first arm over that of the second; below 1 the first is faster."""
+        return self.second.rate / self.first.rate
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds per unit of the first arm over those of the second."""
+        return self.first.cpu_per_unit / max(self.second.cpu_per_unit, 1e-12)
+
+
+Arm = Callable[[], Awaitable[Measure]]
+
+
+class Stopwatch:
+    """Wall and CPU seconds of a block of code, those of child processes included.
+
+    Example:
+        with Stopwatch() as watch:
+            work()
+        watch.measure(amount=128)
+    """
+
+    def __init__(self, *, children: bool = False) -> None:
+        """Start nothing yet; `children`: count the CPU seconds of this process's descendants too (Linux)."""
+        self._children = children
+        self.seconds = self.cpu_seconds = 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        self._cpu = self._cpu_now()
+        self._wall = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._wall
+        self.cpu_seconds = self._cpu_now() - self._cpu
+
+    def measure(self, amount: float, **notes: Any) -> Measure:
+        """Return what was seen."""
+        return Measure(seconds=self.seconds, cpu_seconds=self.cpu_seconds, amount=amount, notes=notes)
+
+    def _cpu_now(self) -> float:
+        return time.process_time() + (sum(_cpu_seconds(pid) for pid in descendants()) if self._children else 0.0)
+
+
+async def measure_pairs(first: Arm, second: Arm, *, pairs: int, warm_up: int = 1) -> list[Pair]:
+    """Run two arms A B B A … and pair what ran side by side.
+
+    Args:
+        first: Numerator.
+        second: Denominator.
+        pairs: How many are kept.
+        warm_up: How many are run before and thrown away.
+    """
+    kept = []
+    for number in range(-warm_up, pairs):
+        if number % 2 == 0:
+            one, two = await first(), await second()
+        else:
+            two, one = await second(), await first()
+        if number >= 0:
+            kept.append(Pair(first=one, second=two))
+    return kept
+
+
+def descendants(root: int | None = None, *, proc: Path = Path("/proc")) -> list[int]:
+    """Return the ids of all processes below one (default: this one); empty where there is no /proc."""
+    parents: dict[int, list[int]] = {}
+    for stat in proc.glob("[0-9]*/stat"):
+        fields = _stat_fields(stat)
+        if fields:
+            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found: list[int] = []
+    waiting = [os.getpid() if root is None else root]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def _cpu_seconds(pid: int, *, proc: Path = Path("/proc")) -> float:
+    fields = _stat_fields(proc / str(pid) / "stat")
+    # proc_pid_stat(5): utime and stime are fields 14 and 15, of which the first two are cut off here.
+    return sum(int(value) for value in fields[11:13]) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+def _stat_fields(stat: Path) -> list[str]:
+    # The name in parentheses may hold spaces and parentheses itself; the process may have ended.
+    try:
+        return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def ratios_of(pairs: Iterable[Pair], *, of_time: bool = False) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the ratios of speed (or time) and of CPU seconds, one per pair."""
+    listed = list(pairs)
+    return tuple(pair.time if of_time else pair.speed for pair in listed), tuple(pair.cpu for pair in listed)

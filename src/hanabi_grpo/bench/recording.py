@@ -1,0 +1,188 @@
+"""Games taken down reply by reply, and made to happen again.
+
+Two arms are comparable when they do the same work. A `Recorder` stands between the scheduler and the engine and writes
+down every request. A `ForcedSampler` lets the engine sample as usual, with the recorded length as its limit, and
+hands the game the recorded reply: prompts, their order and the moves are then those of the recording, whoever plays.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+
+
+class _Sampler(Protocol):
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample: ...
+
+    @property
+    def is_dead(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One request to the engine and its answer."""
+
+    reply_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    """The whole conversation so far; empty: unknown, so not compared."""
+    adapter: str = ""
+    """"player_0" without its version; "" for the base model."""
+    num_cached: int = 0
+    """Prompt tokens that the engine did not compute."""
+    started: float = 0.0
+    """time.perf_counter()"""
+    ended: float = 0.0
+
+
+GameCalls = tuple[Call, ...]
+"""One game's calls, oldest first: each could be made only after the one before it."""
+
+
+class _Numbering:
+    """Numbers games in the order of their first call; each game is a task of its own.
+
+    The scheduler starts them deal by deal, so the same request gives the same numbers, up to games of one deal that
+    begin with the same prompt and may stand for each other.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[asyncio.Task[Any], int] = {}
+
+    def number(self) -> int:
+        task = asyncio.current_task()
+        if task is None:
+            raise ServerError("a reply was asked for outside any task; games are played by the scheduler.")
+        return self._numbers.setdefault(task, len(self._numbers))
+
+
+class Recorder:
+    """Passes calls on and writes them down, with their times."""
+
+    def __init__(self, sampler: _Sampler) -> None:
+        """Record what goes to `sampler`."""
+        self._sampler, self._numbering = sampler, _Numbering()
+        self._games: list[list[Call]] = []
+
+    @property
+    def games(self) -> list[GameCalls]:
+        """What was recorded so far, in order of the games' first calls."""
+        return [tuple(calls) for calls in self._games]
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is."""
+        return self._sampler.is_dead
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        """Sample one reply."""
+        number = self._numbering.number()
+        if number == len(self._games):
+            self._games.append([])
+        started = time.perf_counter()
+        sample = await self._sampler.generate(prompt_ids, sampling, lora)
+        self._games[number].append(
+            Call(
+                prompt_ids=tuple(prompt_ids),
+                reply_ids=sample.ids,
+                logprobs=sample.logprobs,
+                adapter=adapter_name(lora),
+                num_cached=sample.num_cached_tokens,
+                started=started,
+                ended=time.perf_counter(),
+            )
+        )
+        return sample
+
+
+class ForcedSampler:
+    """Lets the engine work and then says what the recording says."""
+
+    def __init__(self, sampler: _Sampler, games: Sequence[GameCalls]) -> None:
+        """Play `games` again on `sampler`."""
+        self._sampler, self._script, self._numbering = sampler, games, _Numbering()
+        self._made = [0] * len(games)
+        self._refused = ""
+        self.num_tokens = 0
+        """Sampled so far; it may be fewer than were recorded, when the engine ends a reply early."""
+
+    def check_complete(self) -> None:
+        """Refuse an arm that did less, or more, than the recording.
+
+        Raises:
+            ServerError: Not every recorded call was made exactly once.
+        """
+        wrong = [number for number, game in enumerate(self._script) if self._made[number] != len(game)]
+        if wrong or self._refused:
+            raise ServerError(
+                f"{len(wrong)} of {len(self._script)} games did not follow the recording"
+                + (f" ({self._refused})" if self._refused else "")
+                + "; the two arms would not have done the same work."
+            )
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the engine is."""
+        return self._sampler.is_dead
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        """Sample a reply of the recorded length, return the recorded one.
+
+        Raises:
+            ServerError: The game asks for something that was not recorded; the arms would not do the same work.
+        """
+        number = self._numbering.number()
+        if number >= len(self._script) or self._made[number] >= len(self._script[number]):
+            raise self._refuse(f"game {number} asks for more than the {len(self._script)} recorded games hold")
+        call = self._script[number][self._made[number]]
+        self._made[number] += 1
+        if call.prompt_ids and call.prompt_ids != tuple(prompt_ids):
+            raise self._refuse(f"game {number}: its prompt {self._made[number]} is not the recorded one")
+        sample = await self._sampler.generate(prompt_ids, replace(sampling, max_tokens=len(call.reply_ids)), lora)
+        self.num_tokens += len(sample.ids)
+        return replace(sample, ids=call.reply_ids, logprobs=call.logprobs or (0.0,) * len(call.reply_ids))
+
+    def _refuse(self, reason: str) -> ServerError:
+        # The scheduler would take it for a game's bad luck and play it again.
+        self._refused = self._refused or reason
+        return ServerError(f"{reason}; record again with the same deals.")
+
+
+def adapter_name(lora: Any | None) -> str:
+    """Return an engine handle's adapter without its version; "" for the base model."""
+    return "" if lora is None else str(getattr(lora, "lora_name", lora)).split("@")[0]
+
+
+def reply_tokens(games: Sequence[GameCalls]) -> int:
+    """Return how many tokens the replies of these games hold."""
+    return sum(len(call.reply_ids) for game in games for call in game)
+
+
+def tail_share(games: Sequence[GameCalls], share: float = 0.1) -> float:
+    """Return the time in which the last `share` of the games end, over the time of all.
+
+    Args:
+        games: At least one with a call.
+        share: 0.1: from the moment at which nine tenths have ended.
+    """
+    ends = sorted(game[-1].ended for game in games if game)
+    start = min(game[0].started for game in games if game)
+    total = ends[-1] - start
+    return (ends[-1] - ends[max(0, math.ceil(len(ends) * (1 - share)) - 1)]) / total if total > 0 else 0.0
+
+
+def mean_active(games: Sequence[GameCalls]) -> float:
+    """Return the mean number of games in play over the whole time, divided by the number of games.
+
+    A game counts from the first game's start to its own last reply, because all were asked for at once.
+    """
+    played = [game for game in games if game]
+    start, end = min(game[0].started for game in played), max(game[-1].ended for game in played)
+    if end <= start:
+        return 1.0
+    return sum(game[-1].ended - start for game in played) / (end - start) / len(played)

@@ -1,0 +1,128 @@
+"""One line of the table: a ratio, its target, and how it was measured."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a ratio should be.
+
+    Example:
+        Target(limit=0.9, at_least=True)     the median must be 0.9 or more
+    """
+
+    limit: float
+    at_least: bool
+
+    def met_by(self, value: float) -> bool:
+        """Say whether a finite value meets the target."""
+        return math.isfinite(value) and (value >= self.limit if self.at_least else value <= self.limit)
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+
+
+def at_least(limit: float) -> Target:
+    """Return the target of a ratio that should be large."""
+    return Target(limit=limit, at_least=True)
+
+
+def at_most(limit: float) -> Target:
+    """Return the target of a ratio that should be small."""
+    return Target(limit=limit, at_least=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured ratio, or the reason why there is none.
+
+    Example:
+        Row(id="R6b", name="overlapped step ÷ the longer part", arms=("step", "longer part"), ratios=(1.02, 1.05, 1.03),
+            cpu_ratios=(), target=at_most(1.15), how="simulated server, games 0.30 s, learning 0.30 s",
+            details={"steps": 6})
+    """
+
+    id: str
+    """"R3", or "R3b" where a family has several ratios."""
+    name: str
+    """What is divided by what."""
+    arms: tuple[str, str]
+    """Numerator and denominator, in words."""
+    ratios: tuple[float, ...] = ()
+    """One per pair, the discarded warm-up left out; empty when it could not be measured."""
+    cpu_ratios: tuple[float, ...] = ()
+    """The same of CPU seconds; empty where they say nothing."""
+    target: Target | None = None
+    """None: the figure is only reported."""
+    how: str = ""
+    """One sentence: which work, which clock."""
+    why_not: str = ""
+    """Why there is no ratio, or why it misses its target."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """Further figures for the JSON file: counts, absolute times, parts."""
+
+    @property
+    def median(self) -> float | None:
+        """Median of the ratios; None without any."""
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Median of the CPU ratios; None without any."""
+        return statistics.median(self.cpu_ratios) if self.cpu_ratios else None
+
+    @property
+    def quartiles(self) -> tuple[float, float] | None:
+        """First and third quartile of the ratios; None without any."""
+        return quartiles(self.ratios) if self.ratios else None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the median meets the target; None without a target or without a ratio."""
+        if self.target is None or self.median is None:
+            return None
+        return self.target.met_by(self.median)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything that the JSON file says of this row; a ratio that is no number becomes null."""
+        low, high = self.quartiles or (None, None)
+        return {
+            "id": self.id,
+            "name": self.name,
+            "arms": list(self.arms),
+            "pairs": len(self.ratios),
+            "ratios": [_finite(ratio) for ratio in self.ratios],
+            "median": _finite(self.median),
+            "quartiles": [_finite(low), _finite(high)],
+            "cpu_ratio": _finite(self.cpu_ratio),
+            "target": None if self.target is None else str(self.target),
+            "met": self.met,
+            "how": self.how,
+            "why_not": self.why_not,
+            "details": self.details,
+        }
+
+
+def not_measured(id: str, name: str, arms: tuple[str, str], target: Target | None, why: str) -> Row:
+    """Return the row of a ratio that this machine or this run cannot give."""
+    return Row(id=id, name=name, arms=arms, target=target, why_not=why)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float]:
+    """Return the first and third quartile, interpolated between neighbours (type 7 of Hyndman and Fan, 1996).
+
+    Args:
+        values: At least one.
+    """
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,35 @@
+"""The app on a free port of this machine, in the event loop that runs."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from hanabi_grpo.server.connections import server_config
+from hanabi_grpo.server.limits import Limits
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # Ctrl-C is for the benchmark, whose way out ends the server too.
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving(app: ASGIApp, limits: Limits | None = None) -> AsyncIterator[str]:
+    """Serve `app`; yields its address."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(128)
+    server = _Server(server_config(app, limits or Limits(), graceful_seconds=1))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()

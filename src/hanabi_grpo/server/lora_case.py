@@ -1,0 +1,57 @@
+"""One layer's LoRA work in a mixed prefill batch, for the benchmark of our CPU method against vLLM's own."""
+
+from typing import Any
+
+import torch
+from vllm.lora.layers import LoRAMapping
+from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+
+from hanabi_grpo.server.lora_cpu import _add_lora_linear, stock_add_lora_linear
+
+
+class LoraCase:
+    """Both methods on the same numbers, in the state in which vLLM's own code brings a prefill batch to them."""
+
+    def __init__(
+        self, *, num_tokens: int, num_adapters: int, inner: int, widths: tuple[int, ...], rank: int, dtype: torch.dtype
+    ) -> None:
+        """Make the numbers.
+
+        Args:
+            num_tokens: Rows of the batch; adapters take turns every 32 rows, as short prompts of several players do.
+            num_adapters: Adapters in the batch.
+            inner: Width of the layer's input.
+            widths: Of the slices of its output.
+            rank: Of the adapters.
+            dtype: Of everything.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator).to(dtype)
+
+        ids = list(range(1, num_adapters + 1))
+        rows = tuple(ids[row // 32 % num_adapters] for row in range(num_tokens))
+        self._wrapper = PunicaWrapperCPU(num_tokens, num_tokens, "cpu")
+        mapping = LoRAMapping(index_mapping=rows, prompt_mapping=rows, is_prefill=True)
+        self._wrapper.update_metadata(mapping, list(ids), num_adapters, 1000)
+        self._y = normal(num_tokens, sum(widths))
+        self._arguments: dict[str, Any] = {
+            "x": normal(num_tokens, inner),
+            "lora_a_stacked": tuple(normal(num_adapters, 1, rank, inner) for _ in widths),
+            "lora_b_stacked": tuple(normal(num_adapters, 1, width, rank) for width in widths),
+            "scale": 1.0,
+            "output_slices": widths,
+        }
+
+    def ours(self) -> torch.Tensor:
+        """Return [tokens, widths] after our method."""
+        y = self._y.clone()
+        _add_lora_linear(self._wrapper, y, **self._arguments)
+        return y
+
+    def stock(self) -> torch.Tensor:
+        """Return [tokens, widths] after vLLM's method."""
+        y = self._y.clone()
+        stock_add_lora_linear(self._wrapper, y, **self._arguments)
+        return y

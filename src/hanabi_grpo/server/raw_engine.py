@@ -1,0 +1,44 @@
+"""vLLM without anything of ours around it: the denominator of the benchmarks."""
+
+from typing import Any
+
+from hanabi_grpo.server.engine import Engine
+
+
+async def generate_raw(
+    engine: Engine, prompt_ids: list[int], *, max_tokens: int, temperature: float, lora: Any | None, request_id: str
+) -> int:
+    """Sample one reply with vLLM's own calls and throw it away.
+
+    Args:
+        engine: Running.
+        prompt_ids: [prompt tokens].
+        max_tokens: Of the reply.
+        temperature: Of sampling.
+        lora: A handle that is loaded now, None for the base model.
+        request_id: Another one than any that is in flight.
+
+    Returns:
+        The number of sampled tokens.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    count = 0
+    async for output in engine._engine.generate(
+        {"prompt_token_ids": prompt_ids}, params, request_id, lora_request=lora
+    ):
+        count = len(output.outputs[0].token_ids)
+    return count
+
+
+def async_llm(engine: Engine) -> Any:
+    """Return vLLM's `AsyncLLM` itself, for software that brings calls of its own."""
+    return engine._engine

@@ -1,0 +1,21 @@
+"""Where metrics go: a JSONL file and a line in the terminal always; TensorBoard and W&B beside them when asked for.
+
+The trainer writes files and starts one process, the mirror. The mirror alone imports wandb: it reads the run folder,
+and sends what it finds there. So W&B can hang, refuse or die without the trainer noticing, and a run whose trainer was
+killed is sent later by the same code (`hanabi-grpo upload RUN`).
+
+Map:
+    callback      what the trainer calls: rows, alarms, the terminal's line
+    board         TensorBoard
+    mirror        the mirror as the trainer sees it: started, heard, ended within a time limit
+    sidecar       the mirror's own process
+    run_reader    what is new in a run folder: rows, checkpoints, games
+    wandb_run     the run at W&B: opened, refused or kept on this disk; rows, tables, artifacts
+    record        `wandb.json` in the run folder: the run's id, and the artifacts that were made
+    artifact      the folder that goes up: adapters, card, settings, evaluation
+    score         a checkpoint's running score, and which checkpoint is the best
+    card          the artifact's README
+    sections      names of metrics at W&B
+    samples       sample games as a table and as a replay page, and the picture of the alarms
+    upload        a run folder that is sent afterwards
+"""

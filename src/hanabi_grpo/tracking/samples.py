@@ -1,0 +1,95 @@
+"""What W&B shows beside curves: sample games as a table and as a replay page, and the picture of the alarms."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.advantages import choose_estimator
+from hanabi_grpo.charts.dynamics import draw_dynamics
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.replays.page import render_page
+from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files
+from hanabi_grpo.replays.selection import num_bad_replies
+from hanabi_grpo.replays.texts import visible
+from hanabi_grpo.replays.timeline import make_timeline, turn_advantages
+from hanabi_grpo.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("file", "deal", "game", "score", "points kept", "ended", "turns", "bad replies", "moves")
+NUM_GAMES = 12
+"""Games of the table: the best, the worst and those of the scores between them."""
+NUM_REPLAYS = 4
+
+
+def sample_recordings(run_folder: Path) -> list[Recording]:
+    """Return all games of the newest recorded step; none where no step was recorded."""
+    try:
+        return read_recordings(recording_files(run_folder))[0] if (run_folder / "episodes").is_dir() else []
+    except SettingsError:
+        # The file may be half-written just now; the next look finds it whole.
+        return []
+
+
+def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
+    """Return this many games, evenly from the worst to the best score.
+
+    Example:
+        Of games that scored 0, 1, 1, 2, 4, `spread(games, 3)` has those of 0, 1 and 4.
+    """
+    ranked = sorted(recordings, key=lambda one: (one.episode.score, one.episode.score_kept))
+    if number < 2 or len(ranked) <= number:
+        return ranked[-number:] if number else []
+    return [ranked[round(place * (len(ranked) - 1) / (number - 1))] for place in range(number)]
+
+
+def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
+    """Return the cells of the table, one row a game, in the order of COLUMNS."""
+    rows = []
+    for one in recordings:
+        episode = one.episode
+        moves = " · ".join(f"{one.players[turn.player]} {turn.action}" for turn in episode.turns)
+        deal = visible(f"{episode.suite}/{episode.seed}")
+        rows.append(
+            [
+                one.source,
+                deal,
+                episode.game,
+                episode.score,
+                episode.score_kept,
+                episode.status.value,
+                len(episode.turns),
+                num_bad_replies(one),
+                visible(moves),
+            ]
+        )
+    return rows
+
+
+def replay_page(recordings: Sequence[Recording], settings: Settings, title: str) -> str:
+    """Return a few of the games as one HTML page.
+
+    Args:
+        recordings: All games of a step; advantages compare games of a deal.
+        settings: Says the estimator.
+        title: Heading.
+
+    Raises:
+        SettingsError: A record does not fit its deal.
+    """
+    estimator = choose_estimator(settings.advantage, settings.advantage_scale)
+    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+    chosen = spread(recordings, NUM_REPLAYS)
+    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    return render_page(timelines, title=title, estimator=estimator.name)
+
+
+def draw_alarms(run_folder: Path, rows: Sequence[dict[str, Any]], target: Path) -> Path | None:
+    """Draw what the alarms watch; None where no row has such a figure, or the file cannot be written."""
+    try:
+        draw_dynamics(target, rows, title=f"{run_folder.resolve().name}: {len(rows)} steps")
+    except SettingsError as error:
+        logger.info("no picture of the alarms: %s", error)
+        return None
+    return target

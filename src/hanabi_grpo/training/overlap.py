@@ -1,0 +1,182 @@
+"""HANABI_OVERLAP=1: the server plays the next step's games while the trainer learns from this step's.
+
+| step | the trainer pushes | takes games of version | asks for games of step, with version | learns to version |
+|---|---|---|---|---|
+| 0 | 0 | 0, played now | 1, with 0 | 1 |
+| 1 | 1 | 0 | 2, with 1 | 2 |
+| 2 | 2 | 1 | 3, with 2 | 3 |
+
+From the second step on games are one version old, never more: the request for a step is sent after the push before.
+The server holds on to the version that a request uses until its games have ended, also while a newer one is committed.
+Games in flight at a kill are nobody's: nothing of them was trained on, and a resumed run plays their deals again.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.training.link import GamesRequest, says_so
+
+logger = logging.getLogger(__name__)
+
+
+class Incidents(Protocol):
+    """What is needed of an `IncidentLog`."""
+
+    def record(self, kind: str, message: str, **details: object) -> None:
+        """Write one incident."""
+
+
+class GameSource(Protocol):
+    """What is needed of a `ServerLink`."""
+
+    @property
+    def incidents(self) -> Incidents:
+        """Where a request that was lost is written down."""
+
+    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+        """Play now, whatever it takes."""
+
+    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+        """Make a request of deals."""
+
+    def fetch(self, request: GamesRequest) -> RolloutResult:
+        """Ask once; called from another thread."""
+
+    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
+        """Check an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGames:
+    """One step's games, and what they were sampled with."""
+
+    result: RolloutResult
+    version: int
+    """Of the own players when these games were sampled."""
+    rollout_seconds: float
+    """From the request to the answer."""
+    wait_seconds: float
+    """That the trainer stood still for them."""
+
+
+def play_now(source: GameSource, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
+    """Play a step's games while the trainer waits.
+
+    Raises:
+        ServerError: As `ServerLink.play`.
+    """
+    start = time.perf_counter()
+    result = source.play(deals, names, version)
+    seconds = time.perf_counter() - start
+    return StepGames(result=result, version=version, rollout_seconds=seconds, wait_seconds=seconds)
+
+
+class _Flight:
+    """One request in a thread of its own, which ends with the process: nobody has to wait for it."""
+
+    def __init__(self, source: GameSource, deals: list[dict[str, Any]], request: GamesRequest) -> None:
+        self.deals, self.request = deals, request
+        self.seconds = 0.0
+        self._source = source
+        self._result: RolloutResult | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"games of version {request.version}", daemon=True)
+        self._thread.start()
+
+    def result(self) -> RolloutResult:
+        """Wait for the answer, and return it or raise what the request raised."""
+        with says_so(f"the games of version {self.request.version}, which were asked for a step ahead"):
+            self._thread.join()
+        if self._result is None:
+            raise self._error or RuntimeError("a thread ended without a result")
+        return self._result
+
+    def _run(self) -> None:
+        start = time.perf_counter()
+        try:
+            self._result = self._source.fetch(self.request)
+        except BaseException as error:
+            # Raised again where the games are taken, in the trainer's own thread.
+            self._error = error
+        self.seconds = time.perf_counter() - start
+
+
+class PlayAhead:
+    """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
+
+    A request that the server did not answer with games (it died, was replaced, or the push of the next version
+    overtook it) is made again in the plain way, with the version that is served then. Nothing of it was used. Whatever
+    else goes wrong in the thread is raised by `take`.
+    """
+
+    def __init__(self, source: GameSource, names: tuple[str, ...]) -> None:
+        """Prepare; nothing is asked yet.
+
+        Args:
+            source: The link.
+            names: Of the run's adapters.
+        """
+        self._source, self._names = source, names
+        self._flight: _Flight | None = None
+
+    def take(self, deals: list[dict[str, Any]], version: int) -> StepGames:
+        """Return the games of a step: those that were asked for ahead, or games that are played now.
+
+        Args:
+            deals: Of the step.
+            version: That the server serves now.
+
+        Raises:
+            ServerError: As `ServerLink.play`, or an answer with stamps of others than those who were asked for.
+        """
+        start = time.perf_counter()
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            answer = self._answer(flight, deals)
+            if answer is not None:
+                return StepGames(
+                    result=self._source.accept(flight.request, answer),
+                    version=flight.request.version,
+                    rollout_seconds=flight.seconds,
+                    wait_seconds=time.perf_counter() - start,
+                )
+        now = play_now(self._source, deals, self._names, version)
+        return replace(now, wait_seconds=time.perf_counter() - start)
+
+    def ask(self, deals: list[dict[str, Any]], version: int) -> None:
+        """Ask for the games of the next step, and return at once.
+
+        Args:
+            deals: Of the next step.
+            version: That the server serves now.
+        """
+        try:
+            request = self._source.prepare(deals, self._names, version)
+        except ServerError as error:
+            # Lending a partner failed; the next step waits for the server and lends again.
+            self._again(version, error)
+            return
+        self._flight = _Flight(self._source, deals, request)
+
+    def _answer(self, flight: _Flight, deals: list[dict[str, Any]]) -> RolloutResult | None:
+        try:
+            result = flight.result()
+        except ServerError as error:
+            self._again(flight.request.version, error)
+            return None
+        if flight.deals != deals:
+            self._again(flight.request.version, "they are of other deals than this step's")
+            return None
+        return result
+
+    def _again(self, version: int, reason: object) -> None:
+        self._source.incidents.record(
+            "games_asked_again",
+            f"the games that were asked for a step ahead, with version {version}: {reason}. Their step plays them anew",
+            version=version,
+        )

@@ -1,0 +1,177 @@
+"""ms-swift's own multi-turn path (`GYMScheduler` on `GRPOVllmEngine`) with this package's games behind it.
+
+The classes are ms-swift's (4.6.0); three things are patched so that they run here, and nothing that they do per turn:
+
+- the engine object takes over vLLM's running `AsyncLLM` instead of starting one (its own server refuses a machine
+  without a GPU);
+- each seat of a game is an environment of its own, and the seats of one game wait for each other, because its
+  environments know one conversation and a Hanabi player must not read the other's;
+- what was sampled is replaced by the recorded reply, so that both arms play the same moves.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from swift.infer_engine import GRPOVllmEngine
+from swift.infer_engine.protocol import RequestConfig, RolloutInferRequest, random_uuid
+from swift.model import get_processor
+from swift.rollout.gym_env import Env, envs
+from swift.rollout.multi_turn import GYMScheduler
+from swift.template import get_template
+
+from hanabi_grpo.env import HanabiEnv
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.prompts import system_prompt
+
+ENV_NAME = "hanabi_grpo_bench"
+Script = tuple[str, tuple[int, ...]]
+"""Text and ids of one reply."""
+
+
+class SharedGame:
+    """One game that its seats play together, with what each of them will say."""
+
+    def __init__(
+        self, config: EnvConfig, scripts: Sequence[Sequence[Script]], *, suite: str, seed: int, game: int
+    ) -> None:
+        """Deal the cards; `scripts` holds the replies of each seat, oldest first."""
+        self.config = config
+        self._scripts = [iter(script) for script in scripts]
+        self._env = HanabiEnv(config, observe=False)
+        self._env.reset(options={"suite": suite, "seed": seed, "game": game})
+        self._moved = asyncio.Condition()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SharedGame":
+        # ms-swift copies a request whenever it encodes one.
+        return self
+
+    def next_reply(self, seat: int) -> Script:
+        """Return what the seat says next; nothing when its game ended before its first turn."""
+        return next(self._scripts[seat], ("", (0,)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody moves any more."""
+        return self._env.status is not None
+
+    def check_followed(self) -> None:
+        """Refuse a game that is not the recorded one.
+
+        Raises:
+            ServerError: It is not over, or a seat has replies left.
+        """
+        if not self.is_over or any(next(script, None) is not None for script in self._scripts):
+            raise ServerError(
+                "a game of ms-swift's scheduler did not follow the recording; the arms cannot be compared."
+            )
+
+    async def wait_for_turn(self, seat: int) -> str:
+        """Return what the seat is shown on its turn; "" when the game ends before it."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.is_over or self._env.current_player == seat)
+            return "" if self.is_over else self._env.prompt()
+
+    async def move(self, reply: str) -> float:
+        """Apply the reply of the seat whose turn it is; returns the reward."""
+        async with self._moved:
+            _, reward, *_ = self._env.step(reply)
+            self._moved.notify_all()
+            return reward
+
+
+class SeatEnv(Env):
+    """One seat as ms-swift's environment; `env_config` holds the shared game and the seat's number."""
+
+    def __init__(self, env_config: Mapping[str, Any]) -> None:
+        """Take a seat."""
+        super().__init__(env_config)
+        self._game: SharedGame = env_config["game"]
+        self._seat: int = env_config["seat"]
+
+    async def reset(self, config: RolloutInferRequest) -> tuple[str, dict[str, Any], str]:
+        """Wait for the first turn."""
+        shown = await self._game.wait_for_turn(self._seat)
+        game = self._game.config
+        system = system_prompt(game.spec(), game.observation, self._seat, bomb_rule=game.bomb_rule)
+        # The scheduler samples once before it asks whether the game is over, and needs something to sample from.
+        return shown or "over", {}, system
+
+    async def step(self, action: list[dict[str, Any]]) -> tuple[str, float, bool, dict[str, Any]]:
+        """Move and wait for the next turn."""
+        if self._game.is_over:
+            return "", 0.0, True, {}
+        reward = await self._game.move(str(action[-1]["content"]))
+        shown = await self._game.wait_for_turn(self._seat)
+        return shown, reward, self._game.is_over, {}
+
+    async def close(self) -> None:
+        """Leave."""
+
+
+class ReplayingEngine(GRPOVllmEngine):
+    """ms-swift's engine object around a running `AsyncLLM`; replies are the recorded ones."""
+
+    def __init__(self, model: Path, llm: Any, *, max_model_len: int, max_lora_rank: int) -> None:
+        """Wrap `llm`, which serves `model`."""
+        self._llm = llm
+        # A model folder does not say which of its families it belongs to; the tiny model is a Qwen3.
+        processor = get_processor(str(model), model_type="qwen3")
+        template = get_template(processor, template_type="qwen3_nothinking")
+        self.num_tokens = self.num_requests = 0
+        super().__init__(
+            str(model),
+            template=template,
+            use_async_engine=True,
+            max_model_len=max_model_len,
+            enable_lora=True,
+            max_loras=1,
+            max_lora_rank=max_lora_rank,
+            enable_prefix_caching=True,
+        )
+
+    def _prepare_engine(self) -> None:
+        self.engine = self._llm
+
+    async def infer_async(self, infer_request: RolloutInferRequest, request_config: Any = None, **kwargs: Any) -> Any:
+        """Sample as ms-swift does, then say what was recorded."""
+        place = infer_request.data_dict["env_config"]
+        text, ids = place["game"].next_reply(place["seat"])
+        config = copy(request_config)
+        config.max_tokens = len(ids)
+        response = await super().infer_async(infer_request, config, **kwargs)
+        choice = response.choices[0]
+        self.num_requests += 1
+        self.num_tokens += len(choice.token_ids)
+        choice.message.content = text
+        choice.token_ids = list(ids)
+        choice.finish_reason = "stop"
+        choice.logprobs = {"content": [{"logprob": 0.0} for _ in ids]}
+        return response
+
+
+def scheduler_of(engine: ReplayingEngine) -> Any:
+    """Return ms-swift's scheduler on this engine."""
+    envs[ENV_NAME] = SeatEnv
+    return GYMScheduler(infer_engine=engine, gym_env=ENV_NAME)
+
+
+def seat_requests(game: SharedGame) -> list[RolloutInferRequest]:
+    """Return one request per seat of a game that has not begun."""
+    return [
+        # Its trainer sets the uuid, under which the scheduler keeps the environments.
+        RolloutInferRequest(
+            messages=[], uuid=random_uuid(), data_dict={"env_config": {"name": ENV_NAME, "game": game, "seat": seat}}
+        )
+        for seat in range(game.config.players)
+    ]
+
+
+async def play_stock(scheduler: Any, requests: list[RolloutInferRequest], temperature: float) -> list[Any]:
+    """Let ms-swift play; returns its outputs, one per seat and game."""
+    config = RequestConfig(n=1, temperature=temperature, logprobs=True, return_details=True, stream=False)
+    outputs: list[Any] = await scheduler.async_infer(requests, config, use_tqdm=False)
+    return outputs

@@ -1,0 +1,190 @@
+"""Our forward pass gives the values and gradients of ms-swift's own, and what it hooks into is where it was."""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.lora.layer import Linear
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+from swift.trainers.mixin import SwiftMixin
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from trl import GRPOTrainer as TRLTrainer
+
+from hanabi_grpo.training import adapters
+from hanabi_grpo.training.forward import _token_wise, reply_logps
+from hanabi_grpo.training.lora_op import join_lora_products
+
+NAMES = ("player_0", "player_1")
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MODELS = {
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 8}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+}
+
+
+def _model(kind: str = "qwen3", dtype: torch.dtype = torch.float32) -> PeftModel:
+    model, config, other = MODELS[kind]
+    torch.manual_seed(0)
+    base = model(config(**SIZES, **other)).to(dtype)
+    peft_model = adapters.add_adapters(base, NAMES, rank=4, alpha=8, seed=1)
+    for name, parameter in peft_model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return peft_model.train()
+
+
+def _rows() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three sequences of 12, 9 and 5 tokens, padded on the right; the third has no reply."""
+    seeded = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, 40, (3, 12), generator=seeded)
+    attention = (torch.arange(12) < torch.tensor([12, 9, 5])[:, None]).long()
+    mask = torch.zeros(3, 11, dtype=torch.bool)
+    mask[0, [3, 4, 10]] = mask[1, [0, 6, 7]] = True
+    return ids * attention, attention, mask
+
+
+def _theirs(model: PeftModel, temperature: float) -> torch.Tensor:
+    ids, attention, _ = _rows()
+    trainer = SimpleNamespace(
+        model_kwarg_keys={"use_cache", "logits_to_keep"},
+        temperature=temperature,
+        template=SimpleNamespace(padding_free=False),
+    )
+    inputs = {"input_ids": ids, "attention_mask": attention}
+    return GRPOTrainer._get_logps_via_local_forward(trainer, model, inputs, 11, ids)[0]
+
+
+def _gradients(model: PeftModel, logps: torch.Tensor) -> dict[str, torch.Tensor]:
+    _, _, mask = _rows()
+    weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5))
+    model.zero_grad()
+    (logps * weights * mask).sum().backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("joined", [False, True], ids=["peft", "joined"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_are_those_of_ms_swifts_pass(kind: str, joined: bool, temperature: float) -> None:
+    model = _model(kind)
+    ids, _, mask = _rows()
+    theirs = _theirs(model, temperature)
+    expected = _gradients(model, theirs)
+    if joined:
+        assert join_lora_products(model) == 3 * 7
+    ours = reply_logps(model, model, ids, mask, temperature)
+    found = _gradients(model, ours)
+    torch.testing.assert_close(ours[mask], theirs[mask])
+    assert not ours[~mask].any()
+    assert found.keys() == expected.keys() and len(found) == 3 * 7 * 2
+    flat, other = (torch.cat([one[name].flatten() for name in expected]) for one in (found, expected))
+    assert torch.cosine_similarity(flat, other, 0) > 0.99999
+    assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
+
+
+def test_in_bfloat16_the_values_are_the_same_up_to_its_rounding() -> None:
+    model = _model(dtype=torch.bfloat16)
+    ids, _, mask = _rows()
+    ours, theirs = reply_logps(model, model, ids, mask, 1.0), _theirs(model, 1.0)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    assert float((ours - theirs)[mask].abs().max()) < 0.05
+    assert all(torch.isfinite(value).all() for value in _gradients(model, ours).values())
+
+
+def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is_the_same() -> None:
+    model = _model()
+    ids, _, mask = _rows()
+    expected = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
+    assert len(_token_wise(model)) == 2
+    model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+    assert _token_wise(model) == []
+    found = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight() -> None:
+    model = _model()
+    join_lora_products(model)
+    logps = reply_logps(model, model, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool), 1.0)
+    assert logps.tolist() == [[0.0]]
+    logps.sum().backward()
+    gradients = [value.grad for name, value in model.named_parameters() if ".player_0." in name]
+    assert len(gradients) == 42
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:
+    model = _model()
+    ids, _, mask = _rows()
+    shapes = []
+    head = model.get_output_embeddings()
+    watch = head.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
+    reply_logps(model, model, ids, mask, 1.0)
+    assert shapes == [(1, 6, 40)]
+    watch.remove()
+    with pytest.raises(RuntimeError, match="planted"):
+        reply_logps(_failing, model, ids, mask, 1.0)
+    modules = [head, *_token_wise(model)]
+    assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
+    assert model(input_ids=ids).logits.shape == (3, 12, 40)
+
+
+def _failing(**_: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+def test_padding_changes_no_row() -> None:
+    model = _model()
+    ids, attention, mask = _rows()
+    together = reply_logps(model, model, ids, mask, 1.0)
+    for row in range(3):
+        length = int(attention[row].sum())
+        alone = reply_logps(model, model, ids[row : row + 1, :length], mask[row : row + 1, : length - 1], 1.0)
+        torch.testing.assert_close(alone[0], together[row, : length - 1])
+
+
+def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> None:
+    for kind in MODELS:
+        layer = _model(kind).get_base_model().get_decoder().layers[-1]
+        source = inspect.getsource(type(layer).forward)
+        attention = inspect.getsource(type(layer.self_attn).forward)
+        # What the hooks rely on: nothing mixes tokens between the projection and the end of the layer.
+        assert source.index("self.self_attn(") < source.index("post_attention_layernorm(") < source.index("self.mlp(")
+        assert source.rstrip().endswith("return hidden_states")
+        assert attention.index("attention_interface(") < attention.index("attn_output = self.o_proj(attn_output)")
+
+
+def test_pefts_layer_computes_what_the_joined_operation_computes() -> None:
+    source = inspect.getsource(Linear.forward)
+    assert "result = result + lora_B(lora_A(dropout(x))) * scaling" in source
+    assert "_disable_adapters" in inspect.getsource(Linear.disable_adapters.fget or Linear.disable_adapters)
+
+
+def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> None:
+    ours = inspect.getsource(TRLTrainer.training_step)
+    assert "self._current_train_step_time += time_after - time_before" in ours
+    assert "self._step % self.current_gradient_accumulation_steps == 0" in ours
+    assert "training_step" not in vars(SwiftMixin)
+    swift = inspect.getsource(GRPOTrainer.training_step)
+    assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
+    assert swift.count("self.") == 5, "more than the end of an asynchronous evaluation; look at `micro_steps`"
+
+
+def test_the_loss_reads_no_entropies_unless_they_are_asked_for() -> None:
+    loss = inspect.getsource(GRPOTrainer._compute_loss_and_metrics)
+    assert loss.count("entropies") == loss[: loss.index("apply the completion_mask")].count("entropies")
+    assert "compute_entropy=self.compute_entropy" in loss
+    assert "log_entropy or self.top_entropy_quantile < 1.0" in inspect.getsource(GRPOTrainer)

@@ -1,0 +1,54 @@
+"""Run folders as a trainer leaves them, written without one: settings, rows, games and checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.settings import load_settings, settings_json
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+PLAYERS = ("player_0", "player_1")
+SECRET = "a-key-that-no-file-may-hold"
+
+
+def tracked_run(
+    folder: Path, *, steps: int = 3, checkpoints: tuple[int, ...] = (), games: bool = True, **variables: str
+) -> Path:
+    """Write a run of some steps, whose scores rise by 0.1 from 1.0, with a key in its settings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"MODEL": "models/tiny", "LORA_RANK": "8", "REPORT_TO": "wandb", "HANABI_API_KEY": SECRET, **variables}
+    settings = settings_json(load_settings({**given, "OUTPUT_DIR": str(folder)}, dotenv=folder / "none.env"))
+    (folder / "settings.json").write_text(json.dumps(settings))
+    for step in range(1, steps + 1):
+        add_row(folder, step)
+    if games:
+        policies = [make_policy("random")] * LAPTOP.players
+        write_episodes(folder, steps, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(6)])
+    for step in checkpoints:
+        add_checkpoint(folder, step)
+    return folder
+
+
+def add_row(folder: Path, step: int, **figures: Any) -> None:
+    row = {"step": step, "seconds": 2.0 * step, "games": 16.0, "score/mean": 1.0 + 0.1 * (step - 1), "loss": None}
+    row |= {"illegal_per_game": 0.5, "player_0/reward": 1.0, "player_1/reward": 1.5, "time/push": 0.1, **figures}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def add_checkpoint(folder: Path, step: int) -> Path:
+    def fill(partial: Path) -> None:
+        for name in PLAYERS:
+            (partial / name).mkdir()
+            (partial / name / "adapter_model.safetensors").write_bytes(f"{name} at {step}".encode())
+            (partial / name / "adapter_config.json").write_text('{"r": 8}')
+        (partial / "trainer").mkdir()
+        (partial / "trainer/optimizer.safetensors").write_bytes(b"moments")
+
+    facts = {"adapters": list(PLAYERS), "board_hashes": ["2beb8aa616bb"], "model_fingerprint": "f00d"}
+    return write_checkpoint(folder, step, fill, facts, needed_bytes=100)

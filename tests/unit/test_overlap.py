@@ -1,0 +1,374 @@
+"""Games that are played while the trainer learns: through the real link and server, and with a source that fails."""
+
+import logging
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from fake_engine import deal
+from hanabi_grpo.bench.overlap_rows import overlap_rows, simulate
+from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.errors import HanabiGrpoError, ParityError, ServerError, ServerGoneError, SettingsError, VersionError
+from hanabi_grpo.partners import own_seats
+from hanabi_grpo.resume_settings import check_compatible
+from hanabi_grpo.settings import Settings, batch_plan, settings_values, update_notes
+from hanabi_grpo.training import link as link_file
+from hanabi_grpo.training.adapters import use_adapter
+from hanabi_grpo.training.link import GamesRequest, ServerLink
+from hanabi_grpo.training.overlap import PlayAhead
+from hanabi_grpo.training.parity import ParityGate
+from hanabi_grpo.training.staleness import KeptAdapters
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
+
+FIRST, SECOND = [deal(1), deal(2)], [deal(3), deal(4)]
+
+
+@pytest.fixture
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        yield running
+
+
+@pytest.fixture
+def link(app: RunningApp, tmp_path: Path) -> Iterator[ServerLink]:
+    """A trainer's link to a server that serves version 7 of its players."""
+    made = ServerLink(Settings(num_generations=2, vllm_server_port=app.port), tmp_path)
+    made.instance_id = app.identity.instance_id
+    push_to(made.client, app, version=7)
+    made.partners.load({}, made.client.lend, made.instance_id)
+    yield made
+    made.client.close()
+
+
+def push(link: ServerLink, version: int) -> None:
+    link.client.push(version, {name: (adapter_bytes(version / 16), PEFT_CONFIG) for name in PLAYERS})
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def what_was_played(result: RolloutResult) -> list[list[tuple[Any, ...]]]:
+    return [[(one.seed, one.game, *(turn.reply_ids for turn in one.turns)) for one in g] for g in result.groups]
+
+
+def versions(result: RolloutResult) -> set[int | None]:
+    return {turn.version for group in result.groups for episode in group for turn in episode.turns}
+
+
+def test_games_come_from_the_version_that_was_asked_although_a_newer_one_is_pushed_meanwhile(
+    app: RunningApp, link: ServerLink
+) -> None:
+    ahead = PlayAhead(link, PLAYERS)
+    expected = what_was_played(link.play(SECOND, PLAYERS, 7))
+    first = ahead.take(FIRST, 7)
+    assert (first.version, [group[0].seed for group in first.result.groups]) == (7, [1, 2])
+    app.engine.seconds = 0.1
+    ahead.ask(SECOND, 7)
+    wait_until(lambda: app.scheduler.games_in_flight == 4)
+    push(link, 8)
+    assert app.store.versions() == {"player_0": 8, "player_1": 8}
+    second = ahead.take(SECOND, 8)
+    assert second.version == 7
+    assert second.rollout_seconds >= 0.1
+    assert versions(second.result) == {7}
+    assert what_was_played(second.result) == expected
+    # Its games have ended, so the old version has left the engine.
+    wait_until(lambda: len(app.engine.loaded) == 2)
+    assert link.incidents.counts == {}
+    # The words do depend on the version.
+    assert what_was_played(link.play(SECOND, PLAYERS, 8)) != expected
+
+
+def test_many_steps_leave_no_version_behind_and_every_step_gets_its_own_deals_one_version_old(
+    app: RunningApp, link: ServerLink
+) -> None:
+    ahead = PlayAhead(link, PLAYERS)
+    app.engine.seconds = 0.005
+    seen = []
+    for step in range(7, 14):
+        if step > 7:
+            push(link, step)
+        games = ahead.take([deal(step)], step)
+        seen.append((games.version, [group[0].seed for group in games.result.groups]))
+        assert versions(games.result) == {games.version}
+        ahead.ask([deal(step + 1)], step)
+        wait_until(lambda: app.scheduler.games_in_flight > 0 or not ahead._flight._thread.is_alive())
+    assert seen == [(7, [7]), *((step - 1, [step]) for step in range(8, 14))]
+    ahead.take([deal(14)], 13)
+    wait_until(lambda: len(app.engine.loaded) == 2)
+
+
+def test_a_request_that_a_push_overtook_is_refused_and_made_again_with_the_version_that_is_served(
+    app: RunningApp, link: ServerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed, fetch = threading.Event(), link.fetch
+
+    def late(request: GamesRequest) -> RolloutResult:
+        if request.version == 7:
+            assert pushed.wait(20)
+        return fetch(request)
+
+    monkeypatch.setattr(link, "fetch", late)
+    ahead = PlayAhead(link, PLAYERS)
+    ahead.ask(FIRST, 7)
+    push(link, 8)
+    pushed.set()
+    games = ahead.take(FIRST, 8)
+    assert (games.version, versions(games.result)) == (8, {8})
+    assert link.incidents.counts == {"games_asked_again": 1}
+    assert "player_0@7 is required, but this server holds player_0@8" in link.incidents.path.read_text()
+
+
+def test_an_answer_of_another_version_is_refused_and_not_asked_for_again(
+    app: RunningApp, link: ServerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(link, 8)
+    fetch = link.fetch
+    monkeypatch.setattr(link, "fetch", lambda request: fetch(replace(request, own=own_seats(2, PLAYERS, 8))))
+    ahead = PlayAhead(link, PLAYERS)
+    ahead.ask(FIRST, 7)
+    with pytest.raises(ServerError, match="the seats player_0@8, player_1@8, required was player_0@7, player_1@7"):
+        ahead.take(FIRST, 8)
+    assert link.incidents.counts == {}
+
+
+class Source:
+    """Plays nothing, and fails as it is told to."""
+
+    def __init__(self, fetch: Any = None, prepare: Any = None) -> None:
+        self.incidents = self
+        self.recorded: list[tuple[str, str]] = []
+        self.played: list[tuple[Any, int]] = []
+        self._fetch, self._prepare = fetch or (lambda: None), prepare or (lambda: None)
+
+    def record(self, kind: str, message: str, **_: Any) -> None:
+        self.recorded.append((kind, message))
+
+    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+        self.played.append((deals, version))
+        return RolloutResult(groups=[])
+
+    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+        self._prepare()
+        return GamesRequest(deals=deals, own=(), version=version, instance_id="here")
+
+    def fetch(self, request: GamesRequest) -> RolloutResult:
+        self._fetch()
+        return RolloutResult(groups=[])
+
+    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
+        return result
+
+
+def raising(error: BaseException) -> Any:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("place", ["fetch", "prepare"])
+@pytest.mark.parametrize("kind", [ServerGoneError, ServerError])
+def test_a_lost_request_is_written_down_and_its_step_plays_in_the_plain_way(place: str, kind: type[Exception]) -> None:
+    source = Source(**{place: raising(kind("no answer"))})
+    ahead = PlayAhead(source, PLAYERS)
+    ahead.ask(FIRST, 7)
+    assert ahead.take(FIRST, 8).version == 8
+    assert source.played == [(FIRST, 8)]
+    [(kind_word, message)] = source.recorded
+    assert kind_word == "games_asked_again"
+    assert "with version 7: no answer" in message
+
+
+def test_games_of_other_deals_are_not_taken() -> None:
+    source = Source()
+    ahead = PlayAhead(source, PLAYERS)
+    ahead.ask(FIRST, 7)
+    assert ahead.take(SECOND, 8).version == 8
+    assert source.played == [(SECOND, 8)]
+    assert "they are of other deals than this step's" in source.recorded[0][1]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a bug"), SettingsError("a deal that cannot be played"), MemoryError(), SystemExit(3)]
+)
+def test_whatever_else_happens_in_the_thread_is_raised_in_the_trainer(error: BaseException) -> None:
+    source = Source(fetch=raising(error))
+    ahead = PlayAhead(source, PLAYERS)
+    ahead.ask(FIRST, 7)
+    with pytest.raises(type(error)) as caught:
+        ahead.take(FIRST, 8)
+    assert caught.value is error
+    assert source.played == source.recorded == []
+
+
+def test_a_request_is_used_once() -> None:
+    source = Source()
+    ahead = PlayAhead(source, PLAYERS)
+    ahead.ask(FIRST, 7)
+    assert ahead.take(FIRST, 8).version == 7
+    assert ahead.take(FIRST, 8).version == 8
+
+
+def test_ctrl_c_gets_through_while_the_trainer_waits_for_games_and_waiting_is_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link_file, "_SAY_SECONDS", 0.05)
+    caplog.set_level(logging.INFO)
+    answered = threading.Event()
+    ahead = PlayAhead(Source(fetch=answered.wait), PLAYERS)
+    ahead.ask(FIRST, 7)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ahead.take(FIRST, 8)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        answered.set()
+    assert "waiting for the games of version 7, which were asked for a step ahead since" in caplog.text
+
+
+def ask_and_end() -> None:
+    PlayAhead(Source(fetch=threading.Event().wait), PLAYERS).ask(FIRST, 7)
+
+
+def test_a_process_ends_although_a_request_is_in_flight() -> None:
+    # Forked: another interpreter would import for a minute.
+    process = multiprocessing.get_context("fork").Process(target=ask_and_end)
+    process.start()
+    process.join(60)
+    ended = process.exitcode
+    process.kill()
+    assert ended == 0
+
+
+@pytest.fixture(scope="module")
+def model() -> PeftModel:
+    """One linear layer with an adapter for each player, which is not the zero that LoRA starts with."""
+    torch.manual_seed(3)
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=["0"])
+    made = get_peft_model(torch.nn.Sequential(torch.nn.Linear(4, 4)), config, adapter_name="player_0")
+    made.add_adapter("player_1", config)
+    for name, parameter in made.named_parameters():
+        if "lora_" in name:
+            parameter.requires_grad_(True)
+            torch.nn.init.normal_(parameter)
+    return made
+
+
+def outputs(model: PeftModel, name: str) -> torch.Tensor:
+    use_adapter(model, name)
+    with torch.no_grad():
+        return model(torch.ones(1, 4))
+
+
+def move(model: PeftModel) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.add_(0.37)
+
+
+def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_bit_by_bit(model: PeftModel) -> None:
+    kept = KeptAdapters()
+    before = {name: outputs(model, name) for name in PLAYERS}
+    kept.keep(model, 4)
+    move(model)
+    tensors = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    now = {name: outputs(model, name) for name in PLAYERS}
+    kept.keep(model, 5)
+    with kept.using(model, 4):
+        assert all(torch.equal(outputs(model, name), before[name]) for name in PLAYERS)
+    with pytest.raises(ZeroDivisionError), kept.using(model, 4):
+        1 / 0  # noqa: B018
+    assert all(torch.equal(outputs(model, name), now[name]) for name in PLAYERS)
+    assert not any(torch.equal(now[name], before[name]) for name in PLAYERS)
+    for name, parameter in model.named_parameters():
+        assert parameter is tensors[name][0]
+        assert torch.equal(parameter, tensors[name][1])
+        assert parameter.requires_grad == ("lora_" in name)
+
+
+def test_parity_is_that_of_the_version_that_sampled_and_a_sampler_of_the_version_before_is_caught(
+    model: PeftModel,
+) -> None:
+    kept, gate, sampled = KeptAdapters(), ParityGate(0.01), {}
+    for version in (3, 4, 5):
+        move(model)
+        kept.keep(model, version)
+        sampled[version] = outputs(model, "player_1").log_softmax(-1)
+    mask = torch.ones(1, 4, dtype=torch.bool)
+
+    def trainer() -> torch.Tensor:
+        return outputs(model, "player_1").log_softmax(-1)
+
+    with kept.using(model, 4):
+        assert gate.check("player_1", 4, trainer(), sampled[4], mask) == 0
+        with pytest.raises(ParityError, match="player_1@4: trainer and sampler logprobs differ"):
+            gate.check("player_1", 4, trainer(), sampled[3], mask)
+    # Under the weights of now even an honest server would be stopped.
+    with pytest.raises(ParityError):
+        gate.check("player_1", 4, trainer(), sampled[4], mask)
+
+
+def test_two_versions_are_kept_and_an_older_one_is_an_error(model: PeftModel) -> None:
+    kept = KeptAdapters()
+    for version in (4, 5, 6):
+        kept.keep(model, version)
+    assert kept.versions == (5, 6)
+    with pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"), kept.using(model, 4):
+        pass
+    kept.keep(model, 9)
+    assert kept.versions == (9,)
+
+
+def test_a_resumed_run_cannot_change_it_and_earlier_runs_had_none() -> None:
+    before = {"settings": settings_values(Settings())}
+    with pytest.raises(SettingsError, match="HANABI_OVERLAP: was False, is True"):
+        check_compatible(before, Settings(overlap=True))
+    del before["settings"]["HANABI_OVERLAP"]
+    assert check_compatible(before, Settings()) == []
+    with pytest.raises(SettingsError, match="HANABI_OVERLAP: was False, is True"):
+        check_compatible(before, Settings(overlap=True))
+    assert check_compatible(before, Settings(overlap=True), fork=True) == ["HANABI_OVERLAP: was False, is True"]
+
+
+def test_whole_adapters_are_needed_so_zero_3_is_refused() -> None:
+    with pytest.raises(HanabiGrpoError, match=r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"):
+        batch_plan(Settings(overlap=True, deepspeed="zero3"))
+    assert batch_plan(Settings(overlap=True, deepspeed="zero2")) == batch_plan(Settings(deepspeed="zero2"))
+
+
+def test_clips_have_an_effect_where_games_are_a_version_old() -> None:
+    assert update_notes(Settings(clip_high=0.3, overlap=True)) == []
+    assert len(update_notes(Settings(clip_high=0.3))) == 1
+
+
+def test_on_a_simulated_server_an_overlapped_step_takes_the_longer_part_and_a_plain_one_the_sum() -> None:
+    overlapped, plain = overlap_rows(steps=4)
+    assert overlapped.median is not None
+    assert plain.median is not None
+    # Not less than the bounds either: games of a step cannot be learned from before they were played.
+    assert 0.95 < overlapped.median <= 1.15, overlapped
+    assert 0.95 < plain.median <= 1.15, plain
+    assert simulate(0.01, 0.01, overlap=True, steps=5).staleness == (0, 1, 1, 1, 1)
+    assert simulate(0.01, 0.01, overlap=False, steps=5).staleness == (0, 0, 0, 0, 0)

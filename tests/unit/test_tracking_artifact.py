@@ -1,0 +1,233 @@
+"""What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of it."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.evaluation import evaluate_scripted
+from hanabi_grpo.evaluation_result import write_result
+from hanabi_grpo.saved_adapters import newest_checkpoint
+from hanabi_grpo.settings import Settings, read_settings
+from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
+from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
+from hanabi_grpo.tracking.run_reader import RunReader
+from hanabi_grpo.tracking.samples import COLUMNS, replay_page, sample_recordings, spread, table_rows
+from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
+from hanabi_grpo.tracking.sections import section_name, sectioned
+from tracked_runs import LAPTOP, PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def rows(scores: list[Any]) -> list[dict[str, Any]]:
+    return [{"step": step, "games": 1.0, "score/mean": score} for step, score in enumerate(scores, start=1)]
+
+
+def test_a_running_score_is_the_mean_of_the_last_ten_steps_with_the_error_of_their_means() -> None:
+    scores = [9.0, 9.0, *([1.0, 2.0] * 5), 9.0]
+    score = running_score(rows(scores), 12)
+    assert score is not None
+    # Ten values of 1 and 2: deviation sqrt(10 * 0.25 / 9), over sqrt(10).
+    assert (score.mean, score.num_steps) == (1.5, 10)
+    assert score.standard_error == pytest.approx((2.5 / 9) ** 0.5 / 10**0.5)
+    assert score.text == "1.50 ± 0.17 over 10 steps"
+
+
+@pytest.mark.parametrize("scores", [[], [None], [float("nan")], [True], ["1.0"]])
+def test_steps_without_a_score_have_no_running_score(scores: list[Any]) -> None:
+    assert running_score(rows(scores), 5) is None
+    assert running_score(rows([1.0]), 0) is None
+
+
+def test_a_single_step_has_a_score_without_an_error() -> None:
+    score = running_score(rows([2.0]), 1)
+    assert score is not None and score.standard_error is None and score.text == "2.00 over 1 step"
+
+
+def made(step: int, mean: float, num_steps: int = 10) -> RunningScore:
+    return RunningScore(step=step, mean=mean, standard_error=0.1, num_steps=num_steps)
+
+
+def test_the_best_beats_all_earlier_ones_and_few_lucky_steps_never_beat_ten() -> None:
+    assert is_best(made(20, 2.0), [made(10, 1.9)])
+    assert not is_best(made(20, 2.0), [made(10, 2.0)])
+    assert is_best(made(20, 1.0), [made(3, 4.0, num_steps=3)])
+    assert not is_best(made(3, 4.0, num_steps=3), [made(20, 1.0)])
+    assert is_best(made(3, 0.0, num_steps=3), [])
+    assert not is_best(None, [])
+    # Made again after a resume, it does not compete with itself.
+    assert is_best(made(20, 2.0), [made(20, 2.5), made(10, 1.0)])
+
+
+def test_metrics_have_a_section_each_and_no_two_share_a_name() -> None:
+    names = ["loss", "seconds", "step_time", "games", "games_dropped", "illegal_per_game", "player_0/reward", "step"]
+    assert [section_name(name) for name in names] == [
+        "train/loss",
+        "time/elapsed",
+        "time/step",
+        "play/games",
+        "play/games_dropped",
+        "play/illegal_per_game",
+        "player_0/reward",
+        "step",
+    ]
+    assert sectioned({"step": 3, "loss": None, "time/push": 0.1}) == {"step": 3, "time/push": 0.1}
+
+
+def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
+    checkpoint = add_checkpoint(run, 12)
+    write_result(run / "evaluation.json", evaluate_scripted("random", LAPTOP, 3))
+    (run / "evaluation-torn.json").write_text('{"mean": 1')
+    settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
+    assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
+    score = running_score(rows([1.0] * 12), 12)
+    folder, metadata = build_artifact(run, checkpoint, settings, score, evaluations=find_evaluations(run))
+    assert folder == run / "artifacts/step_12"
+    adapters = [f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")]
+    assert files(folder) == sorted(
+        ["README.md", "evaluation/evaluation.json", "manifest.json", "settings.json", "training_score.json", *adapters]
+    )
+    for path in folder.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    assert SECRET not in json.dumps(metadata)
+    expected = {"step": 12, "players": 2, "adapters": list(PLAYERS), "base_model": "models/tiny", "rank": 8}
+    expected |= {"preset": "laptop", "preset_hash": ["2beb8aa616bb"], "score": 1.0, "score_se": 0.0, "score_steps": 10}
+    assert {key: metadata[key] for key in expected} == expected
+    assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
+    card = (folder / "README.md").read_text()
+    assert "1.00 ± 0.00 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
+
+
+def test_a_model_folder_on_this_machine_is_not_named_in_the_card(tmp_path: Path) -> None:
+    model = tmp_path / "home-of-somebody" / "tiny"
+    model.mkdir(parents=True)
+    run = tracked_run(tmp_path / "run", MODEL=str(model))
+    folder, metadata = build_artifact(run, add_checkpoint(run, 1), read_settings(run / "settings.json"), None)
+    assert metadata["base_model"] == "tiny"
+    assert "home-of-somebody" not in (folder / "README.md").read_text()
+    assert "base_model:" not in (folder / "README.md").read_text()
+
+
+def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run")
+    checkpoint, settings = add_checkpoint(run, 3), read_settings(run / "settings.json")
+    (run / "artifacts/.step_3.partial").mkdir(parents=True)
+    (run / "artifacts/.step_3.partial/rest").write_text("of a killed process")
+    first, _ = build_artifact(run, checkpoint, settings, None)
+    assert build_artifact(run, checkpoint, settings, None)[0] == first
+    shutil.rmtree(checkpoint)
+    assert (first / "player_1/adapter_model.safetensors").read_bytes() == b"player_1 at 3"
+    assert newest_checkpoint(first) == first
+    assert [path.name for path in (run / "artifacts").iterdir()] == ["step_3"]
+
+
+def test_a_damaged_checkpoint_becomes_no_artifact(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run")
+    checkpoint = add_checkpoint(run, 3)
+    (checkpoint / "player_0/adapter_model.safetensors").write_bytes(b"player_X at 3")
+    with pytest.raises(RunFolderError, match=r"player_0/adapter_model\.safetensors has sha256"):
+        build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)
+    assert not (run / "artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("laptop-1", "laptop-1-adapters"), ("my run: é/x", "x-adapters"), ("…", "run-adapters"), ("a b", "a-b-adapters")],
+)
+def test_a_run_folder_gives_a_name_that_wandb_takes(folder: str, name: str, tmp_path: Path) -> None:
+    assert artifact_name(Settings(), tmp_path / folder) == name
+    assert len(artifact_name(Settings(), tmp_path / ("x" * 200))) <= 128
+
+
+def test_a_reader_finds_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    reader = RunReader(tmp_path, from_step=1)
+    assert not reader.look()
+    add_row(tmp_path, 1)
+    add_row(tmp_path, 2)
+    path = tmp_path / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write(b'\xff\n[1]\n{"step": "4", "games": 1}\n{"step": 3, "games": 1.0')
+    assert reader.look()
+    assert [row["step"] for row in reader.take()] == [2]
+    assert reader.take() == [] and not reader.look()
+    with path.open("ab") as file:
+        file.write(b"}\n")
+    assert reader.look()
+    assert [row["step"] for row in reader.take()] == [3]
+    # What was known before counts for the running score.
+    assert [row["step"] for row in reader.history()] == [1, 2, 3]
+
+
+def test_an_alias_belongs_to_one_artifact_and_the_same_step_keeps_its_own() -> None:
+    def one(step: int, *aliases: str, mode: str = "online") -> ArtifactRecord:
+        return ArtifactRecord(step=step, name="n", aliases=list(aliases), folder=f"artifacts/step_{step}", mode=mode)
+
+    record = WandbRecord(id="abcd1234")
+    record.add(one(10, "checkpoint_global_step_10", "best"))
+    record.add(one(20, "checkpoint_global_step_20", "best"))
+    record.add(one(20, "checkpoint_global_step_20", "latest", "end"))
+    assert {found.step: found.aliases for found in record.artifacts} == {
+        10: ["checkpoint_global_step_10"],
+        20: ["checkpoint_global_step_20", "best", "latest", "end"],
+    }
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"id": 3}', '{"id": "../../x"}', "\xff", '{"id": "abcd"', "[" * 5000])
+def test_a_damaged_record_is_a_new_run_and_a_whole_one_keeps_its_id(text: str, tmp_path: Path) -> None:
+    (tmp_path / "wandb.json").write_bytes(text.encode("latin-1"))
+    fresh = read_record(tmp_path)
+    assert len(fresh.id) == 12 and fresh.id.isalnum()
+    write_record(tmp_path, fresh)
+    assert read_record(tmp_path) == fresh
+
+
+def test_sample_games_are_spread_over_the_scores_and_open_as_a_page(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run")
+    recordings = sample_recordings(run)
+    assert len(recordings) == 6
+    chosen = spread(recordings, 3)
+    scores = sorted(one.episode.score for one in recordings)
+    assert [one.episode.score for one in chosen] == [scores[0], scores[2], scores[-1]]
+    cells = table_rows(chosen)
+    assert all(len(row) == len(COLUMNS) for row in cells)
+    assert cells[0][0] == "step_000003" and cells[0][1].startswith("train/") and "player_0 " in cells[0][-1]
+    page = replay_page(recordings, read_settings(run / "settings.json"), "<b>run</b>")
+    assert page.count("<b>run</b>") == 0 and "&lt;b&gt;run" in page
+
+
+def test_a_run_without_games_or_with_a_torn_file_has_no_samples(tmp_path: Path) -> None:
+    assert sample_recordings(tracked_run(tmp_path / "a", games=False)) == []
+    run = tracked_run(tmp_path / "b")
+    (run / "episodes/step_000009.jsonl").write_text('{"torn": \nnothing')
+    assert sample_recordings(run) == []
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 12))
+def test_spread_never_invents_a_game(scores: list[int], number: int) -> None:
+    from hanabi_grpo.replays.recording import Recording
+    from made_games import made_episode
+
+    games = [Recording(episode=made_episode(score=score), number=place) for place, score in enumerate(scores)]
+    chosen = spread(games, number)
+    assert len(chosen) == min(number, len(games))
+    assert len({one.number for one in chosen}) == len(chosen)
+
+
+def test_hard_links_are_copies_where_the_file_system_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run = tracked_run(tmp_path / "run")
+    folder, _ = build_artifact(run, add_checkpoint(run, 3), read_settings(run / "settings.json"), None)
+    assert (folder / "player_0/adapter_model.safetensors").read_bytes() == b"player_0 at 3"
