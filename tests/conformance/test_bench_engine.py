@@ -36,12 +36,12 @@ def measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     """Give a function that runs rows on one started engine."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    def measure(*rows: Callable[[Bench], Awaitable[list[Row]]], llm: FakeLLM) -> list[Row]:
+    def measure(*rows: Callable[[Bench], Awaitable[list[Row]]], llm: FakeLLM, num_deals: int = 4) -> list[Row]:
         monkeypatch.setattr(AsyncLLM, "from_engine_args", classmethod(lambda cls, args: llm))
         shell = {
             "MODEL": str(model),
             "DATASET": str(ROOT / "data/hanabi.laptop.jsonl"),
-            "HANABI_DEALS_PER_STEP": "4",
+            "HANABI_DEALS_PER_STEP": str(num_deals),
             "NUM_GENERATIONS": "4",
             "LORA_RANK": "8",
         }
@@ -103,7 +103,7 @@ def test_parity_holds_after_a_push_and_a_stale_adapter_is_seen(measured: Callabl
     served = add_adapters(
         AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), ["served"], rank=8, alpha=32, seed=0
     )
-    fresh, stale = measured(parity_rows.parity, llm=FakeLLM(WORDS, served))
+    fresh, stale = measured(parity_rows.parity, llm=FakeLLM(WORDS, served), num_deals=1)
     assert (fresh.id, stale.id) == ("R10a", "R10b")
     assert fresh.median is not None and fresh.median < 1e-4
     assert fresh.met is True
