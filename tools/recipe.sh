@@ -24,6 +24,11 @@ recipe_settings() {
     export SEED=$seed HANABI_PRESET=$board
     default_env LEARNING_RATE 1e-3
     default_env LR_SCHEDULER_TYPE cosine
+    # One life: a play that fails ends the game, and its deal has nothing left to compare. More noise and more use of each game.
+    if [ "$board" = laptop ]; then
+        default_env HANABI_ENTROPY_BONUS 0.1
+        default_env HANABI_UPDATES_PER_STEP 2
+    fi
     default_env HANABI_ENTROPY_BONUS 0.03
 }
 

@@ -30,12 +30,13 @@ declare -A arms=(
     [mixed]="HANABI_GROUP=mixed"
     [sequential]="HANABI_UPDATE=sequential"
     [alternating]="HANABI_UPDATE=alternating"
+    [updates_1]="HANABI_UPDATES_PER_STEP=1"
     [updates_4]="HANABI_UPDATES_PER_STEP=4"
     [no_bonus]="HANABI_ENTROPY_BONUS=0"
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo reinforce_pp baseline mixed sequential alternating updates_4 no_bonus shared)
+order=(turn grpo return_to_go rloo reinforce_pp baseline mixed sequential alternating updates_1 updates_4 no_bonus shared)
 recipe_settings 60 1000
 for arm in "$@"; do
     if [[ ! -v arms[$arm] ]]; then

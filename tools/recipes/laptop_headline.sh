@@ -6,7 +6,7 @@
 #
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps (200)
+#   RECIPE_STEPS  optimizer steps (300 on laptop, 200 on marshal-mini)
 #   RECIPE_DEALS  held-out deals of each evaluation (2000)
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
@@ -20,7 +20,8 @@ source tools/launch.sh
 name=laptop_headline
 source tools/recipe.sh
 
-recipe_settings 200 2000
+recipe_settings 300 2000
+if [ "$board" = marshal-mini ]; then steps=${RECIPE_STEPS:-200}; fi
 out=outputs/headline/$board-$seed folder=outputs/headline/logs-$board-$seed-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
 mkdir -p "$folder"
