@@ -42,5 +42,6 @@ mv "$folder/start.json" "$out/"
 
 say "after: the same deals, sampled at temperature 1 and greedy, beside IGGI"
 run - hanabi-grpo evaluate served --deals "$deals" --out "$out/sampled.json"
-run - hanabi-grpo evaluate served iggi --deals "$deals" --temperature 0 --out "$out/greedy.json"
+run - hanabi-grpo evaluate served --deals "$deals" --temperature 0 --out "$out/greedy.json"
+run - hanabi-grpo evaluate iggi --deals "$deals" --out "$folder/iggi.json"
 finish 0
