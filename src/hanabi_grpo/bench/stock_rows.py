@@ -14,6 +14,8 @@ Script = list[tuple[str, tuple[int, ...]]]
 
 async def against_stock(bench: Bench) -> list[Row]:
     """R2: our scheduler over `GYMScheduler`, both on the base model of the same engine."""
+    import torch
+
     from hanabi_grpo.fingerprint import resolve_model
     from hanabi_grpo.server.raw_engine import async_llm
     from hanabi_grpo.training.stock_gym import ReplayingEngine, SharedGame, play_stock, scheduler_of, seat_requests
@@ -42,7 +44,10 @@ async def against_stock(bench: Bench) -> list[Row]:
                 seed, game = divmod(number, settings.num_generations)
                 played.append(SharedGame(config, script, suite=SUITE, seed=seed, game=game))
             requests = [request for one in played for request in seat_requests(one)]
-            await play_stock(scheduler, requests, settings.temperature)
+            # ms-swift waits inside its own `inference_mode`, in many tasks at once; the last one that leaves would
+            # leave the mode behind for the whole process. The outer one puts back what was there.
+            with torch.inference_mode():
+                await play_stock(scheduler, requests, settings.temperature)
         for one in played:
             one.check_followed()
         return watch.measure(len(games), requests=stock_engine.num_requests - before)

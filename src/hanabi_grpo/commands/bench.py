@@ -5,11 +5,14 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hanabi_grpo.errors import SettingsError
+
+if TYPE_CHECKING:
+    from hanabi_grpo.bench.row import Row
 
 
 def bench(
@@ -40,19 +43,19 @@ def bench(
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True, style="dim")
 
-    # A line per deal and arm would bury the table; warnings stay.
-    logging.getLogger("hanabi_grpo").setLevel(logging.WARNING)
+    logger = logging.getLogger("hanabi_grpo")
+    level = logger.level
     given = Bench(settings=loaded.settings, config=board_of(loaded.settings), quick=quick, say=say)
     _check_writable(out)
     with interruptible(lambda: "stopped; a table needs a whole run, and --only takes single ratios"):
-        result = asyncio.run(
-            measure_all(
-                given,
-                families,
-                use_engine=not no_engine,
-                report=lambda row: say(f"{row.id} {row.name}: " + ("–" if row.median is None else f"{row.median:.3g}")),
+        # A line per deal and arm would bury the table; warnings stay.
+        logger.setLevel(logging.WARNING)
+        try:
+            result = asyncio.run(
+                measure_all(given, families, use_engine=not no_engine, report=lambda row: say(_line(row)))
             )
-        )
+        finally:
+            logger.setLevel(level)
     console.print(rich_table(result.rows, title(result.facts)))
     for note in notes(result.rows):
         console.print(note, markup=False, soft_wrap=True)
@@ -62,6 +65,10 @@ def bench(
     console.print(f"wrote {out / 'bench.json'} and {out / 'bench.md'}", markup=False, soft_wrap=True)
     if result.failed:
         raise typer.Exit(1)
+
+
+def _line(row: "Row") -> str:
+    return f"{row.id} {row.name}: " + ("–" if row.median is None else f"{row.median:.3g}")
 
 
 def _check_writable(folder: Path) -> None:
