@@ -34,7 +34,10 @@ def _train(
     return rows, moments
 
 
-@pytest.mark.parametrize(("stage", "cuts"), [("torch", ("rows", "tokens", "one")), ("zero2", ("tokens",))])
+@pytest.mark.parametrize(
+    ("stage", "cuts"),
+    [("torch", ("rows", "tokens", "one")), pytest.param("zero2", ("tokens",), marks=pytest.mark.long)],
+)
 def test_gradients_and_metrics_are_those_of_ms_swifts_own_pass_over_equal_shares_of_rows(
     tmp_path: Path, tiny_model: Path, stage: str, cuts: tuple[str, ...]
 ) -> None:

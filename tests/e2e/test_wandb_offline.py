@@ -104,7 +104,9 @@ def test_a_key_that_is_refused_ends_the_run_before_its_first_step(
     assert "W&B refuses this run" in output and not (folder / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("trouble", ["401", "500", "hang"])
+@pytest.mark.parametrize(
+    "trouble", [pytest.param("401", marks=pytest.mark.long), pytest.param("500", marks=pytest.mark.long), "hang"]
+)
 def test_training_ends_well_when_the_service_fails_on_the_way(
     tmp_path: Path, tiny_model: Path, start_process: Start, trouble: str
 ) -> None:
