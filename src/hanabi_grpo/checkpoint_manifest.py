@@ -5,12 +5,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs import finite, write_json_atomic
 
 MANIFEST = "manifest.json"
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
@@ -84,6 +86,27 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: {MANIFEST} has sha256 {sha256}, but says {manifest.manifest_sha256!r}; something changed it."
         )
     return manifest
+
+
+def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> None:
+    """Write the manifest of a folder as it is, files synced by the caller.
+
+    Raises:
+        OSError: It cannot be written, or a file cannot be read.
+    """
+    content = {
+        "format": 1,
+        "step": step,
+        **facts,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": {
+            name: FileEntry(bytes=size, sha256=file_sha256(folder / name)).model_dump()
+            for name, size in sorted(file_sizes(folder).items())
+        },
+    }
+    # Hashed as a reader will see it: keys that are numbers are strings by then, tuples are lists.
+    data = json.loads(json.dumps(finite(content)))
+    write_json_atomic(folder / MANIFEST, {**data, "manifest_sha256": manifest_sha256(data)})
 
 
 def manifest_sha256(data: Mapping[str, Any]) -> str:

@@ -8,30 +8,25 @@ Folder names in a run folder, N being the step:
 """
 
 import errno
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from hanabi_grpo.checkpoint_manifest import (
     CHECKPOINT_NAME,
-    MANIFEST,
-    FileEntry,
     Manifest,
     check_checkpoint,
-    file_sha256,
     file_sizes,
-    manifest_sha256,
+    write_manifest,
 )
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
-from hanabi_grpo.runs import finite, sync_folder, write_json_atomic
+from hanabi_grpo.runs import sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +84,8 @@ def write_checkpoint(
             _remove(partial)
             partial.mkdir()
             fill(partial)
-            _write_manifest(partial, step, facts)
+            _sync(partial)
+            write_manifest(partial, step=step, facts=facts)
             _put_in_place(partial, target, _hidden(run_folder, step, "old"))
         except BaseException:
             _roll_back(partial, target, _hidden(run_folder, step, "old"))
@@ -212,17 +208,11 @@ def _check_space(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _write_manifest(partial: Path, step: int, facts: Mapping[str, object]) -> None:
-    files = {}
-    for name, size in sorted(file_sizes(partial).items()):
+def _sync(partial: Path) -> None:
+    for name in file_sizes(partial):
         _sync_file(partial / name)
-        files[name] = FileEntry(bytes=size, sha256=file_sha256(partial / name)).model_dump()
     for parent, _, _ in os.walk(partial, topdown=False):
         sync_folder(Path(parent))
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    # Hashed as a reader will see it: keys that are numbers are strings by then, tuples are lists.
-    data = json.loads(json.dumps(finite({"format": 1, "step": step, **facts, "created": created, "files": files})))
-    write_json_atomic(partial / MANIFEST, {**data, "manifest_sha256": manifest_sha256(data)})
 
 
 def _put_in_place(partial: Path, target: Path, aside: Path) -> None:

@@ -9,12 +9,24 @@ from typer.core import TyperGroup
 
 from hanabi_grpo.cli_games import games
 from hanabi_grpo.commands.bench import bench
+from hanabi_grpo.commands.chart import chart
 from hanabi_grpo.commands.compare import compare
+from hanabi_grpo.commands.export import export
+from hanabi_grpo.commands.report_page import report_page
 from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
+from hanabi_grpo.commands.watch import watch
 from hanabi_grpo.errors import HanabiGrpoError
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+_PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")]
+_DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check everything and show what would start; start nothing. Exits with 1 when a check fails."
+    ),
+]
+_LookJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
 
 
 class _Group(TyperGroup):
@@ -34,7 +46,6 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    add_completion=False,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
     help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings",
@@ -42,16 +53,30 @@ app = typer.Typer(
 
 
 @app.command(context_settings=_PASS_ON)
-def serve(ctx: typer.Context) -> None:
+def serve(
+    ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
+) -> None:
     """Start the rollout server (terminal 1). Further options go to vLLM."""
+    if print_config or dry_run or as_json:
+        from hanabi_grpo.commands.dry_run import look
+
+        look("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        return
     from hanabi_grpo.commands.serve import serve as run
 
     run(ctx.args)
 
 
 @app.command(context_settings=_PASS_ON)
-def train(ctx: typer.Context) -> None:
+def train(
+    ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
+) -> None:
     """Wait for the server, then train (terminal 2). Further options go to ms-swift."""
+    if print_config or dry_run or as_json:
+        from hanabi_grpo.commands.dry_run import look
+
+        look("trainer", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        return
     from hanabi_grpo.commands.train import train as run
 
     run(ctx.args)
@@ -64,7 +89,8 @@ def evaluate(
         typer.Argument(
             metavar="[LINE_UP]...",
             help="Who plays, one word for every seat or one each with commas: served, player_1@latest, base, a "
-            "checkpoint's or run's folder, or a script such as iggi. served when left out.",
+            "checkpoint's or run's folder, wandb:team/project/name:alias, hf:org/repo, or a script such as iggi. "
+            "served when left out.",
         ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="The same as one LINE_UP.")] = None,
@@ -139,7 +165,8 @@ def cross_play(
         typer.Argument(
             metavar="ENTRY ENTRY...",
             help="One word each: a script such as iggi, served, base, player_1@latest, a run's or checkpoint's folder, "
-            "or that and an adapter, FOLDER:player_1. NAME=WORD names it.",
+            "wandb:team/project/name:alias, hf:org/repo, or one of these and an adapter, FOLDER:player_1. "
+            "NAME=WORD names it.",
         ),
     ],
     preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
@@ -324,6 +351,10 @@ app.add_typer(games)
 
 
 app.command()(compare)
+app.command()(watch)
+app.command()(chart)
+app.command("report-page")(report_page)
+app.command()(export)
 app.command()(upload)
 app.command()(bench)
 app.command("warm-start")(warm_start)

@@ -10,7 +10,10 @@ games = typer.Typer()
 
 @games.command()
 def view(
-    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="Run folder, folder of games, a *.jsonl file of games, or wandb:team/project/name:alias."),
+    ],
     worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
     best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
     illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,

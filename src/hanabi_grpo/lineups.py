@@ -8,6 +8,7 @@
 | `base` | the server's model without an adapter |
 | `outputs/run`, `outputs/run/checkpoint-50` | that checkpoint's adapter of this seat; a run stands for its newest |
 | `outputs/run/checkpoint-50:player_1` | that adapter of it, in whatever seat it is put |
+| `wandb:team/project/name:best`, `hf:org/repo` | the same from elsewhere, see `remote_checkpoints` |
 | `human` | whoever sits at the terminal; only `hanabi-grpo play` |
 
 One word alone fills every seat: that is a team, and everybody sits in the own seat. A list is rotated through all its
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.remote_checkpoints import local_word
 from hanabi_grpo.seating import BASE
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
@@ -36,7 +38,7 @@ class LineUp:
     text: str
     """As it was typed; what tables call it."""
     words: tuple[str, ...]
-    """One per seat."""
+    """One per seat; what lay elsewhere is a local folder here."""
 
     def orders(self, *, rotate: bool = True) -> list[tuple[str, ...]]:
         """Return the different seat orders: every rotation of the words, or only the one that was typed."""
@@ -58,13 +60,16 @@ def parse_line_up(text: str, num_players: int, *, human: bool = False) -> LineUp
         human: Whether a person may sit there.
 
     Raises:
-        SettingsError: A word that is none, or not one per seat.
+        SettingsError: A word that is none, or not one per seat, or that cannot be fetched.
     """
-    words = tuple(word.strip() for word in text.split(","))
-    if len(words) not in (1, num_players):
+    typed = [word.strip() for word in text.split(",")]
+    if len(typed) not in (1, num_players):
         raise SettingsError(
-            f"line-up {text!r}: {len(words)} words for {num_players} players; give one for every seat, or one each."
+            f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
         )
+    # Each once: what is elsewhere may move between two looks.
+    fetched = {word: local_word(word) for word in dict.fromkeys(typed)}
+    words = tuple(fetched[word] for word in typed)
     for word in words:
         _check(word, text, human=human)
     return LineUp(text=text.strip(), words=words * num_players if len(words) == 1 else words)
@@ -112,5 +117,5 @@ def _check(word: str, text: str, *, human: bool) -> None:
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise SettingsError(
         f"line-up {text!r}: {word!r} is unknown; allowed are {', '.join(known)}, an adapter such as player_0@latest, "
-        f"or the folder of a checkpoint.{hint}"
+        f"the folder of a checkpoint, or a word such as hf:org/repo.{hint}"
     )

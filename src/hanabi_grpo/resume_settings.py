@@ -83,6 +83,7 @@ _UNRECORDED = {
     "HANABI_LENGTH_FREE": 0,
     "HANABI_GROUP": "deal",
     "HANABI_DEAL_SEED": 0,
+    "HANABI_PROFILE": None,
 }
 """What runs had that were started before there was such a setting."""
 _PLACES = ("OUTPUT_DIR", "RESUME")

@@ -11,6 +11,7 @@ from hanabi_grpo.adapter_config import adapter_config_for_wire
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 SAME_FACTS = {
@@ -37,6 +38,7 @@ class SavedAdapters:
 def read_adapters(folder: Path) -> SavedAdapters:
     """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
 
+    One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest says who it is.
     The bytes are compared with the manifest's hashes; other files of the checkpoint need not be there. A folder without
     a manifest, or with one that lists no files, as earlier versions wrote it, is read as it is.
 
@@ -48,10 +50,10 @@ def read_adapters(folder: Path) -> SavedAdapters:
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
     manifest = _manifest(folder)
     adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
-    for weights in sorted(folder.glob(f"*/{WEIGHTS}")):
+    for name, weights in _weight_files(folder, manifest).items():
         try:
             config = json.loads(_read(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
-            adapters[weights.parent.name] = (_read(folder, weights, manifest), adapter_config_for_wire(config))
+            adapters[name] = (_read(folder, weights, manifest), adapter_config_for_wire(config))
         except SettingsError:
             raise
         except (OSError, ValueError, AttributeError) as error:
@@ -118,6 +120,19 @@ def _manifest(folder: Path) -> Manifest | None:
         raise SettingsError(f"{error} Take another checkpoint.") from error
     except (OSError, ValueError, TypeError) as error:
         raise SettingsError(f"{folder}: {MANIFEST} cannot be read ({error}). Take another checkpoint.") from error
+
+
+def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
+    found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
+    if found or not (folder / WEIGHTS).is_file():
+        return found
+    names = manifest.facts.get("adapters") if manifest else None
+    if not (isinstance(names, list) and len(names) == 1 and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)):
+        raise SettingsError(
+            f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. Put it into "
+            "checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
+        )
+    return {names[0]: folder / WEIGHTS}
 
 
 def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:

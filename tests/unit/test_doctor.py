@@ -80,7 +80,7 @@ def test_an_unknown_role_is_a_usage_error() -> None:
 def test_a_role_chooses_the_checks_that_matter(sound: Path) -> None:
     names = {role: {check["name"] for check in run("--role", role)[1]["checks"]} for role in ("server", "trainer")}
     assert names["server"] - names["trainer"] == {"leftovers", "port", "shared memory"}
-    assert names["trainer"] - names["server"] == {"batch", "dataset", "disk", "server", "wandb"}
+    assert names["trainer"] - names["server"] == {"batch", "dataset", "disk", "run folder", "server", "wandb"}
 
 
 def test_wrong_settings_are_lines_among_the_others(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,17 @@
 # Terminal 1: the rollout server. Settings are environment variables (hanabi-grpo settings); options go to vLLM.
 #
 #   bash tools/rollout/rollout_hanabi_gym.sh
+#   bash tools/rollout/rollout_hanabi_gym.sh --dry-run      # checks, shows, starts nothing; --print-config: only settings
 #   MODEL=Qwen/Qwen3-4B PORT=8000 CUDA_VISIBLE_DEVICES=0,1,2,3 bash tools/rollout/rollout_hanabi_gym.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
-if on_gpu; then
+if on_gpu && ! given CUDA_VISIBLE_DEVICES_SERVER; then
     # Half of an 8-GPU machine; the train script takes the other half.
     default_env CUDA_VISIBLE_DEVICES 0,1,2,3
 fi
-if ! on_gpu && [ -z "${MODEL:-}" ] && ! grep -Eqs '^[[:space:]]*(export[[:space:]]+)?MODEL=' .env; then
+if ! on_gpu && ! given MODEL && ! only_looks "$@"; then
     # The CPU default is a model that the project makes itself; a finished one is kept.
     hanabi-grpo tiny-model
 fi

@@ -2,12 +2,13 @@
 # Terminal 2: the trainer, with full control by environment variables (hanabi-grpo settings); options go to ms-swift.
 #
 #   bash tools/train/train_grpo_msswift.sh
+#   bash tools/train/train_grpo_msswift.sh --dry-run        # checks, shows, starts nothing; --print-config: only settings
 #   MAX_STEPS=500 NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=4,5,6,7 bash tools/train/train_grpo_msswift.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
-if on_gpu; then
+if on_gpu && ! given CUDA_VISIBLE_DEVICES_TRAINER; then
     # The half of an 8-GPU machine that the rollout script leaves.
     default_env CUDA_VISIBLE_DEVICES 4,5,6,7
 fi

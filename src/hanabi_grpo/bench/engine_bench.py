@@ -6,7 +6,6 @@ import itertools
 import os
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.bench.pairing import Measure, Stopwatch
@@ -17,7 +16,7 @@ from hanabi_grpo.chat import ChatFormat
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.engine import Engine, EngineConfig, SamplingConfig
+from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.raw_engine import generate_raw
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings import Settings
@@ -188,68 +187,22 @@ async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator
     Raises:
         HanabiGrpoError: MODEL cannot be had, or the engine does not start.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
-    from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
-    from hanabi_grpo.handshake import tokenizer_hash
     from hanabi_grpo.logs import LineRing
-    from hanabi_grpo.server.adapter_files import linear_shapes
-    from hanabi_grpo.server.app import create_app
-    from hanabi_grpo.server.identity import ServerIdentity
-    from hanabi_grpo.server.limits import Limits
-    from hanabi_grpo.server.main import _prepare_environment
+    from hanabi_grpo.server.assembly import prepare_environment, rollout_server
 
-    _prepare_environment(settings.device == "cpu")
-    folder: Path = resolve_model(settings.model)
-    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
-    engine = Engine(
-        EngineConfig(
-            model=str(folder),
-            dtype=settings.dtype,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            max_lora_rank=settings.lora_rank,
-            num_adapters=config.players,
-            tensor_parallel_size=settings.vllm_tensor_parallel_size,
-            data_parallel_size=settings.vllm_data_parallel_size,
-            gpu_memory_utilization=settings.gpu_memory_utilization,
-            seed=settings.seed,
-        )
-    )
-    store = AdapterStore(engine, max_rank=settings.lora_rank, shapes=linear_shapes(folder))
-    try:
-        identity = ServerIdentity(
-            instance_id=uuid.uuid4().hex[:12],
-            model=settings.model,
-            model_fingerprint=model_fingerprint(folder),
-            tokenizer_hash=tokenizer_hash(chat.tokenizer),
-            chat_hash=chat.hash,
-            dtype=settings.dtype,
-            max_lora_rank=settings.lora_rank,
-            max_players=config.players,
-            max_model_len=settings.max_model_len,
-        )
-        scheduler = Scheduler(
-            engine,
-            chat,
-            store,
-            max_model_len=settings.max_model_len,
-            games_at_once=settings.games_at_once,
-            instance_id=identity.instance_id,
-            vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
-        )
-        limits = Limits(adapter_bytes=store.max_upload_bytes)
-        app = create_app(engine, store, scheduler, identity, LineRing(), api_key=None, limits=limits)
-        async with serving(app, limits) as url:
-            bench = EngineBench(engine=engine, store=store, chat=chat, settings=settings, config=config, url=url)
+    prepare_environment(settings.device == "cpu")
+    # As many adapters as the board has players; the address is this machine's, so no key.
+    settings = settings.model_copy(update={"players": config.players, "api_key": None})
+    with rollout_server(settings, LineRing()) as server:
+        async with serving(server.app, server.limits) as url:
+            bench = EngineBench(
+                engine=server.engine, store=server.store, chat=server.chat, settings=settings, config=config, url=url
+            )
             try:
                 await bench.prepare()
                 yield bench
             finally:
                 bench.client.close()
-    finally:
-        store.close()
-        engine.stop()
 
 
 def pinned_threads() -> str:

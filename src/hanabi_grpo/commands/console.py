@@ -20,13 +20,20 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
 
 
-def announce(console: Console, sections: Sequence[str]) -> LoadedSettings:
-    """Resolve the settings, print their table, and give other software its share of `.env`."""
+def announce(console: Console, sections: Sequence[str], terminal: str) -> LoadedSettings:
+    """Resolve the settings, print their table, and set what other software reads (`set_environ`)."""
     loaded = load_settings()
     console.print(settings_table(loaded, sections))
+    set_environ(loaded, terminal)
+    return loaded
+
+
+def set_environ(loaded: LoadedSettings, terminal: str) -> None:
+    """Give other software its share of `.env` and the profile, and this terminal (server, trainer) its GPUs."""
     for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
         os.environ.setdefault(name, value)
-    return loaded
+    if gpus := loaded.gpus(terminal):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`hanabi-grpo serve`: the rollout server, in this process."""
 
 from hanabi_grpo.commands.console import announce, make_console, trainer_command
+from hanabi_grpo.commands.dry_run import SECTIONS
 
 
 def serve(extra_args: list[str]) -> None:
@@ -10,7 +11,7 @@ def serve(extra_args: list[str]) -> None:
         extra_args: vLLM's own options.
     """
     console = make_console()
-    loaded = announce(console, ("run", "server", "game"))
+    loaded = announce(console, SECTIONS["server"], "server")
     console.print(
         f"For training, type in another terminal:\n    {trainer_command(loaded)}", soft_wrap=True, markup=False
     )

@@ -13,6 +13,7 @@ from rich.console import Console
 from hanabi_grpo import waiting
 from hanabi_grpo.checkpoints import recover_checkpoints
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
+from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.datasets import load_rows, mix_line, num_steps
 from hanabi_grpo.fingerprint import resolve_model
@@ -37,7 +38,7 @@ def train(extra_args: list[str]) -> None:
         extra_args: ms-swift's own options, handed on.
     """
     console = make_console()
-    loaded = announce(console, ("run", "game", "trainer", "tracking"))
+    loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
     rows = load_rows(loaded.settings.dataset, loaded.settings)
     steps = num_steps(loaded.settings, rows)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.remote_checkpoints import games_place
 from hanabi_grpo.replays.page import render_page
 from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files
 from hanabi_grpo.replays.selection import Selection
@@ -37,7 +38,7 @@ def view(
     """Show games of a run folder or a file.
 
     Args:
-        path: Run folder, folder of games, or file of games.
+        path: Run folder, folder of games, file of games, or a word such as wandb:team/project/name:best.
         worst: This many games of the lowest score.
         best: This many games of the highest score.
         illegal: Only games with a reply that was illegal or no move.
@@ -53,6 +54,7 @@ def view(
     """
     selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
     console = make_console()
+    path, step = games_place(path, step)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
@@ -101,7 +103,7 @@ def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tupl
     Raises:
         SettingsError: See `recording_files`, `read_recordings` and `Selection`.
     """
-    recordings, notes = read_recordings(recording_files(path, step))
+    recordings, notes = read_recordings(recording_files(*games_place(path, step)))
     return Selection(game=game).apply(recordings), notes
 
 

@@ -102,7 +102,7 @@ def _parse(text: str, num_players: int) -> tuple[Entry, bool]:
             f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
             "there is hanabi-grpo evaluate."
         )
-    parse_line_up(word, num_players)
+    word = parse_line_up(word, num_players).words[0]
     if word not in SCRIPTED and (found := checkpoint_word(word)) is not None:
         folder, adapter = found
         word = f"{newest_checkpoint(folder)}{f':{adapter}' if adapter else ''}"

@@ -15,6 +15,7 @@ processes       who listens on a port, which rollout servers run (from /proc)
 network         ports, proxies, leftovers of earlier servers
 server          the running server against these settings
 trackers        W&B and TensorBoard
+starts          the run's folder; checkpoints to go on from, to start from and to play with
 run             all of them, in order; one that raises does not stop the others
 show            lines for the terminal, JSON for scripts
 """

@@ -3,18 +3,16 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-
-from dotenv import dotenv_values
 
 from hanabi_grpo.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, load_settings, variables
+from hanabi_grpo.settings.load import resolve
+from hanabi_grpo.settings.sources import SHELL, read_sources
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?==| \(from)")
-_NO_FILE = Path("/nonexistent/.env")
 _ALIKE = 0.88
 """Share of equal letters from which a name is taken for a slip; other software's names stay below it."""
 
@@ -32,13 +30,11 @@ def resolve_settings(environ: Mapping[str, str], dotenv: Path = Path(".env")) ->
         return load_settings(environ, dotenv), ()
     except SettingsError as error:
         problems = str(error).splitlines()
-    shell = {name: value for name, value in environ.items() if value.strip()}
-    file = {name: value for name, value in _read(dotenv).items() if name not in shell and value}
+    sources = read_sources(environ, dotenv, tolerant=True)
     refused = _names(problems)
     while True:
-        kept = {name: value for name, value in {**file, **shell}.items() if name not in refused}
         try:
-            return _with_origins(load_settings(kept, _NO_FILE), shell, file), tuple(problems)
+            return resolve(sources, without=refused), tuple(problems)
         except SettingsError as error:
             more = str(error).splitlines()
             if not _names(more) - refused:
@@ -52,10 +48,13 @@ def settings_checks(context: Context, problems: Sequence[str], dotenv: str = ".e
     for problem in problems:
         name = next(iter(_names([problem])), "")
         if not name:
-            yield fail("settings", problem, f"correct that line of {dotenv}; an example: HANABI_PLAYERS=2")
+            yield fail("settings", problem, f"correct {problem.partition(':')[0]}; an example: HANABI_PLAYERS=2")
             continue
         meant = re.search(r"did you mean (\w+)\?", problem)
-        yield fail("settings", problem, _remedy(name, meant[1] if meant else None, name in context.shell, dotenv))
+        inside = re.search(r"\(from (\S+)\)| It is in (\S+)\.$", problem)
+        place = next(filter(None, inside.groups()), dotenv) if inside else dotenv
+        file = dotenv if place == SHELL else place
+        yield fail("settings", problem, _remedy(name, meant[1] if meant else None, name in context.shell, file))
     if not problems:
         origins = context.loaded.origins
         given = [item.env for item in variables(Settings) if not origins[item.field].startswith("default")]
@@ -96,29 +95,5 @@ def _rename(name: str, meant: str) -> str:
     return f'export {meant}="${name}"; unset {name}'
 
 
-def _read(dotenv: Path) -> dict[str, str]:
-    if not dotenv.is_file():
-        return {}
-    try:
-        return {name: (value or "").strip() for name, value in dotenv_values(dotenv, interpolate=False).items()}
-    except (OSError, UnicodeDecodeError):
-        return {}  # load_settings has said so
-
-
 def _names(problems: Sequence[str]) -> set[str]:
     return {match[1] for problem in problems if (match := _NAME.match(problem))}
-
-
-def _with_origins(loaded: LoadedSettings, shell: Mapping[str, str], file: Mapping[str, str]) -> LoadedSettings:
-    known = {variable.field: variable.env for variable in variables(Settings)}
-    return replace(
-        loaded,
-        origins={
-            field: ".env" if origin == "shell" and known[field] not in shell else origin
-            for field, origin in loaded.origins.items()
-        },
-        passed_through={
-            name: (value, "shell" if name in shell else ".env") for name, (value, _) in loaded.passed_through.items()
-        },
-        dotenv_environ={name: value for name, value in file.items() if name not in known.values()},
-    )

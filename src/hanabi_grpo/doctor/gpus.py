@@ -98,8 +98,8 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     settings = context.settings
     given = context.environ.get("CUDA_VISIBLE_DEVICES")
-    server = _listed(given) if given else _script_default(ROLLOUT_SCRIPT)
-    trainer = _listed(given) if given else _script_default(TRAIN_SCRIPT)
+    server = _share(context, "server") or _script_default(ROLLOUT_SCRIPT)
+    trainer = _share(context, "trainer") or _script_default(TRAIN_SCRIPT)
     if not server or not trainer:
         yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
         return
@@ -108,7 +108,9 @@ def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     known = {str(gpu.index) for gpu in gpus}
     missing = sorted({name for name in wanted if name.isdecimal() and name not in known})
     if missing:
-        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else "the scripts' defaults"
+        chosen = context.loaded.gpus("server") or context.loaded.gpus("trainer")
+        whose = "the scripts' defaults" if chosen is None else f"the CUDA_VISIBLE_DEVICES of the {chosen[1]}"
+        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
         yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
         return
     needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
@@ -170,6 +172,11 @@ def layout_commands(count: int) -> str:
         f"CUDA_VISIBLE_DEVICES={server} {size} bash {ROLLOUT_SCRIPT}\n"
         f"CUDA_VISIBLE_DEVICES={trainer} {processes} bash {TRAIN_SCRIPT}"
     )
+
+
+def _share(context: Context, role: str) -> list[str]:
+    chosen = context.loaded.gpus(role)
+    return _listed(chosen[0] if chosen else context.environ.get("CUDA_VISIBLE_DEVICES", ""))
 
 
 def _listed(text: str) -> list[str]:

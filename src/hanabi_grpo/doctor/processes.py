@@ -6,6 +6,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
+_ONLY_LOOK = {"--dry-run", "--print-config"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ def rollout_servers() -> list[Process]:
     found = []
     for folder in _folders():
         words = _words(folder)
-        # Not the shell or the `timeout` that started it.
-        if not words or not Path(words[0]).name.startswith("python"):
+        # Not the shell or the `timeout` that started it, and none that only looks.
+        if not words or not _ONLY_LOOK.isdisjoint(words) or not Path(words[0]).name.startswith("python"):
             continue
         for program, command in itertools.pairwise(words):
             ours = Path(program).name in ("hanabi-grpo", "hanabi_grpo.cli") or program.endswith("hanabi_grpo/cli.py")

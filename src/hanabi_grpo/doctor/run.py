@@ -5,7 +5,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hanabi_grpo.doctor import context_budget, environment, games, gpus, machine, model, network, server, software
+from hanabi_grpo.doctor import (
+    context_budget,
+    environment,
+    games,
+    gpus,
+    machine,
+    model,
+    network,
+    server,
+    software,
+    starts,
+)
 from hanabi_grpo.doctor.check import Check, Probe, Role, fail
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.trackers import tracker_checks
@@ -29,6 +40,9 @@ PROBES: tuple[Probe, ...] = (
     Probe(name="context", find=context_budget.context_checks),
     Probe(name="vocabulary", find=context_budget.vocabulary_checks),
     Probe(name="memory", find=model.memory_checks),
+    Probe(name="run folder", find=starts.run_folder_checks, roles=("trainer",)),
+    Probe(name="start", find=starts.start_checks, roles=("trainer",)),
+    Probe(name="partners", find=starts.partner_checks, roles=("trainer",)),
     Probe(name="shared memory", find=machine.shared_memory_checks, roles=("server",)),
     Probe(name="disk", find=machine.disk_checks, roles=("trainer",)),
     Probe(name="port", find=network.port_checks, roles=("server",)),

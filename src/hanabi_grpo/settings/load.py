@@ -1,21 +1,20 @@
-"""Find each setting's value: the shell over `.env` over the default."""
+"""Find each setting's value: the shell over `.env` over the profile over the default."""
 
 import difflib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from io import StringIO
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from dotenv.parser import parse_stream
 from pydantic import ValidationError
 
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.settings.device import installed_device
 from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.sources import DOTENV, ORIGINS, PROFILE, SHELL, Source, find, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH, is_secret, variables
 
 
@@ -25,14 +24,27 @@ class LoadedSettings:
 
     settings: Settings
     origins: Mapping[str, str]
-    """Field name to "shell", ".env", "default", "default (cpu)" or "default (gpu)"."""
+    """Field name to "shell", ".env", "profile", "default", "default (cpu)" or "default (gpu)"."""
     passed_through: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Set variables of PASSED_THROUGH: name to (value, origin)."""
     dotenv_environ: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What `.env` holds for other software (keys of trackers and hubs among it) and the shell does not set."""
+    """What `.env` and the profile hold for other software (keys of trackers among it), unless the shell does."""
+
+    def gpus(self, role: str) -> tuple[str, str] | None:
+        """Return the GPUs of a terminal and where that was said; None where nobody chose.
+
+        CUDA_VISIBLE_DEVICES_SERVER and CUDA_VISIBLE_DEVICES_TRAINER are for files that both terminals read: each wins
+        over CUDA_VISIBLE_DEVICES of the same place, not over that of a higher one.
+
+        Args:
+            role: server or trainer.
+        """
+        names = (f"CUDA_VISIBLE_DEVICES_{role.upper()}", "CUDA_VISIBLE_DEVICES")
+        found = [self.passed_through[name] for name in names if name in self.passed_through]
+        return min(found, key=lambda given: ORIGINS.index(given[1]), default=None)
 
 
-def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(".env")) -> LoadedSettings:
+def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> LoadedSettings:
     """Resolve every setting. An empty value counts as unset.
 
     Args:
@@ -40,38 +52,56 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
         dotenv: File of NAME=value lines; may be missing.
 
     Raises:
-        SettingsError: Unknown `HANABI_*` names and bad values, all of them in one message.
+        SettingsError: A profile that is not there, unknown `HANABI_*` names and bad values, the latter two all in one
+            message.
     """
-    shell = {name: value.strip() for name, value in (os.environ if environ is None else environ).items()}
-    file = _read_dotenv(dotenv)
-    shell, file = ({name: value for name, value in source.items() if value} for source in (shell, file))
+    return resolve(read_sources(environ, dotenv))
+
+
+def resolve(sources: Sequence[Source], *, without: Collection[str] = ()) -> LoadedSettings:
+    """Resolve every setting from what was read.
+
+    Args:
+        sources: An earlier one wins.
+        without: Variables that are left out.
+
+    Raises:
+        SettingsError: As `load_settings`.
+    """
+    sources = [
+        replace(source, values={name: value for name, value in source.values.items() if name not in without})
+        for source in sources
+    ]
     known = variables(Settings)
-    problems = _unknown_names({**dict.fromkeys(file, str(dotenv)), **dict.fromkeys(shell, "shell")})
+    problems = _unknown_names({name: source.place for source in reversed(sources) for name in source.values})
     device = installed_device()
     given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
     origins: dict[str, str] = {}
     for variable in known:
-        origin = "shell" if variable.env in shell else ".env" if variable.env in file else None
+        found = find(sources, variable.env)
         same = variable.cpu == variable.gpu
-        origins[variable.field] = origin or ("default" if same else f"default ({device.kind})")
-        if origin:
-            given[variable.field] = shell.get(variable.env) or file[variable.env]
+        origins[variable.field] = found[1].origin if found else "default" if same else f"default ({device.kind})"
+        if found:
+            given[variable.field] = found[0]
     settings, bad = _validate(given)
-    problems += bad
+    problems += [_with_place(problem, sources) for problem in bad]
     if settings is not None:
         problems += _cross_checks(settings)
     if problems or settings is None:
         raise SettingsError("\n".join(problems))
     names = {variable.env for variable in known}
+    passed = {name: found for name in PASSED_THROUGH if (found := find(sources, name))}
+    in_shell = {name for source in sources if source.origin == SHELL for name in source.values}
     return LoadedSettings(
         settings=settings,
         origins=origins,
-        passed_through={
-            name: (shell[name], "shell") if name in shell else (file[name], ".env")
-            for name in PASSED_THROUGH
-            if name in shell or name in file
+        passed_through={name: (value, source.origin) for name, (value, source) in passed.items()},
+        dotenv_environ={
+            name: value
+            for source in reversed(sources)
+            for name, value in source.values.items()
+            if name not in names and name not in in_shell
         },
-        dotenv_environ={name: value for name, value in file.items() if name not in names and name not in shell},
     )
 
 
@@ -105,22 +135,6 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     return Settings.model_construct(_fields_set=explicit, **dict(settings))
 
 
-def _read_dotenv(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8.") from error
-    found = {}
-    for line in parse_stream(StringIO(text)):
-        if line.error:
-            raise SettingsError(f"{path} line {line.original.line}: not a NAME=value line. Example: HANABI_PLAYERS=2")
-        if line.key:
-            found[line.key] = (line.value or "").strip()
-    return found
-
-
 def _unknown_names(names: Mapping[str, str]) -> list[str]:
     known = [variable.env for variable in variables(Settings)]
     problems = []
@@ -132,6 +146,12 @@ def _unknown_names(names: Mapping[str, str]) -> list[str]:
             hint = f"did you mean {ours[close[0]]}?" if close else "hanabi-grpo settings lists what there is."
             problems.append(f"{name} (from {origin}): no such setting; {hint}")
     return problems
+
+
+def _with_place(problem: str, sources: Sequence[Source]) -> str:
+    # The line of a profile was not typed by whoever reads this.
+    found = find(sources, problem.partition("=")[0])
+    return f"{problem} It is in {found[1].place}." if found and found[1].origin == PROFILE else problem
 
 
 def _validate(given: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:

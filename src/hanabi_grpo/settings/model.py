@@ -1,21 +1,17 @@
 """The settings of a run. Every default of the project is written here and nowhere else."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from hanabi_grpo.settings import wandb_names
-from hanabi_grpo.settings.variables import setting
+from hanabi_grpo.settings.variables import setting, split_list
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
 TRACKERS = ("none", "wandb", "tensorboard")
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
-
-
-def _split(value: Any) -> Any:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def _known_trackers(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -49,7 +45,7 @@ def _positive(rates: tuple[float, ...]) -> tuple[float, ...]:
     return rates
 
 
-CommaList = Annotated[tuple[str, ...], BeforeValidator(_split)]
+CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 
 
 class Settings(BaseModel):
@@ -77,6 +73,9 @@ class Settings(BaseModel):
     )
     output_dir: Path | None = setting(
         "OUTPUT_DIR", "run", "Run folder; unset: outputs/(preset or dataset)-(date and time)."
+    )
+    profile: Path | None = setting(
+        "HANABI_PROFILE", "run", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
     )
     seed: int = setting(
         "SEED", "run", "Seeds sampling, adapters, training deals and the tiny model.", 42, ge=0, le=2**31 - 1
@@ -206,7 +205,7 @@ class Settings(BaseModel):
         factory=lambda data: None if data.get("num_train_epochs") else 500,
     )
     learning_rate: float = setting("LEARNING_RATE", "trainer", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
-    learning_rates: Annotated[tuple[float, ...], BeforeValidator(_split), AfterValidator(_positive)] = setting(
+    learning_rates: Annotated[tuple[float, ...], BeforeValidator(split_list), AfterValidator(_positive)] = setting(
         "HANABI_LEARNING_RATES",
         "trainer",
         "Peak learning rate of each player, a comma list; unset: LEARNING_RATE for all.",

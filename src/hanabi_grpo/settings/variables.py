@@ -14,6 +14,9 @@ SECTIONS = ("run", "server", "game", "trainer", "tracking")
 PASSED_THROUGH: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "GPUs of this process. Unset on a GPU machine, the scripts take 0,1,2,3 for the rollout "
     "server and 4,5,6,7 for training.",
+    "CUDA_VISIBLE_DEVICES_SERVER": "CUDA_VISIBLE_DEVICES of the rollout server's terminal, for files that both "
+    "terminals read (.env, a profile).",
+    "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
     "NCCL_P2P_DISABLE": "1 keeps NCCL off direct GPU-to-GPU copies, for machines where they hang.",
     "NCCL_IB_DISABLE": "1 keeps NCCL off InfiniBand.",
     "HF_HOME": "Where downloaded models are kept.",
@@ -41,6 +44,11 @@ class Variable:
     """What a value must be, as the end of a sentence."""
     both: bool = False
     """True when the server and the trainer must be given the same value."""
+
+
+def split_list(value: object) -> object:
+    """Return the parts of a comma list; what is no text stays."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def setting(

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
+from hanabi_grpo.settings.variables import split_list
+
 PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
 ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
@@ -28,10 +30,6 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _split(value: object) -> object:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
-
 ProjectName = Annotated[str, AfterValidator(_project)]
 ArtifactName = Annotated[str, AfterValidator(_artifact)]
-Aliases = Annotated[tuple[str, ...], BeforeValidator(_split), AfterValidator(_aliases)]
+Aliases = Annotated[tuple[str, ...], BeforeValidator(split_list), AfterValidator(_aliases)]

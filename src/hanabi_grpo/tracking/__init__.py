@@ -18,4 +18,5 @@ Map:
     sections      names of metrics at W&B
     samples       sample games as a table and as a replay page, and the picture of the alarms
     upload        a run folder that is sent afterwards
+    artifact_words, download   `wandb:entity/project/name:alias` as a folder, from W&B or from runs on this disk
 """

@@ -1,0 +1,150 @@
+"""`--print-config` and `--dry-run` of both terminals: what would be started, with which settings; nothing is."""
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+from rich.console import Console
+
+from hanabi_grpo.commands.console import announce, make_console, offline_environ, set_environ
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
+
+_OUTPUTS = Path("outputs")
+Terminal = Literal["server", "trainer"]
+SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
+    "server": ("run", "server", "game"),
+    "trainer": ("run", "game", "trainer", "tracking"),
+}
+"""What each terminal prints of the settings."""
+
+
+def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:
+    """Do what --print-config or --dry-run asks for.
+
+    Args:
+        terminal: Whose command it is.
+        extra_args: Options that would be handed on, to vLLM or to ms-swift. They are shown, not checked.
+        print_config: Show every setting with its origin.
+        dry_run: Check everything, and show what would be started.
+        as_json: Print one JSON object.
+
+    Raises:
+        SettingsError: Not exactly one of the two, or settings that are refused.
+        typer.Exit: With 1, when a check of the dry run failed.
+    """
+    if print_config == dry_run:
+        raise SettingsError(
+            "choose one of --print-config and --dry-run; the latter prints settings too."
+            if print_config
+            else "--json is for --print-config and --dry-run."
+        )
+    if dry_run:
+        _dry_run(terminal, extra_args, as_json=as_json)
+    elif as_json:
+        _write_json(settings_json(load_settings()))
+    else:
+        make_console().print(settings_table(load_settings()))
+
+
+def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
+    """Return what would be started, ready for JSON; keys are masked.
+
+    Returns:
+        {"command": [word, …], "environ": {name: value}, "waits_for" or "listens_on": URL, "gpus": str or None, and for
+        the server "engine": {field of EngineConfig: value}}.
+
+    Raises:
+        HanabiGrpoError: RESUME cannot be followed.
+    """
+    settings = loaded.settings
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") or None
+    environ = {**({"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}), **offline_environ(settings)}
+    plan: dict[str, Any] = {"gpus": chosen}
+    if terminal == "server":
+        from hanabi_grpo.server.assembly import engine_config
+
+        config = engine_config(settings, settings.model)
+        slots = {"lora_slots": config.lora_slots, "loras_in_memory": config.loras_in_memory}
+        plan |= {
+            "command": [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
+            "listens_on": f"http://{settings.host}:{settings.port}",
+            "engine": {**asdict(config), **slots},
+        }
+    else:
+        from hanabi_grpo.client import server_url
+        from hanabi_grpo.commands.train import trainer_argv
+        from hanabi_grpo.resume import plan_resume
+        from hanabi_grpo.runs import run_folder_name
+
+        resume = plan_resume(settings)
+        new = settings.output_dir or _OUTPUTS / run_folder_name(settings, datetime.now())
+        run_folder = resume.run_folder if resume else new
+        if settings.api_key:
+            environ["HANABI_API_KEY"] = "********"
+        plan |= {
+            "command": trainer_argv(settings, run_folder / "settings.json", extra_args),
+            "processes": settings.nproc_per_node,
+            "waits_for": server_url(settings),
+            "waits_at_most": settings.server_timeout,
+        }
+    return {**plan, "environ": environ}
+
+
+def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> None:
+    # Imported here: `doctor` takes what a plan looks like from the commands.
+    from hanabi_grpo.commands.doctor import make_checks
+    from hanabi_grpo.doctor import report_json
+    from hanabi_grpo.doctor.show import summary_line
+
+    console, shell = make_console(), dict(os.environ)
+    if as_json:
+        loaded = load_settings()
+        set_environ(loaded, terminal)
+    else:
+        loaded = announce(console, SECTIONS[terminal], terminal)
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        shell["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)
+    plan = None
+    with contextlib.suppress(HanabiGrpoError):  # a check has said why
+        plan = launch_plan(terminal, loaded, extra_args)
+    if as_json:
+        _write_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan})
+    else:
+        console.print(summary_line(checks))
+        _show(console, plan, extra_args)
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def _show(console: Console, plan: Mapping[str, Any] | None, extra_args: list[str]) -> None:
+    lines = ["dry run: nothing was started. Without --dry-run this would be:"]
+    if plan is None:
+        lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
+    else:
+        words = [f"{name}={shlex.quote(value)}" for name, value in plan["environ"].items()]
+        lines.append(f"    {' '.join([*words, shlex.join(plan['command'])])}")
+        lines.append(f"    GPUs: {plan['gpus'] or 'all that CUDA shows, none without CUDA'}")
+        if "engine" in plan:
+            options = ", ".join(f"{name} {value}" for name, value in plan["engine"].items())
+            lines += [f"    vLLM in that process: {options}", f"    on {plan['listens_on']}"]
+        else:
+            wait = f"up to {plan['waits_at_most']:g} s for the server at {plan['waits_for']}"
+            lines.append(f"    {plan['processes']} trainer process(es), after waiting {wait}")
+        if extra_args:
+            lines.append(f"    handed on as they are, not checked here: {shlex.join(extra_args)}")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _write_json(data: Any) -> None:
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")

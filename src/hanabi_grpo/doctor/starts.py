@@ -1,0 +1,126 @@
+"""Folders that only the trainer reads: the run's own, what it goes on from, starts from and plays with."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hanabi_grpo.commands.console import TRAIN_SCRIPT
+from hanabi_grpo.commands.train import resume_lines
+from hanabi_grpo.datasets import num_steps
+from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.partners import Partner, read_pool
+from hanabi_grpo.resume import plan_resume
+from hanabi_grpo.runs import used_entries
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.types import adapter_of, player_name
+
+if TYPE_CHECKING:
+    from hanabi_grpo.training.start_from import Start
+
+_LIST = "ls -d outputs/*/checkpoint-*   # a whole one holds manifest.json"
+_UNKNOWN_STEPS = 1 << 31
+
+
+def run_folder_checks(context: Context) -> Iterator[Check]:
+    """Tell where the run writes and what it goes on from, or why it cannot."""
+    settings = context.settings
+    fresh = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
+    try:
+        resume = plan_resume(settings)
+        if resume is not None:
+            steps = num_steps(settings, context.rows) if context.rows else _UNKNOWN_STEPS
+            said = "; ".join(line.strip() for line in resume_lines(resume, settings, steps))
+            yield ok("run folder", f"{resume.run_folder}; {said}")
+            return
+    except HanabiGrpoError as error:
+        yield fail("run folder", str(error), fresh)
+        return
+    folder = settings.output_dir
+    if folder is None:
+        yield ok("run folder", "a new one in outputs/")
+    elif folder.exists() and not folder.is_dir():
+        yield fail("run folder", f"OUTPUT_DIR={str(folder)!r}: is a file", fresh)
+    elif folder.is_dir() and (used := used_entries(folder)):
+        finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])})"
+        yield fail("run folder", finding, f"RESUME=latest bash {TRAIN_SCRIPT}   # goes on with that run\n{fresh}")
+    else:
+        yield ok("run folder", str(folder))
+
+
+def start_checks(context: Context) -> Iterator[Check]:
+    """Read every adapter that HANABI_START_FROM names, as the trainer would; nothing where it is unset."""
+    settings = context.settings
+    if not settings.start_from:
+        return
+    try:
+        resume = plan_resume(settings)
+    except HanabiGrpoError:
+        resume = None  # the check of the run folder says so
+    if resume is not None and resume.checkpoint is not None:
+        yield skip("start", f"HANABI_START_FROM is not read: the run goes on from {resume.checkpoint}")
+        return
+    # Imported here: it brings PEFT and torch.
+    from hanabi_grpo.training.start_from import read_start
+
+    try:
+        starts = read_start(settings)
+    except SettingsError as error:
+        yield fail("start", str(error), _LIST)
+        return
+    facts = _facts(context)
+    for start in starts:
+        yield _start(context, start, facts)
+
+
+def partner_checks(context: Context) -> Iterator[Check]:
+    """Read every checkpoint that HANABI_PARTNERS names; nothing where it names none."""
+    pool, facts = read_pool(context.settings), _facts(context)
+    for partner in pool:
+        if partner.folder is not None:
+            yield _partner(context, partner, partner.folder, facts)
+
+
+def _start(context: Context, start: "Start", facts: Mapping[str, Any]) -> Check:
+    settings, config = context.settings, start.saved.adapters[start.adapter][1]
+    for key, env, here in (("r", "LORA_RANK", settings.lora_rank), ("lora_alpha", "LORA_ALPHA", settings.lora_alpha)):
+        if config.get(key, here) != here:
+            finding = f"HANABI_START_FROM={start.word}: {env} was {config[key]} there and is {here} here"
+            return fail("start", finding, f"export {env}={config[key]}")
+    said = f"{start.name} from {start.adapter} of {start.folder}, step {start.saved.step}"
+    return _with_base("start", f"HANABI_START_FROM={start.word}", said, start.folder, start.saved, facts)
+
+
+def _partner(context: Context, partner: Partner, folder: Path, facts: Mapping[str, Any]) -> Check:
+    named = f"HANABI_PARTNERS={partner.word}"
+    try:
+        folder = newest_checkpoint(folder)
+        saved = read_adapters(folder)
+    except (OSError, SettingsError) as error:
+        return fail("partners", f"{named}: {error}", _LIST)
+    seats = range(context.settings.players) if partner.seat is None else (partner.seat,)
+    for seat in seats:
+        adapter = partner.adapter or adapter_of(player_name(seat), saved.adapters)
+        if adapter not in saved.adapters:
+            wanted, there = partner.adapter or player_name(seat), ", ".join(saved.adapters)
+            way = f"HANABI_PARTNERS={folder}:{next(iter(saved.adapters))}   # chooses one of its adapters"
+            return fail("partners", f"{named}: no adapter {wanted} in it; it has {there}", f"export {way}")
+    said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
+    return _with_base("partners", named, said, folder, saved, facts)
+
+
+def _with_base(name: str, named: str, said: str, folder: Path, saved: SavedAdapters, facts: Mapping[str, Any]) -> Check:
+    try:
+        check_same_base(folder, saved, facts)
+    except SettingsError as error:
+        return fail(name, f"{named}: {error}", _LIST)
+    if "model_fingerprint" not in saved.facts:
+        return warn(name, f"{said}; nothing says on which base model it was trained", _LIST)
+    return ok(name, said)
+
+
+def _facts(context: Context) -> dict[str, Any]:
+    # As the server would tell them, as far as this machine knows.
+    return {"model_fingerprint": model_fingerprint(context.model_folder)} if context.model_folder else {}

@@ -1,0 +1,209 @@
+"""Checkpoints that lie elsewhere: words for W&B's artifacts and hub repositories, and the local folders they become.
+
+| word | what it stands for |
+|---|---|
+| `wandb:entity/project/name:alias` | an artifact; alias `latest` and the entity of one's key when left out |
+| `hf:org/repo`, `hf:org/repo@revision` | a repository that `hanabi-grpo export` made |
+
+Behind either, `:player_1` chooses an adapter. Line-ups, `view` and `export` turn a word into a folder here, and go on
+as if that had been typed. Folders are under `outputs/downloads/`: W&B's files themselves, links into the
+hub's cache.
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.settings import LoadedSettings, load_settings
+from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
+
+WANDB, HUB = "wandb:", "hf:"
+DOWNLOADS = Path("outputs/downloads")
+_HUB_NAME = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?:@([\w./-]{1,200}))?", re.ASCII)
+_HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors")
+_NOT_NEEDED = ("merged/*", "trainer/*")
+_SHA_LENGTH = 12
+_STEP_FOLDER = re.compile(r"step_0*([0-9]{1,12})", re.ASCII)
+
+Say = Callable[[str], None]
+
+
+def say_aside(text: str) -> None:
+    """Print a line on standard error, which no reader of `--json` reads."""
+    sys.stderr.write(f"{text}\n")
+
+
+def is_remote(word: str) -> bool:
+    """Tell whether a word names something that lies elsewhere."""
+    return word.startswith((WANDB, HUB))
+
+
+def local_word(word: str, say: Say = say_aside) -> str:
+    """Return a word as it is, and a remote one as its local folder, with the adapter that stood behind it.
+
+    Example:
+        local_word("wandb:team/hanabi/laptop:v3:player_1") == "outputs/downloads/wandb/team/hanabi/laptop/v3:player_1"
+
+    Raises:
+        SettingsError: See `local_folder`.
+    """
+    if not is_remote(word):
+        return word
+    name, colon, adapter = word.rpartition(":")
+    # The first colon belongs to "wandb:" and "hf:".
+    if ":" in name and adapter in (*player_names(MAX_PLAYERS), SHARED_ADAPTER):
+        return f"{local_folder(name, say)}{colon}{adapter}"
+    return str(local_folder(word, say))
+
+
+def local_folder(word: str, say: Say = say_aside) -> Path:
+    """Return the folder of a remote word, downloaded unless it is here; its adapters are those of its manifest.
+
+    Args:
+        word: Without an adapter behind it.
+        say: Receives what a person should know, e.g. how to send a run that is only on this disk.
+
+    Raises:
+        SettingsError: No such word, it cannot be had, or what was had is damaged.
+    """
+    loaded = load_settings()
+    with _dotenv(loaded):
+        folder = _hub_folder(word) if word.startswith(HUB) else _wandb_folder(word, loaded, say)
+    try:
+        read_adapters(folder)
+    except SettingsError as error:
+        again = f" To fetch it again: rm -r {folder.resolve()}" if folder.is_relative_to(DOWNLOADS) else ""
+        raise SettingsError(f"{word}: {error}{again}") from error
+    return folder
+
+
+def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Path, int | None]:
+    """Return where the games of a path are, and which recorded step to take: that of a path as it is.
+
+    An artifact holds no games; one that was recorded on this disk stands for its run, and the last step of it that was
+    recorded up to the artifact's.
+
+    Args:
+        path: As typed, maybe a remote word.
+        step: As typed; None: the last.
+        say: See `local_folder`.
+
+    Raises:
+        SettingsError: See `local_folder`; or there are no games.
+    """
+    word = str(path)
+    if not is_remote(word):
+        return path, step
+    folder = Path(local_word(word, say))
+    if (folder / "episodes").is_dir() or any(folder.glob("*.jsonl")):
+        return folder, step
+    run = folder.parent.parent
+    of_artifact = _STEP_FOLDER.fullmatch(folder.name)
+    if folder.parent.name != "artifacts" or of_artifact is None or not (run / "episodes").is_dir():
+        raise SettingsError(
+            f"{word}: {folder} holds adapters and no games. W&B shows sample games on the run's page (samples/replay); "
+            "here, view takes the run's folder, or record new games: hanabi-grpo collect."
+        )
+    recorded = [int(match[1]) for one in run.glob("episodes/*.jsonl") if (match := _STEP_FOLDER.fullmatch(one.stem))]
+    until = [one for one in recorded if one <= int(of_artifact[1])]
+    return run, max(until, default=None) if step is None else step
+
+
+def _hub_folder(word: str) -> Path:
+    match = _HUB_NAME.fullmatch(word.removeprefix(HUB))
+    if match is None:
+        raise SettingsError(f"{word!r}: give hf:org/repo, or hf:org/repo@revision.")
+    from huggingface_hub import errors, snapshot_download
+
+    repo, revision = match[1], match[2]
+    try:
+        snapshot = Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_NEEDED)
+            )
+        )
+    except errors.RepositoryNotFoundError as error:
+        raise SettingsError(
+            f"{word}: the hub has no such repository, or this machine's key may not read it; look at the name, or log "
+            "in: .venv/bin/hf auth login"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise SettingsError(
+            f"{word}: the repository has no revision {revision}; leave it out, or look there."
+        ) from error
+    except errors.LocalEntryNotFoundError as error:
+        raise SettingsError(
+            f"{word}: the hub does not answer from here, and its cache on this disk has no such snapshot. Where there "
+            f"is a network: .venv/bin/hf download {repo} --local-dir FOLDER; then name FOLDER."
+        ) from error
+    except (OSError, ValueError, errors.HfHubHTTPError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SettingsError(f"{word}: cannot be downloaded ({reason}). Look at repository and revision.") from error
+    return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
+
+
+def _link(link: Path, target: Path) -> Path:
+    """Give a folder of the hub's cache a short relative name: words are printed in reports, and paths name people."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        temporary.symlink_to(target.resolve(), target_is_directory=True)
+        os.replace(temporary, link)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise SettingsError(f"{link}: cannot be written ({error.strerror}); name {target} instead.") from error
+    return link
+
+
+def _wandb_folder(word: str, loaded: LoadedSettings, say: Say) -> Path:
+    from hanabi_grpo.tracking.artifact_words import find_recorded, read_artifact_word
+    from hanabi_grpo.tracking.download import NotHad, download_artifact
+    from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
+
+    settings = loaded.settings
+    wanted = read_artifact_word(word, settings.wandb_entity or "")
+    kept = DOWNLOADS / "wandb"
+    if (found := wanted.downloaded(kept)) is not None:
+        return found
+    reason = f"WANDB_MODE={settings.wandb_mode}"
+    if settings.wandb_mode == "online":
+        try:
+            return download_artifact(wanted, kept)
+        except NotHad as error:
+            reason = str(error)
+    here = find_recorded(wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])])
+    if len(here) > 1:
+        raise SettingsError(
+            f"{word}: {reason}, and {len(here)} runs on this disk recorded such an artifact; name one of their "
+            f"folders: {', '.join(str(one.folder) for one in here)}"
+        )
+    if not here:
+        versions = ", ".join(wanted.versions(kept)) or "none"
+        raise SettingsError(
+            f"{word}: {reason}, and no run in outputs/ recorded such an artifact (downloaded versions of it: "
+            f"{versions}). Look at the name; W&B itself needs a network, .venv/bin/wandb login and "
+            "WANDB_MODE=online. Else copy the run's folder here and name its artifacts/step_N."
+        )
+    [one] = here
+    say(f"{word}: {reason}; taken from {one.folder}, as it was recorded on this disk.")
+    if unsent := unsent_folders(one.run):
+        say(sync_line(unsent))
+    return one.folder
+
+
+@contextlib.contextmanager
+def _dotenv(loaded: LoadedSettings) -> Iterator[None]:
+    """Let the libraries see the keys that `.env` holds, for the length of a block."""
+    given = {name: value for name, value in loaded.dotenv_environ.items() if name.startswith(("WANDB_", "HF_"))}
+    added = {name: value for name, value in given.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

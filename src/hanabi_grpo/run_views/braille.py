@@ -1,0 +1,78 @@
+"""Curves of characters: braille dots for a plot, blocks for a line of one row. rich has neither."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille Patterns")."""
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int, low: float, high: float) -> list[str]:
+    """Return a curve as lines of braille characters, two dots wide and four dots high each.
+
+    Neighbouring points are joined. Values outside the range are drawn at its edge.
+
+    Args:
+        points: (x, y), x ascending.
+        width: Characters.
+        height: Lines.
+        low: Value at the lower edge.
+        high: Value at the upper edge.
+
+    Example:
+        braille_curve([(0, 0.0), (1, 1.0)], 2, 1, 0.0, 1.0) == ["⡠⠊"]
+    """
+    cells = [[0] * width for _ in range(height)]
+    columns, rows = 2 * width - 1, 4 * height - 1
+    span = (points[-1][0] - points[0][0]) if points else 0.0
+    before: tuple[int, int] | None = None
+    for x, y in points:
+        column = round((x - points[0][0]) / span * columns) if span > 0 else 0
+        share = (y - low) / (high - low) if high > low else 0.5
+        row = round((1 - min(max(share, 0.0), 1.0)) * rows)
+        for dot_column, dot_row in _joined(before, (column, row)):
+            cells[dot_row // 4][dot_column // 2] |= _DOTS[dot_column % 2][dot_row % 4]
+        before = (column, row)
+    return ["".join(chr(_BLANK + cell) for cell in line) for line in cells]
+
+
+def spark_line(values: Sequence[float], width: int) -> str:
+    """Return one row of blocks from the lowest to the highest value; of more values than characters, means.
+
+    Example:
+        spark_line([0.0, 7.0], 8) == "▁█"
+    """
+    if not values or width < 1:
+        return ""
+    means = bin_means(values, width)
+    low, high = min(means), max(means)
+    if high <= low:
+        return _BLOCKS[0] * len(means)
+    return "".join(_BLOCKS[round((mean - low) / (high - low) * (len(_BLOCKS) - 1))] for mean in means)
+
+
+def bin_means(values: Sequence[float], number: int) -> list[float]:
+    """Return the means of at most `number` bins of equal width.
+
+    Example:
+        bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
+    """
+    count = min(number, len(values))
+    edges = [place * len(values) // count for place in range(count + 1)]
+    return [math.fsum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+
+
+def _joined(before: tuple[int, int] | None, now: tuple[int, int]) -> list[tuple[int, int]]:
+    if before is None:
+        return [now]
+    steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
+    return [
+        (
+            round(before[0] + (now[0] - before[0]) * step / steps),
+            round(before[1] + (now[1] - before[1]) * step / steps),
+        )
+        for step in range(1, steps + 1)
+    ]

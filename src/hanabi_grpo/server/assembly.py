@@ -1,0 +1,142 @@
+"""The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
+
+import contextlib
+import logging
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hanabi_grpo.server.plugin import PLUGIN_NAME
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from hanabi_grpo.chat import ChatFormat
+    from hanabi_grpo.logs import LineRing
+    from hanabi_grpo.server.adapter_store import AdapterStore
+    from hanabi_grpo.server.engine import Engine, EngineConfig
+    from hanabi_grpo.server.identity import ServerIdentity
+    from hanabi_grpo.server.limits import Limits
+    from hanabi_grpo.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutServer:
+    """A started engine and what is around it; `app` serves it."""
+
+    engine: "Engine"
+    chat: "ChatFormat"
+    store: "AdapterStore"
+    identity: "ServerIdentity"
+    limits: "Limits"
+    app: "FastAPI"
+
+
+def engine_config(settings: "Settings", model: str) -> "EngineConfig":
+    """Return what the engine is started with; `model` is the folder that MODEL means."""
+    from hanabi_grpo.server.engine import EngineConfig
+
+    return EngineConfig(
+        model=model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_lora_rank=settings.lora_rank,
+        num_adapters=settings.players,
+        tensor_parallel_size=settings.vllm_tensor_parallel_size,
+        data_parallel_size=settings.vllm_data_parallel_size,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        seed=settings.seed,
+    )
+
+
+def prepare_environment(on_cpu: bool) -> None:
+    """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
+    # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
+    os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if on_cpu:
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        cores = sorted(os.sched_getaffinity(0))
+        # "auto" leaves the worker one of two cores.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+        # Threads that spin while they wait would take the cores from the trainer, whose turn it then is.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@contextlib.contextmanager
+def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
+    """Start the engine (tens of seconds) inside a running event loop on the main thread, and end it with the block.
+
+    Args:
+        settings: Resolved settings; `prepare_environment` comes first.
+        ring: Lines that `/logs/` hands out.
+        extra_args: Options for vLLM itself.
+
+    Raises:
+        SettingsError: MODEL cannot be had.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    from hanabi_grpo.chat import ChatFormat
+    from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+    from hanabi_grpo.handshake import tokenizer_hash
+    from hanabi_grpo.server.adapter_files import linear_shapes
+    from hanabi_grpo.server.adapter_store import AdapterStore
+    from hanabi_grpo.server.app import create_app
+    from hanabi_grpo.server.engine import Engine
+    from hanabi_grpo.server.identity import ServerIdentity
+    from hanabi_grpo.server.limits import Limits
+    from hanabi_grpo.server.restart import stop_within
+    from hanabi_grpo.server.scheduler import Scheduler
+
+    folder: Path = resolve_model(settings.model)
+    chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+    fingerprint = model_fingerprint(folder)
+    logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
+    engine = Engine(engine_config(settings, str(folder)), list(extra_args))
+    store = AdapterStore(
+        engine,
+        max_rank=settings.lora_rank,
+        shapes=linear_shapes(folder),
+        session_timeout=settings.session_timeout,
+    )
+    try:
+        identity = ServerIdentity(
+            instance_id=uuid.uuid4().hex[:12],
+            model=settings.model,
+            model_fingerprint=fingerprint,
+            tokenizer_hash=tokenizer_hash(chat.tokenizer),
+            chat_hash=chat.hash,
+            dtype=settings.dtype,
+            max_lora_rank=settings.lora_rank,
+            max_players=settings.players,
+            max_model_len=settings.max_model_len,
+            session_timeout=settings.session_timeout,
+        )
+        scheduler = Scheduler(
+            engine,
+            chat,
+            store,
+            max_model_len=settings.max_model_len,
+            games_at_once=settings.games_at_once,
+            instance_id=identity.instance_id,
+            vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
+        )
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        limits = Limits(adapter_bytes=store.max_upload_bytes)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
+        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
+    finally:
+        store.close()
+        if engine.is_dead:
+            stop_within(engine.stop)
+        else:
+            engine.stop()
+        logger.info("stopped; engine core and workers ended")

@@ -1,0 +1,107 @@
+"""Where values come from: the shell over `.env` over the profile. Files hold NAME=value lines."""
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+from pathlib import Path
+
+from dotenv.parser import parse_stream
+
+from hanabi_grpo.errors import SettingsError
+
+SHELL, DOTENV, PROFILE = "shell", ".env", "profile"
+ORIGINS = (SHELL, DOTENV, PROFILE)
+"""As tables show them; an earlier one wins."""
+PROFILE_VARIABLE = "HANABI_PROFILE"
+PROFILES = Path("tools/profiles")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The variables of one place. An empty value counts as unset and is not among them."""
+
+    origin: str
+    """One of ORIGINS."""
+    place: str
+    """For messages: "shell", or the file's path."""
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+def read_sources(
+    environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV), *, tolerant: bool = False
+) -> tuple[Source, Source, Source]:
+    """Read the shell's variables, `.env`, and the profile that either of them names.
+
+    Args:
+        environ: The shell's variables; None: this process's.
+        dotenv: May be missing; a profile may not.
+        tolerant: Leave out what cannot be read instead of refusing it.
+
+    Raises:
+        SettingsError: A file that cannot be read, a line that is no assignment, a profile that is not there or that
+            names a profile itself.
+    """
+    shell = Source(origin=SHELL, place=SHELL, values=_given(os.environ if environ is None else environ))
+    file = Source(origin=DOTENV, place=str(dotenv), values=_read(dotenv, tolerant) if dotenv.is_file() else {})
+    for source in (shell, file):
+        if named := source.values.get(PROFILE_VARIABLE):
+            return shell, file, _read_profile(named, source.place, tolerant)
+    return shell, file, Source(origin=PROFILE, place="no profile")
+
+
+def find(sources: Sequence[Source], name: str) -> tuple[str, Source] | None:
+    """Return a variable's value and the first source that has it; None where nobody gives it."""
+    return next(((source.values[name], source) for source in sources if name in source.values), None)
+
+
+def _read_profile(named: str, place: str, tolerant: bool) -> Source:
+    path = Path(named)
+    said = f"{PROFILE_VARIABLE}={named!r} (from {place})"
+    if not _is_file(path):
+        if tolerant:
+            return Source(origin=PROFILE, place=named)
+        raise SettingsError(f"{said}: no such file; {_hint(path)}")
+    values = _read(path, tolerant)
+    if PROFILE_VARIABLE in values:
+        if not tolerant:
+            raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
+        del values[PROFILE_VARIABLE]
+    return Source(origin=PROFILE, place=named, values=values)
+
+
+def _hint(path: Path) -> str:
+    there = sorted(str(file) for file in PROFILES.glob("*.env"))
+    if not there:
+        return "give a file of NAME=value lines, by its path from the folder in which the command runs."
+    close = difflib.get_close_matches(path.stem, [Path(file).stem for file in there], n=1)
+    meant = f"did you mean {PROFILES / close[0]}.env? " if close else ""
+    return f"{meant}There are {', '.join(there)}; any other file of NAME=value lines will do."
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False  # a name that no file can have
+
+
+def _read(path: Path, tolerant: bool) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if tolerant:
+            return {}
+        raise SettingsError(f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8.") from error
+    found = {}
+    for line in parse_stream(StringIO(text)):
+        if line.error and not tolerant:
+            raise SettingsError(f"{path} line {line.original.line}: not a NAME=value line. Example: HANABI_PLAYERS=2")
+        if line.key and not line.error:
+            found[line.key] = line.value or ""
+    return _given(found)
+
+
+def _given(values: Mapping[str, str]) -> dict[str, str]:
+    return {name: value.strip() for name, value in values.items() if value.strip()}

@@ -1,0 +1,96 @@
+"""Artifacts that are fetched from W&B."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import sync_folder
+from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.tracking.artifact_words import ArtifactWord
+
+TIMEOUT_SECONDS = 15
+"""Until a service that does not answer is given up; WANDB_HTTP_TIMEOUT says otherwise."""
+_KIND = "model"
+
+
+class NotHad(Exception):
+    """W&B did not give the artifact: no key, no answer, or no such artifact. The message is a clause without a dot."""
+
+
+def download_artifact(wanted: ArtifactWord, root: Path) -> Path:
+    """Download an artifact into `root/entity/project/name/vN`; a version that is there is not fetched again.
+
+    Args:
+        wanted: What was typed.
+        root: Of all downloads of this kind.
+
+    Raises:
+        NotHad: See there.
+        SettingsError: It is no artifact of adapters, or cannot be written.
+    """
+    import wandb
+
+    # Crash reports to W&B's maker are of no use here.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        return _download(wandb, wanted, root)
+    except (wandb.errors.Error, ValueError) as error:
+        lines = str(error).splitlines()
+        raise NotHad(f"W&B says: {lines[0] if lines else type(error).__name__}") from error
+    finally:
+        # W&B's own process would outlive this command's use of it.
+        wandb.teardown()
+
+
+def _download(wandb: Any, wanted: ArtifactWord, root: Path) -> Path:
+    api = wandb.Api(timeout=_timeout())
+    artifact = api.artifact(wanted.path)
+    if artifact.type != _KIND:
+        raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
+    found = ArtifactWord(
+        entity=wanted.entity or artifact.entity, project=wanted.project, name=wanted.name, alias=artifact.version
+    )
+    target = found.folder(root) / found.alias
+    if target.is_dir():
+        return target
+    entries = artifact.manifest.entries.values()
+    if any(entry.ref or not _is_inside(str(entry.path)) for entry in entries):
+        raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.", suffix=".partial") as partial:
+            whole = Path(partial) / target.name
+            artifact.download(root=str(whole), skip_cache=True)
+            read_adapters(whole)
+            _put(whole, target)
+    except OSError as error:
+        raise SettingsError(
+            f"{target}: was not downloaded ({error.strerror or error}); nothing is left of it."
+        ) from error
+    return target
+
+
+def _put(whole: Path, target: Path) -> None:
+    try:
+        os.rename(whole, target)
+    except OSError:
+        # Another command was faster; a version is the same whoever fetches it.
+        if not target.is_dir():
+            raise
+        shutil.rmtree(whole)
+    sync_folder(target.parent)
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _timeout() -> int:
+    try:
+        return max(1, int(os.environ.get("WANDB_HTTP_TIMEOUT", TIMEOUT_SECONDS)))
+    except ValueError:
+        return TIMEOUT_SECONDS

@@ -1,0 +1,274 @@
+"""`--print-config` and `--dry-run`: what they show and check, and that nothing is started or written."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
+
+from doctor_machines import ROOT, find, free_port, make_gpu_machine, make_model, only
+from hanabi_grpo.cli import app
+from hanabi_grpo.doctor import starts
+from hanabi_grpo.doctor.processes import rollout_servers
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.settings import load_settings, settings_json
+from hanabi_grpo.training import adapters
+from hanabi_grpo.training.checkpoints import save_checkpoint
+
+RUNNER = CliRunner()
+NAMES = ("player_0", "player_1")
+TERMINALS = ("serve", "train")
+
+
+@pytest.fixture
+def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Set variables under which nothing fails, and fail the test when anything becomes another process."""
+    for name in [name for name in os.environ if "proxy" in name.lower()] + ["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]:
+        monkeypatch.delenv(name, raising=False)
+    model, port = make_model(tmp_path / "model"), free_port()
+    given = {"MODEL": model, "PORT": port, "VLLM_SERVER_PORT": port, "OUTPUT_DIR": tmp_path / "run"}
+    for name, value in {**given, "REPORT_TO": "none"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(os, "execvpe", lambda *call: pytest.fail(f"started {call}"))
+    return model
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole checkpoint of two adapters of rank 8, and beside it the base model's fingerprint in its manifest."""
+    config = Qwen3Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
+    folder = tmp_path_factory.mktemp("starts")
+    base = make_model(folder / "model")
+    with torch.random.fork_rng():
+        model = adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=8, alpha=16, seed=1)
+    facts = {"model_fingerprint": model_fingerprint(base)}
+    (folder / "run").mkdir()
+    return save_checkpoint(model, NAMES, folder / "run", 7, facts, moments=None, groups=[], random_states=[])
+
+
+def seen(*words: str) -> tuple[int, str]:
+    result = RUNNER.invoke(app, list(words))
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.parametrize("command", TERMINALS)
+def test_print_config_shows_every_setting_with_its_origin(
+    command: str, sound: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANABI_API_KEY", "topsecret")
+    code, text = seen(command, "--print-config")
+    rows = {cells[0]: cells[1:] for line in text.splitlines() if len(cells := line.strip("│").split()) >= 3}
+    assert code == 0 and rows["REPORT_TO"] == ["│", "none", "│", "shell"] and rows["BETA"][-1] == "default"
+    code, text = seen(command, "--print-config", "--json")
+    assert (code, json.loads(text)) == (0, settings_json(load_settings()))
+    assert "topsecret" not in text
+
+
+@pytest.mark.parametrize("command", TERMINALS)
+def test_a_dry_run_checks_shows_and_leaves_no_trace(command: str, sound: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, text = seen(command, "--dry-run", "--mine", "1")
+    assert code == 0, text
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "dry run: nothing was started. Without --dry-run this would be:" in text
+    assert "handed on as they are, not checked here: --mine 1" in text and " 0 fail" in text
+    shown = text.partition("dry run:")[2]
+    if command == "train":
+        assert f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n" in shown
+        assert "1 trainer process(es), after waiting up to 600 s for the server at http://127.0.0.1:" in shown
+        assert "500 steps of 8 deals × 16 games = 128 games" in text
+    else:
+        assert "-m hanabi_grpo.cli serve --mine 1\n" in shown
+        assert f"model {sound}, dtype float32, max_model_len 1024," in shown and "lora_slots 6" in shown
+
+
+def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANABI_DEALS_PER_STEP", "3")
+    monkeypatch.setenv("PER_DEVICE_TRAIN_BATCH_SIZE", "5")
+    monkeypatch.setenv("RESUME", "no/such/run")
+    code, text = seen("train", "--dry-run", "--json")
+    report = json.loads(text)
+    failed = {check["name"] for check in report["doctor"]["checks"] if check["status"] == "fail"}
+    assert (code, failed, report["would_start"]) == (1, {"batch", "run folder"}, None)
+    code, text = seen("train", "--dry-run")
+    assert code == 1 and "nothing was started, and nothing could be: see what failed above." in text
+
+
+def test_keys_are_masked_in_what_would_be_started(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HANABI_API_KEY", "topsecret")
+    for words in (("train", "--dry-run"), ("train", "--dry-run", "--json"), ("serve", "--dry-run")):
+        code, text = seen(*words)
+        assert code == 0 and "topsecret" not in text
+    assert json.loads(seen("train", "--dry-run", "--json")[1])["would_start"]["environ"]["HANABI_API_KEY"] == "********"
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (("--print-config", "--dry-run"), "choose one of --print-config and --dry-run"),
+        (("--json",), "--json is for --print-config and --dry-run."),
+    ],
+)
+@pytest.mark.parametrize("command", TERMINALS)
+def test_the_two_exclude_each_other(command: str, words: tuple[str, ...], refusal: str, sound: Path) -> None:
+    result = RUNNER.invoke(app, [command, *words])
+    assert result.exit_code == 2 and refusal in result.stderr
+
+
+def test_a_profile_of_four_gpus_gives_each_terminal_its_half(tmp_path: Path) -> None:
+    machine = make_gpu_machine(tmp_path / "machine", 4)
+    profile = ROOT / "tools" / "profiles" / "gpu-4.env"
+    environ = {**machine, "HOME": str(tmp_path), "MODEL": str(make_model(tmp_path / "model")), "REPORT_TO": "none"}
+    for command, gpus in (("serve", "0,1"), ("train", "2,3")):
+        done = subprocess.run(
+            [sys.executable, "-m", "hanabi_grpo.cli", command, "--dry-run", "--json"],
+            env={**environ, "HANABI_PROFILE": str(profile), "PORT": str(free_port())},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        report = json.loads(done.stdout)
+        checks = {check["name"]: check for check in report["doctor"]["checks"]}
+        plan: dict[str, Any] = report["would_start"]
+        assert plan["gpus"] == plan["environ"]["CUDA_VISIBLE_DEVICES"] == gpus
+        assert checks["torch gpus"]["finding"] == f"torch sees 2 of CUDA_VISIBLE_DEVICES={gpus}"
+        assert checks["server gpus" if command == "serve" else "trainer gpus"]["status"] == "ok"
+        if command == "train":
+            assert plan["command"][1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+            assert plan["processes"] == 2
+        else:
+            assert plan["engine"]["tensor_parallel_size"] == 2
+
+
+def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
+    check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path / "new"))
+    assert (check.status, check.finding) == ("ok", str(tmp_path / "new")) and not (tmp_path / "new").exists()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "metrics.jsonl").touch()
+    check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path / "used"))
+    assert check.status == "fail" and "holds another run already (metrics.jsonl)" in check.finding
+    check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path / "used" / "metrics.jsonl"))
+    assert check.status == "fail" and "is a file" in check.finding
+    check = only(find(starts.run_folder_checks, RESUME=tmp_path / "none"))
+    assert check.status == "fail" and "no such folder" in check.finding
+    check = only(find(starts.run_folder_checks, RESUME="latest", OUTPUT_DIR=tmp_path / "new"))
+    assert check.status == "ok" and "starts at step 0" in check.finding
+
+
+def test_a_start_is_read_as_the_trainer_reads_it(checkpoint: Path, tmp_path: Path) -> None:
+    model = checkpoint.parents[1] / "model"
+    given = {"MODEL": model, "LORA_RANK": 8, "LORA_ALPHA": 16, "OUTPUT_DIR": tmp_path / "run"}
+    assert find(starts.start_checks, **given) == []
+    checks = find(starts.start_checks, HANABI_START_FROM=checkpoint.parent, **given)
+    assert [(check.status, check.finding) for check in checks] == [
+        ("ok", f"player_0 from player_0 of {checkpoint}, step 7"),
+        ("ok", f"player_1 from player_1 of {checkpoint}, step 7"),
+    ]
+    for wrong, finding in (
+        ({"HANABI_START_FROM": "no/such/run"}, "no/such/run: no such folder"),
+        ({"HANABI_START_FROM": f"{checkpoint}:player_4"}, "no adapter player_4 in it"),
+        ({"HANABI_START_FROM": checkpoint, "LORA_RANK": 16}, "LORA_RANK was 8 there and is 16 here"),
+        ({"HANABI_START_FROM": checkpoint, "LORA_ALPHA": 32}, "LORA_ALPHA was 16 there and is 32 here"),
+    ):
+        check = find(starts.start_checks, **{**given, **wrong})[0]
+        assert check.status == "fail" and finding in check.finding and check.remedy
+    other = make_model(tmp_path / "other", max_position_embeddings=2048)
+    check = find(starts.start_checks, **{**given, "HANABI_START_FROM": checkpoint, "MODEL": other})[0]
+    assert check.status == "fail" and "was trained with another base model" in check.finding
+
+
+def test_a_torn_checkpoint_is_no_start_and_no_partner(checkpoint: Path, tmp_path: Path) -> None:
+    torn = shutil.copytree(checkpoint, tmp_path / "checkpoint-7")
+    weights = torn / "player_0" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for function, name in ((starts.start_checks, "HANABI_START_FROM"), (starts.partner_checks, "HANABI_PARTNERS")):
+        check = only(find(function, **{name: torn, "OUTPUT_DIR": tmp_path / "run"}))
+        assert check.status == "fail" and "has sha256" in check.finding
+
+
+def test_partners_on_disk_are_read_and_the_others_need_nothing(checkpoint: Path) -> None:
+    model = checkpoint.parents[1] / "model"
+    assert find(starts.partner_checks, MODEL=model) == []
+    assert find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="iggi,base,earlier") == []
+    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"iggi,{checkpoint.parent}"))
+    assert check.status == "ok" and check.finding.endswith(f"{checkpoint}, step 7, adapters player_0, player_1")
+    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="./no/such/run"))
+    assert check.status == "fail" and "no such folder" in check.finding
+    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"player_2={checkpoint}", HANABI_PLAYERS=3))
+    assert check.status == "fail" and "no adapter player_2 in it; it has player_0, player_1" in check.finding
+
+
+def test_a_dry_run_is_not_taken_for_a_server(start_process: Any) -> None:
+    # A program that is called as the server is, and stays.
+    words = ["-c", "import time; print(1, flush=True); time.sleep(60)", "hanabi-grpo", "serve"]
+    one, other = (
+        start_process([sys.executable, *words, *more], stdout=subprocess.PIPE) for more in ([], ["--dry-run"])
+    )
+    assert one.stdout.readline() == other.stdout.readline() == "1\n"
+    pids = {process.pid for process in rollout_servers()}
+    assert one.pid in pids and other.pid not in pids
+
+
+@pytest.mark.parametrize("option", ["--print-config", "--dry-run"])
+def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(option: str, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "tools", checkout / "tools")
+    (checkout / "tools" / "setup.sh").write_text("echo set-up\n")
+    program = checkout / ".venv" / "bin" / "hanabi-grpo"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/usr/bin/env bash\necho "$*|${REPORT_TO:-}|${CUDA_VISIBLE_DEVICES:-}"\n')
+    program.chmod(0o755)
+    (checkout / ".venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info").mkdir(parents=True)
+
+    def script(name: str, *options: str, **environ: str) -> str:
+        command = ["bash", str(checkout / "tools" / name), *options]
+        given = {"PATH": "/usr/bin:/bin", **environ}
+        done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stderr == "set-up\n"
+        return done.stdout
+
+    rollout, train = "rollout/rollout_hanabi_gym.sh", "train/train_grpo_hanabi_server_wandb.sh"
+    assert script(rollout, option, "--json") == f"serve {option} --json||0,1,2,3\n"
+    profile = {"HANABI_PROFILE": "tools/profiles/gpu-4.env"}
+    assert script(rollout, option, **profile) == f"serve {option}||\n"
+    (checkout / ".venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info").rmdir()
+    assert script(rollout, option) == f"serve {option}||\n"
+    train_output = subprocess.run(
+        ["bash", str(checkout / "tools" / train), option],
+        env={"PATH": "/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert train_output.stdout == f"train {option}|wandb|\n"
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "COMPREPLY"), ("zsh", "#compdef"), ("fish", "complete ")])
+def test_completion_is_there_for_each_shell(shell: str, word: str) -> None:
+    def complete(**environ: str) -> str:
+        command = [sys.executable, "-c", "from hanabi_grpo.cli import app; app(prog_name='hanabi-grpo')"]
+        given = {"PATH": "/usr/bin:/bin", **environ}
+        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120).stdout
+
+    assert word in complete(_HANABI_GRPO_COMPLETE=f"source_{shell}")
+    if shell == "bash":
+        words = {"COMP_WORDS": "hanabi-grpo train --dry", "COMP_CWORD": "2", "_HANABI_GRPO_COMPLETE": "complete_bash"}
+        assert complete(**words).split() == ["--dry-run"]

@@ -1,0 +1,294 @@
+"""Exported folders: read by PEFT and transformers themselves, and by our own commands."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from safetensors.torch import load_file, save, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from hanabi_grpo.checkpoint_manifest import check_checkpoint
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.cli import app
+from hanabi_grpo.evaluation import evaluate_scripted
+from hanabi_grpo.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.fingerprint import model_fingerprint
+from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.settings import load_settings, settings_json
+from hanabi_grpo.tiny_model import build_tiny_model
+from hanabi_grpo.training.adapters import add_adapters, lora_layers, save_adapter
+from tracked_runs import LAPTOP, SECRET
+
+PLAYERS = ("player_0", "player_1")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `model`, and in `run` two adapters on it that change its logits."""
+    place = tmp_path_factory.mktemp("somebody")
+    model = build_tiny_model(place / "model", seed=3, steps=2, num_games=40)
+    peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
+    generator = torch.Generator().manual_seed(5)
+    for layer in lora_layers(peft):
+        for name in PLAYERS:
+            weight = layer.lora_B[name].weight
+            weight.data = 0.05 * torch.randn(weight.shape, generator=generator)
+
+    def fill(partial: Path) -> None:
+        for name in PLAYERS:
+            save_adapter(peft, name, partial / name)
+        (partial / "trainer").mkdir()
+        (partial / "trainer/moments.safetensors").write_bytes(b"moments")
+
+    facts = {
+        "adapters": list(PLAYERS),
+        "board_hashes": [LAPTOP.spec().hash],
+        "model": str(model),
+        "model_fingerprint": model_fingerprint(model),
+    }
+    run = place / "run"
+    run.mkdir()
+    write_checkpoint(run, 50, fill, facts, needed_bytes=1_000_000)
+    given = {"MODEL": str(model), "LORA_RANK": "8", "OUTPUT_DIR": str(run), "HANABI_API_KEY": SECRET}
+    (run / "settings.json").write_text(json.dumps(settings_json(load_settings(given, dotenv=place / "none.env"))))
+    (run / "metrics.jsonl").write_text(
+        "".join(f'{{"step": {n}, "games": 16.0, "score/mean": 2.0}}\n' for n in range(1, 51))
+    )
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MODEL", "WANDB_MODE", "OUTPUT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def run_export(*words: object) -> Any:
+    return CliRunner().invoke(app, ["export", *map(str, words)])
+
+
+def of(result: EvaluationResult, seats: tuple[str, ...], policies: Mapping[str, str] | None = None) -> EvaluationResult:
+    return replace(result, orders=(replace(result.orders[0], seats=seats),), policies=dict(policies or {}))
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
+
+
+def test_each_players_folder_is_the_trained_adapter_to_peft(trained: Path) -> None:
+    assert run_export(trained / "run", "--out", "hub").exit_code == 0
+    for name in PLAYERS:
+        source, made = trained / "run/checkpoint-50" / name, Path("hub") / name
+        assert (made / "adapter_model.safetensors").read_bytes() == (source / "adapter_model.safetensors").read_bytes()
+        one, other = (
+            logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trained / "model"), folder))
+            for folder in (source, made)
+        )
+        assert torch.equal(one, other)
+    assert not list(Path("hub").rglob("*moments*"))
+    assert sorted(path.name for path in Path("hub").iterdir()) == ["README.md", "manifest.json", *PLAYERS]
+
+
+def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: Path) -> None:
+    assert run_export(trained / "run/checkpoint-50", "--out", "hub").exit_code == 0
+    check_checkpoint(Path("hub"))
+    team, alone = read_adapters(Path("hub")), read_adapters(Path("hub/player_1"))
+    before = read_adapters(trained / "run/checkpoint-50")
+    assert (team.step, team.lora_rank, list(team.adapters)) == (50, 8, list(PLAYERS))
+    assert (alone.step, list(alone.adapters)) == (50, ["player_1"])
+    # A server calls the lent adapter the same, so evaluations of the one are evaluations of the other.
+    names = {
+        frozen_name(hashlib.sha256(weights).hexdigest(), config)
+        for weights, config in (saved.adapters["player_1"] for saved in (before, team, alone))
+    }
+    assert len(names) == 1
+    assert team.facts["model_fingerprint"] == model_fingerprint(trained / "model")
+    assert parse_line_up("./hub/player_1,iggi", 2).needs_server
+    assert run_export("hub", "--out", "again").exit_code == 0
+    assert (Path("again/player_0/README.md").read_text()).count("HANABI_OBSERVATION") >= 1
+
+
+def test_no_file_names_a_path_a_key_or_the_machine(trained: Path) -> None:
+    assert run_export(trained / "run", "--out", "hub", "--merged").exit_code == 0
+    files = [path for path in Path("hub").rglob("*") if path.is_file()]
+    assert len(files) > 12
+    for path in files:
+        content = path.read_bytes()
+        assert SECRET.encode() not in content and str(trained).encode() not in content, path
+    config = json.loads(Path("hub/player_0/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "model"
+
+
+def test_merged_weights_are_base_and_adapter_together(trained: Path) -> None:
+    answer = run_export(trained / "run", "--out", "hub", "--merged", "--json")
+    assert answer.exit_code == 0, answer.output
+    figures = json.loads(answer.stdout)["merged"]
+    base = logits(AutoModelForCausalLM.from_pretrained(trained / "model"))
+    tokenizer = AutoTokenizer.from_pretrained("hub/merged/player_1")
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(trained / "model").chat_template
+    for name in PLAYERS:
+        adapter = trained / "run/checkpoint-50" / name
+        wanted = logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trained / "model"), adapter))
+        merged = logits(AutoModelForCausalLM.from_pretrained(f"hub/merged/{name}"))
+        assert (merged - wanted).abs().max() < 1e-4 < (wanted - base).abs().max()
+        assert figures[name]["worst"] < 1e-4 < figures[name]["effect"]
+    card = ModelCard.load("hub/merged/player_0/README.md")
+    assert card.data.library_name == "transformers"
+    assert "exactly the base model" not in card.content
+
+
+def test_sixteen_bit_models_are_merged_in_their_own_format_and_what_rounding_does_is_said(
+    trained: Path, tmp_path: Path
+) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(trained / "model", half)
+    AutoModelForCausalLM.from_pretrained(half, dtype=torch.bfloat16).save_pretrained(half)
+    run = tmp_path / "run"
+    (run / "checkpoint-1").mkdir(parents=True)
+    for name in PLAYERS:
+        shutil.copytree(trained / "run/checkpoint-50" / name, run / "checkpoint-1" / name)
+    answer = CliRunner().invoke(
+        app, ["export", str(run / "checkpoint-1"), "--out", "hub", "--merged", "--json"], env={"MODEL": "half"}
+    )
+    assert answer.exit_code == 0, answer.output
+    figures = json.loads(answer.stdout)["merged"]["player_0"]
+    assert figures["dtype"] == "bfloat16" and figures["worst"] > 0
+    assert {tensor.dtype for tensor in load_file("hub/merged/player_0/model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_a_merge_that_is_not_the_adapter_is_refused_and_leaves_nothing(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import PreTrainedModel
+
+    whole = PreTrainedModel.save_pretrained
+
+    def damaged(self: Any, target: Any, *args: Any, **options: Any) -> None:
+        whole(self, target, *args, **options)
+        path = Path(target) / "model.safetensors"
+        tensors = load_file(path)
+        name = next(one for one in tensors if "down_proj" in one)
+        save_file({**tensors, name: tensors[name] * 3}, path, metadata={"format": "pt"})
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", damaged)
+    answer = run_export(trained / "run", "--out", "hub", "--merged")
+    assert answer.exit_code == 2 and "merged weights give other logits" in answer.output
+    assert list(Path().iterdir()) == []
+
+
+def test_another_base_model_is_not_merged(trained: Path, tmp_path: Path) -> None:
+    other = build_tiny_model(tmp_path / "other", seed=4, steps=1, num_games=40)
+    answer = CliRunner().invoke(
+        app, ["export", str(trained / "run"), "--out", "hub", "--merged"], env={"MODEL": str(other)}
+    )
+    assert answer.exit_code == 2 and "has the fingerprint" in answer.output
+    assert not Path("hub").exists()
+
+
+def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: Path, tmp_path: Path) -> None:
+    saved = read_adapters(trained / "run/checkpoint-50")
+    digest = hashlib.sha256(saved.adapters["player_0"][0]).hexdigest()
+    lent = f"{frozen_name(digest, saved.adapters['player_0'][1])}@50"
+    pushed = {
+        name: hashlib.sha256(
+            save(load_file(trained / f"run/checkpoint-50/{name}/adapter_model.safetensors"))
+        ).hexdigest()
+        for name in PLAYERS
+    }
+    plain = evaluate_scripted("random", LAPTOP, 20)
+    seats = ("player_0@50", "player_1@50")
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    write_result(run / "evaluation-team.json", of(plain, seats, pushed))
+    write_result(run / "evaluation-other.json", of(plain, seats, {name: "0" * 64 for name in PLAYERS}))
+    write_result(tmp_path / "mixed.json", of(plain, (lent, "iggi")))
+    answer = run_export(run, "--out", "hub", "--evaluation", "mixed.json")
+    assert answer.exit_code == 0, answer.output
+    assert "left out:" in answer.output and "evaluation-other.json" in answer.output
+    own, partner = (ModelCard.load(f"hub/{name}/README.md") for name in PLAYERS)
+    assert own.data.library_name == "peft" and own.data.base_model is None
+    assert len(own.data.eval_results) == 2 and len(partner.data.eval_results) == 1
+    [result] = partner.data.eval_results
+    assert result.metric_value == round(plain.mean, 4)
+    assert result.metric_args["standard_error"] == round(plain.standard_error, 4)
+    assert result.metric_name == "mean score of player_0, player_1"
+    assert "| player_0, iggi |" in own.content and "| player_0, iggi |" not in partner.content
+    assert (
+        "## Limits" in own.content
+        and "exactly the base model" in own.content
+        and "2.00 ± 0.00 over 10 steps" in own.content
+    )
+    assert str(tmp_path) not in own.content
+
+
+def test_a_given_evaluation_of_other_weights_is_an_error(trained: Path, tmp_path: Path) -> None:
+    write_result(tmp_path / "random.json", evaluate_scripted("random", LAPTOP, 3))
+    answer = run_export(trained / "run", "--out", "hub", "--evaluation", "random.json")
+    assert answer.exit_code == 2 and "are not those of this checkpoint (step 50)" in answer.output
+    assert not Path("hub").exists()
+
+
+def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path) -> None:
+    answer = run_export(f"{trained}/run:player_1", "--out", "hub", "--base-model", "Qwen/Qwen3-4B")
+    assert answer.exit_code == 0, answer.output
+    assert not Path("hub/player_0").exists()
+    card = ModelCard.load("hub/player_1/README.md")
+    assert card.data.base_model == "Qwen/Qwen3-4B"
+    assert (
+        json.loads(Path("hub/player_1/adapter_config.json").read_text())["base_model_name_or_path"] == "Qwen/Qwen3-4B"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--out", "there"], "exists already"),
+        (["run:shared", "--out", "hub"], "has no adapter shared, only player_0, player_1"),
+        (["nowhere/run", "--out", "hub"], "no such folder"),
+        (["model", "--out", "hub"], "no \\*/adapter_model.safetensors"),
+        (["run", "--out", "hub", "--base-model", "../x"], "give the name on the hub"),
+        (["run", "--out", "there/file/hub"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_and_nothing_is_written(
+    trained: Path, words: list[str], message: str
+) -> None:
+    Path("there").mkdir()
+    Path("there/file").write_text("mine")
+    answer = run_export(f"{trained}/{words[0]}", *words[1:])
+    assert answer.exit_code == 2 and message.replace("\\", "") in answer.output, answer.output
+    assert sorted(path.as_posix() for path in Path().rglob("*")) == ["there", "there/file"]
+
+
+def test_an_export_that_fails_halfway_leaves_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, filepath: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ModelCard, "save", full)
+    answer = run_export(trained / "run", "--out", "hub")
+    assert answer.exit_code == 2 and "No space left on device" in answer.output
+    assert list(Path().iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_refused(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained / "run", run)
+    weights = run / "checkpoint-50/player_1/adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    for source in (run, run / "checkpoint-50"):
+        answer = run_export(source, "--out", "hub")
+        assert answer.exit_code == 2 and "player_1/adapter_model.safetensors has" in answer.output
+    assert not Path("hub").exists()

@@ -1,0 +1,212 @@
+"""Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the defaults."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor_machines import ROOT
+from hanabi_grpo.commands.console import server_command, set_environ
+from hanabi_grpo.doctor import resolve_settings
+from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.doctor.environment import settings_checks
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import (
+    PASSED_THROUGH,
+    LoadedSettings,
+    Settings,
+    batch_plan,
+    load_settings,
+    settings_json,
+    settings_values,
+    variables,
+)
+from hanabi_grpo.settings import load as load_module
+from hanabi_grpo.settings.device import Device
+
+NOWHERE = Path("/nonexistent/.env")
+PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
+LAUNCH = ROOT / "tools" / "launch.sh"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder with the project's profiles."""
+    shutil.copytree(ROOT / "tools" / "profiles", tmp_path / "tools" / "profiles")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind=kind, reason="a test says so"))
+
+
+def profiled(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> LoadedSettings:
+    (folder / "my.env").write_text(text)
+    return load_settings({"HANABI_PROFILE": "my.env", **shell}, dotenv)
+
+
+def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environ, dotenv)
+    return str(caught.value)
+
+
+def test_there_is_one_for_each_kind_of_machine() -> None:
+    assert [path.name for path in PROFILES] == ["cpu.env", "gpu-1.env", "gpu-4.env", "gpu-8.env", "mig.env"]
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_device(monkeypatch, "cpu" if path.stem == "cpu" else "gpu")
+    loaded = load_settings({"HANABI_PROFILE": str(path)}, NOWHERE)
+    assert loaded.dotenv_environ.keys() <= set(PASSED_THROUGH), "a name in it is nobody's"
+    assert loaded.settings.profile == path
+    assert sum(origin == "profile" for origin in loaded.origins.values()) >= 6
+    settings = loaded.settings
+    plan = batch_plan(settings)
+    assert plan.games == settings.deals_per_step * settings.num_generations
+    # What each terminal is given is what it needs; a MIG slice has a name of its machine only.
+    server, trainer = loaded.gpus("server"), loaded.gpus("trainer")
+    if path.stem in ("cpu", "mig"):
+        assert server is trainer is None
+    else:
+        assert server is not None and trainer is not None and server[1] == trainer[1] == "profile"
+        needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+        assert len(server[0].split(",")) == needed and len(trainer[0].split(",")) == settings.nproc_per_node
+        shared = set(server[0].split(",")) & set(trainer[0].split(","))
+        assert bool(shared) == (path.stem == "gpu-1") and (not shared or settings.gpu_memory_utilization <= 0.5)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gpu-8", "gpu"), ("cpu", "cpu")])
+def test_two_of_them_are_the_defaults_written_out(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_device(monkeypatch, kind)
+    path = ROOT / "tools" / "profiles" / f"{name}.env"
+    given = settings_values(load_settings({"HANABI_PROFILE": str(path)}, NOWHERE).settings)
+    assert given | {"HANABI_PROFILE": None} == settings_values(load_settings({}, NOWHERE).settings)
+
+
+def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
+    (folder / ".env").write_text("SEED=2\nPORT=8002\nHF_HOME=/of-dotenv\n")
+    text = "SEED=3\nPORT=8003\nLORA_ALPHA=7\nHF_HOME=/of-profile\nNCCL_IB_DISABLE=1\nOTHER=x\n"
+    loaded = profiled(folder, text, folder / ".env", SEED="1", LORA_RANK="")
+    settings, origins = loaded.settings, loaded.origins
+    assert (settings.seed, settings.port, settings.lora_alpha, settings.lora_rank) == (1, 8002, 7, 16)
+    assert [origins[name] for name in ("seed", "port", "lora_alpha", "lora_rank", "profile")] == [
+        *("shell", ".env", "profile", "default", "shell")
+    ]
+    assert loaded.passed_through == {"HF_HOME": ("/of-dotenv", ".env"), "NCCL_IB_DISABLE": ("1", "profile")}
+    assert loaded.dotenv_environ == {"HF_HOME": "/of-dotenv", "NCCL_IB_DISABLE": "1", "OTHER": "x"}
+    assert settings_json(loaded)["origins"]["LORA_ALPHA"] == "profile"
+    assert "lora_alpha" in settings.model_fields_set and "beta" not in settings.model_fields_set
+
+
+def test_dotenv_may_name_the_profile_and_an_empty_one_in_the_shell_is_none(folder: Path) -> None:
+    (folder / ".env").write_text("HANABI_PROFILE=tools/profiles/gpu-1.env\n")
+    loaded = load_settings({"HANABI_PROFILE": " "}, folder / ".env")
+    assert loaded.origins["profile"] == ".env" and loaded.origins["nproc_per_node"] == "profile"
+    assert loaded.settings.gpu_memory_utilization == 0.4
+    other = load_settings({"HANABI_PROFILE": "tools/profiles/gpu-4.env"}, folder / ".env")
+    assert other.settings.vllm_tensor_parallel_size == 2
+
+
+def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -> None:
+    said = message({"HANABI_PROFILE": "tools/profiles/gpu1.env"})
+    assert said.startswith(
+        "HANABI_PROFILE='tools/profiles/gpu1.env' (from shell): no such file; did you mean tools/profiles/gpu-1.env? "
+        "There are tools/profiles/cpu.env, "
+    )
+    for wrong in ("tools/profiles", "gpu-4", "x" * 5000, "\0"):
+        assert "no such file" in message({"HANABI_PROFILE": wrong})
+    assert "HANABI_PROFILE" in message({"HANABI_PROFIL": "tools/profiles/cpu.env"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"NPROC_PER_NODE=many\n", "NPROC_PER_NODE='many': a whole number, at least 1. It is in my.env."),
+        (b"HANABI_PLAYRS=2\n", "HANABI_PLAYRS (from my.env): no such setting; did you mean HANABI_PLAYERS?"),
+        (b"SEED=1\nthis is no line\n", "my.env line 2: not a NAME=value line. Example: HANABI_PLAYERS=2"),
+        (b"MODEL=\xff\n", "my.env: cannot be read"),
+        (b"HANABI_PROFILE=other.env\n", "HANABI_PROFILE='my.env' (from shell): names a profile itself"),
+    ],
+)
+def test_a_wrong_profile_is_refused_and_the_doctor_goes_on_without_it(folder: Path, text: bytes, expected: str) -> None:
+    (folder / "my.env").write_bytes(text + b"LORA_ALPHA=7\n")
+    shell = {"HANABI_PROFILE": "my.env"}
+    assert message(shell).startswith(expected)
+    loaded, problems = resolve_settings(shell, NOWHERE)
+    assert [problem.startswith(expected) for problem in problems] == [True]
+    assert loaded.settings.nproc_per_node == 1
+    assert loaded.settings.lora_alpha == (32 if b"\xff" in text else 7)
+    [check] = settings_checks(Context(loaded=loaded, shell=shell), problems)
+    assert check.status == "fail" and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
+
+
+def test_the_doctor_goes_on_without_a_profile_that_is_not_there(folder: Path) -> None:
+    loaded, problems = resolve_settings({"HANABI_PROFILE": "no.env", "SEED": "3"}, NOWHERE)
+    assert len(problems) == 1 and loaded.settings.seed == 3 and loaded.settings.profile is None
+
+
+def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
+    split = "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n"
+    loaded = profiled(folder, split)
+    assert (loaded.gpus("server"), loaded.gpus("trainer")) == (("0", "profile"), ("1", "profile"))
+    assert profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n").gpus("trainer") == ("1", "profile")
+    assert profiled(folder, split, CUDA_VISIBLE_DEVICES="5").gpus("trainer") == ("5", "shell")
+    (folder / ".env").write_text("CUDA_VISIBLE_DEVICES_TRAINER=MIG-2\n")
+    mixed = profiled(folder, "CUDA_VISIBLE_DEVICES=5\n", folder / ".env")
+    assert (mixed.gpus("server"), mixed.gpus("trainer")) == (("5", "profile"), ("MIG-2", ".env"))
+    assert load_settings({}, NOWHERE).gpus("server") is None
+
+
+def test_a_terminal_sets_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    loaded = profiled(folder, "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n")
+    set_environ(loaded, "trainer")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert server_command(loaded).startswith("HANABI_PROFILE=my.env ")
+
+
+def shell_answer(folder: Path, script: str, **environ: str) -> str:
+    """Return what a script prints that has sourced launch.sh, in a folder whose set-up is done."""
+    tools = folder / "tools"
+    (tools / "setup.sh").write_text("exit 0\n")
+    shutil.copy(LAUNCH, tools)
+    command = ["bash", "-c", f"set -euo pipefail; source tools/launch.sh; {script}"]
+    done = subprocess.run(command, env={"PATH": "/usr/bin:/bin", **environ}, cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("dotenv", "environ"),
+    [
+        ("", {"HANABI_PROFILE": "my.env"}),
+        ("export HANABI_PROFILE = 'my.env'  # mine\n", {}),
+        ("HANABI_PROFILE=other.env\nHANABI_PROFILE=my.env\n", {"HANABI_PROFILE": ""}),
+    ],
+)
+def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
+    folder: Path, dotenv: str, environ: dict[str, str]
+) -> None:
+    (folder / "my.env").write_text("NPROC_PER_NODE=2\nDEEPSPEED=\n")
+    (folder / ".env").write_text(dotenv)
+    script = 'default_env NPROC_PER_NODE 9; default_env DEEPSPEED zero1; default_env SEED 1; echo "$profile|'
+    shown = shell_answer(folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ)
+    assert shown == "my.env||zero1|3"
+    assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")
+
+
+def test_without_a_profile_the_scripts_defaults_hold(folder: Path) -> None:
+    assert shell_answer(folder, 'default_env SEED 1; given SEED; echo "$SEED|$profile"') == "1|"
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_name_in_a_profile_is_a_setting_or_handed_on(path: Path) -> None:
+    names = [line.partition("=")[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    known = {variable.env for variable in variables(Settings)} | set(PASSED_THROUGH)
+    assert set(names) <= known and len(names) == len(set(names))

@@ -1,0 +1,299 @@
+"""Words for checkpoints that lie elsewhere: W&B's artifacts, this disk's offline runs, hub repositories."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hanabi_grpo.checkpoints import write_checkpoint
+from hanabi_grpo.commands.view import choose_recordings
+from hanabi_grpo.crossplay.entries import parse_entries
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.remote_checkpoints import local_folder, local_word
+from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.settings import Settings, read_settings
+from hanabi_grpo.tracking.artifact import build_artifact
+from hanabi_grpo.tracking.artifact_words import read_artifact_word
+from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
+from hub_store import hub
+from tracked_runs import PLAYERS, add_checkpoint, tracked_run
+from wandb_artifacts import artifact_store
+from wandb_backend import backend
+
+LOOK_UP = """
+import sys
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.remote_checkpoints import local_word
+try:
+    print(local_word(sys.argv[1]))
+except HanabiGrpoError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def offline_run(name: str, *steps: int, entity: str = "", project: str = "hanabi", artifact: str = "laptop") -> Path:
+    """Write a run in outputs/ with artifacts of some steps, as a mirror leaves it without a network."""
+    run = tracked_run(Path("outputs") / name, steps=max(steps), checkpoints=steps)
+    record = WandbRecord(id="abcd1234", project=project, entity=entity, mode="offline")
+    for step in steps:
+        folder, _ = build_artifact(run, run / f"checkpoint-{step}", read_settings(run / "settings.json"), None)
+        aliases = [f"checkpoint_global_step_{step}", *(["best"] if step == min(steps) else [])]
+        place = folder.relative_to(run).as_posix()
+        record.add(ArtifactRecord(step=step, name=artifact, aliases=aliases, folder=place, mode="offline"))
+    write_record(run, record)
+    (run / "wandb/offline-run-20260101_000000-abcd1234").mkdir(parents=True)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("wandb:team/hanabi/laptop:best", ("team", "hanabi", "laptop", "best")),
+        ("wandb:team/hanabi/laptop", ("team", "hanabi", "laptop", "latest")),
+        ("wandb:hanabi/laptop:v12", ("mine", "hanabi", "laptop", "v12")),
+    ],
+)
+def test_entity_and_alias_may_be_left_out(word: str, parts: tuple[str, ...]) -> None:
+    read = read_artifact_word(word, "mine")
+    assert (read.entity, read.project, read.name, read.alias) == parts
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "wandb:",
+        "wandb:laptop",
+        "wandb:a/b/c/d",
+        "wandb:../../x:v1",
+        "wandb:a/../c:v1",
+        "wandb:a/b/c:",
+        "wandb:a/b/c:d:e",
+    ],
+)
+def test_words_that_are_none_are_refused_before_anything_is_asked(word: str) -> None:
+    with pytest.raises(SettingsError, match=r"give wandb:entity/project/name:alias"):
+        local_folder(word)
+    with pytest.raises(SettingsError, match=r"give wandb:"):
+        parse_line_up(f"iggi,{word}", 2)
+
+
+@pytest.mark.parametrize("word", ["hf:", "hf:team", "hf:../x", "hf:a/b/c", "hf:a/b@", "hf:a b/c"])
+def test_hub_names_that_are_none_are_refused(word: str) -> None:
+    with pytest.raises(SettingsError, match=r"hf:"):
+        local_folder(word)
+    assert not Path("outputs").exists()
+
+
+def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = offline_run("one", 2, 3)
+    offline_run("two", 2, artifact="other")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for alias, step in (("best", 2), ("checkpoint_global_step_3", 3), ("latest", 3)):
+        folder = local_folder(f"wandb:team/hanabi/laptop:{alias}")
+        assert (folder, read_adapters(folder).step) == (run / f"artifacts/step_{step}", step)
+    said = capsys.readouterr()
+    assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in said.err
+    assert "WANDB_MODE=offline; taken from outputs/one/artifacts/step_2" in said.err
+    assert said.out == "", "standard output belongs to --json"
+
+
+def test_a_sent_run_needs_no_sync(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run = offline_run("one", 2)
+    (run / "wandb/offline-run-20260101_000000-abcd1234/run-abcd1234.wandb.synced").touch()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    local_folder("wandb:hanabi/laptop:best")
+    assert "wandb sync" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["other/hanabi/laptop:best", "team/else/laptop:best", "team/hanabi/laptop:end"])
+def test_other_entities_projects_and_aliases_are_not_taken(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    offline_run("one", 2, entity="team")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert local_folder("wandb:team/hanabi/laptop:best").is_dir()
+    with pytest.raises(SettingsError, match=r"no run in outputs/ recorded such an artifact.*artifacts/step_N"):
+        local_folder(f"wandb:{word}")
+
+
+def test_two_runs_that_recorded_the_same_name_must_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline_run("one", 2)
+    offline_run("two", 2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"):
+        local_folder("wandb:hanabi/laptop:best")
+
+
+def test_a_torn_record_or_a_removed_or_damaged_artifact_is_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = offline_run("one", 2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    weights = run / "artifacts/step_2/player_1/adapter_model.safetensors"
+    weights.unlink()
+    weights.write_bytes(b"others")
+    with pytest.raises(SettingsError, match=r"wandb:hanabi/laptop:best: .* has sha256") as caught:
+        local_folder("wandb:hanabi/laptop:best")
+    assert "rm -r" not in str(caught.value), "a run's own folder is nothing to remove"
+    (run / "wandb.json").write_text('{"id": "abcd1234", "proj')
+    with pytest.raises(SettingsError, match="no run in outputs/ recorded"):
+        local_folder("wandb:hanabi/laptop:best")
+
+
+def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = offline_run("one", 2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    word, folder = "wandb:team/hanabi/laptop:best", str(run / "artifacts/step_2")
+    line_up = parse_line_up(f"{word}:player_1,iggi", 2)
+    assert line_up.words == (f"{folder}:player_1", "iggi")
+    assert line_up.text == f"{word}:player_1,iggi", "tables say what was typed"
+    first, second = parse_entries([f"ours={word}", "iggi"], 2)
+    assert (first.label, first.word, first.fills_seats, second.word) == ("ours", folder, True, "iggi")
+    assert first.adapter(1) == f"{folder}:player_1"
+
+
+class Desk:
+    """A server that says what it was lent."""
+
+    def __init__(self) -> None:
+        self.lent: list[bytes] = []
+
+    def identity(self) -> dict[str, Any]:
+        return {"model": "tiny", "model_fingerprint": "f00d", "versions": {}}
+
+    def lend(self, version: int, weights: bytes, config: Any) -> str:
+        self.lent.append(weights)
+        return f"frozen_{len(self.lent):016x}@{version}"
+
+
+def test_the_artifacts_adapters_are_those_that_are_seated(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline_run("one", 2)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    desk = Desk()
+    SeatResolver(desk, Settings()).seats(parse_line_up("wandb:hanabi/laptop:best", 2).words)
+    assert desk.lent == [b"player_0 at 2", b"player_1 at 2"]
+
+
+def test_view_takes_the_games_of_the_run_that_recorded_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = offline_run("one", 2, 3)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    [recorded] = (run / "episodes").iterdir()
+    recorded.with_name("step_000001.jsonl").write_bytes(recorded.read_bytes())
+    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:best"), step=None, game=None)
+    assert {game.source for game in games} == {"step_000001"}, "step 3 was played after the artifact of step 2"
+    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:latest"), step=None, game=None)
+    assert {game.source for game in games} == {"step_000003"}
+
+
+def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = offline_run("kept", 2).rename("elsewhere") / "artifacts/step_2"
+    with artifact_store(source, "laptop") as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        place = Path("outputs/downloads/wandb/team/hanabi/laptop/v3")
+        assert local_folder("wandb:team/hanabi/laptop:best") == place
+        assert dict(read_adapters(place).adapters) == dict(read_adapters(source).adapters)
+        fetched = [path for path in store.seen if path.startswith("/files/")]
+        assert "/files/player_1/adapter_model.safetensors" in fetched
+        store.seen.clear()
+        assert local_word("wandb:hanabi/laptop:latest:player_1") == f"{place}:player_1"
+        assert store.seen and not any(path.startswith("/files/") for path in store.seen)
+        with pytest.raises(SettingsError, match=r"W&B says: .*laptop:end.* not found.*downloaded versions of it: v3"):
+            local_folder("wandb:team/hanabi/laptop:end")
+    assert local_folder("wandb:team/hanabi/laptop:v3") == place
+    with pytest.raises(SettingsError, match="holds adapters and no games"):
+        choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+    assert [path.name for path in place.parent.iterdir()] == ["v3"]
+    (place / "player_0/adapter_config.json").write_text("{}")
+    with pytest.raises(SettingsError, match=r"has sha256 .* To fetch it again: rm -r .*laptop/v3"):
+        local_folder("wandb:team/hanabi/laptop:v3")
+
+
+def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = offline_run("kept", 2).rename("elsewhere") / "artifacts/step_2"
+    manifest = json.loads((source / "manifest.json").read_text())
+    with artifact_store(source, "laptop", kind="dataset") as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SettingsError, match="is of type 'dataset'"):
+            local_folder("wandb:team/hanabi/laptop:best")
+    (source / "manifest.json").unlink()
+    (source / "manifest.json").write_text(json.dumps({**manifest, "step": 7}))
+    with artifact_store(source, "laptop") as store:
+        for name, value in store.environ.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SettingsError, match=r"wandb:.*manifest.json has sha256|something changed it"):
+            local_folder("wandb:team/hanabi/laptop:best")
+    assert not list(Path("outputs").rglob("player_0"))
+
+
+@pytest.mark.parametrize("mode", ["401", "500"])
+def test_when_wandb_refuses_or_fails_the_disk_is_asked_and_the_error_says_why(
+    mode: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = offline_run("one", 2)
+    monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "2")
+    with backend(mode) as service:
+        for name, value in service.environ.items():
+            monkeypatch.setenv(name, value)
+        before = time.monotonic()
+        assert local_folder("wandb:hanabi/laptop:best") == run / "artifacts/step_2"
+        assert time.monotonic() - before < 60, "a service that does not answer is given up"
+        assert "W&B says: Failed to verify" in capsys.readouterr().err
+        with pytest.raises(SettingsError, match=r"W&B says: Failed to verify .* no run in outputs/ recorded"):
+            local_folder("wandb:hanabi/laptop:end")
+
+
+def look_up(word: str, **variables: str) -> str:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environ = {**known, "HF_HOME": str(Path("hf").absolute()), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
+    words = [sys.executable, "-c", LOOK_UP, word]
+    return subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def repository(folder: Path) -> Path:
+    def fill(partial: Path) -> None:
+        (partial / "adapter_config.json").write_text('{"r": 8}')
+        (partial / "adapter_model.safetensors").write_bytes(b"player_1")
+
+    folder.mkdir()
+    return write_checkpoint(folder, 9, fill, {"adapters": ["player_1"]}, needed_bytes=100)
+
+
+def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(tmp_path: Path) -> None:
+    team = add_checkpoint(tracked_run(tmp_path / "run"), 3)
+    (team / "merged").mkdir()
+    (team / "merged/adapter_model.safetensors").write_bytes(b"large")
+    with hub({"org/team": team, "org/one": repository(tmp_path / "one")}) as store:
+        first = look_up("hf:org/team", HF_ENDPOINT=store.url)
+        assert first == "outputs/downloads/hf/org/team/0123456789ab"
+        assert list(read_adapters(Path(first)).adapters) == list(PLAYERS)
+        assert not any(path.startswith(("merged/", "trainer/")) for path in store.given)
+        one = look_up("hf:org/one@main", HF_ENDPOINT=store.url)
+        assert dict(read_adapters(Path(one)).adapters) == {"player_1": (b"player_1", {"r": 8})}
+        assert "no such repository" in look_up("hf:org/none", HF_ENDPOINT=store.url)
+        assert "no revision v9" in look_up("hf:org/team@v9", HF_ENDPOINT=store.url)
+    assert look_up("hf:org/team:player_0", HF_HUB_OFFLINE="1") == f"{first}:player_0"
+    assert "hub does not answer from here" in look_up("hf:org/none", HF_HUB_OFFLINE="1")
+
+
+def test_a_repository_whose_files_are_not_those_of_its_manifest_is_refused(tmp_path: Path) -> None:
+    team = add_checkpoint(tracked_run(tmp_path / "run"), 3)
+    (team / "player_0/adapter_model.safetensors").write_bytes(b"others")
+    plain = repository(tmp_path / "one")
+    (plain / "manifest.json").unlink()
+    with hub({"org/team": team, "org/plain": plain}) as store:
+        assert "player_0/adapter_model.safetensors has sha256" in look_up("hf:org/team", HF_ENDPOINT=store.url)
+        assert "which player this adapter is, is unknown" in look_up("hf:org/plain", HF_ENDPOINT=store.url)

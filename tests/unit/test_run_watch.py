@@ -1,0 +1,267 @@
+"""A run folder looked at while it is written: torn lines, cut metrics, missing folders, frames of any size."""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hanabi_grpo.cut_records import cut_records
+from hanabi_grpo.dynamics import AlarmWatch, read_history
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.incidents import IncidentLog
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.run_views.braille import bin_means, braille_curve, spark_line
+from hanabi_grpo.run_views.figures import duration, phases, shown
+from hanabi_grpo.run_views.run_watch import RunWatch
+from hanabi_grpo.run_views.screen import RunScreen
+from hanabi_grpo.run_views.state import RunState
+from hanabi_grpo.run_views.tail import LineTail
+from hanabi_grpo.runs import LOCK
+from tracked_runs import add_checkpoint, add_row, tracked_run
+
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
+    console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    options = console.options if height is None else console.options.update(height=height)
+    for line in console.render_lines(RunScreen(state), options.update(width=width), pad=False):
+        console.print("".join(segment.text for segment in line), markup=False, no_wrap=True, crop=False)
+    return console.export_text()
+
+
+def play(folder: Path, step: int, num_games: int = 3) -> None:
+    policies = [make_policy("hint-bot")] * 2
+    write_episodes(folder, step, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(num_games)])
+
+
+def test_a_tail_gives_each_whole_line_once_and_a_torn_one_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    tail = LineTail(path)
+    assert tail.read() == ([], False)
+    path.write_bytes(b"one\ntw")
+    assert tail.read() == ([b"one"], False)
+    assert tail.read() == ([], False)
+    with path.open("ab") as file:
+        file.write(b"o\n\nfour\nfi")
+    assert tail.read() == ([b"two", b"", b"four"], False)
+
+
+@pytest.mark.parametrize("new", [b"one\n", b"one\nother\nthree\nfour\nfive\n", b"", b"xxx\nyyy\n"])
+def test_a_tail_sees_that_its_file_was_replaced_even_by_a_longer_one(tmp_path: Path, new: bytes) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b"one\ntwo\n")
+    tail = LineTail(path)
+    tail.read()
+    (tmp_path / "new").write_bytes(new)
+    os.replace(tmp_path / "new", path)
+    assert tail.read() == (new.splitlines(), True)
+    path.unlink()
+    assert tail.read() == ([], bool(new))
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    watch = RunWatch(folder)
+    assert not watch.look().is_there
+    assert "No run there yet" in frame(watch.look())
+    tracked_run(folder, steps=0, games=False, MAX_STEPS="10")
+    assert watch.look().is_there
+    assert "No step yet" in frame(watch.look())
+    for step in (1, 2, 3):
+        add_row(folder, step, step_time=2.0)
+    add_checkpoint(folder, 3)
+    play(folder, 2)
+    state = watch.look()
+    assert (state.step, state.max_steps, state.version, state.checkpoints) == (3, 10, 2, (3,))
+    assert state.seconds_left == 14.0
+    assert state.game is not None and (state.game.file, state.game.number) == ("step_000002", 2)
+    text = frame(state)
+    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  14 s left" in text
+    assert "last recorded game: step_000002, --game 2" in text
+
+
+def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=2, games=False)
+    watch = RunWatch(folder)
+    assert watch.look().step == 2
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"step": 3, "games": 1.0, "score/mean": NaN}\n[1]\nnull\n{"train_runtime": 3}\n\xff\n{"step": 4, "ga'
+        )
+    state = watch.look()
+    assert state.step == 3
+    assert state.to_json()["curve"] == [[1, 1.0], [2, 1.1]]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('mes": 1.0, "score/mean": 2.0}\n')
+    assert watch.look().to_json()["curve"][-1] == [4, 2.0]
+    json.dumps(watch.look().to_json(), allow_nan=False)
+
+
+def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=6, games=False)
+    play(folder, 5)
+    watch = RunWatch(folder)
+    assert (watch.look().step, watch.look().game is None) == (6, False)
+    cut_records(folder, 4)
+    for step in (5, 6, 7):
+        add_row(folder, step, **{"score/mean": 9.0})
+    state = watch.look()
+    assert [score for _, score in state.to_json()["curve"]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
+    assert state.game is None
+    cut_records(folder, 2)
+    assert watch.look().step == 2
+
+
+def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=0, games=False)
+    watch = RunWatch(folder)
+    for step in range(1, 61):
+        add_row(folder, step, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
+        if step % 7 == 0:
+            watch.look()
+    add_row(folder, 60, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
+    state = watch.look()
+    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl")).raised
+    assert {(one.name, one.subject): one.since for one in state.alarms} == expected
+    assert ("blind_play", "player_0") in expected
+    assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())
+
+
+def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=1, games=False)
+    log = IncidentLog(folder)
+    log.record("server_gone", "away \x1b[31m\u202e", step=3)
+    log.record("alarm", "not an incident of its own here", step=4)
+    with (folder / "incidents.jsonl").open("a") as file:
+        file.write('{"kind": 4}\n{"kind": "games_dropped", "time": 1e300, "step": "x"}\n{"ki')
+    state = RunWatch(folder).look()
+    assert dict(state.incident_counts) == {"server_gone": 1, "alarm": 1, "games_dropped": 1}
+    text = frame(state)
+    assert "incidents: games_dropped 1, server_gone 1" in text
+    assert "[U+202E]" in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("lock", "word"),
+    [
+        (f"pid {os.getpid()} on {socket.gethostname()}\n", "running"),
+        (f"pid 999999999 on {socket.gethostname()}\n", "not running"),
+        (f"pid {os.getpid()} on another-machine\n", "elsewhere"),
+        ("", ""),
+        ("pid x", ""),
+    ],
+)
+def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path, lock: str, word: str) -> None:
+    folder = tracked_run(tmp_path / "run", steps=1, games=False)
+    (folder / LOCK).write_text(lock)
+    assert RunWatch(folder).look().trainer == word
+
+
+def test_the_last_game_is_the_newest_whole_line_and_one_that_does_not_replay_is_said(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=1, games=False)
+    watch = RunWatch(folder)
+    play(folder, 0, num_games=4)
+    path = folder / "episodes" / "step_000010.jsonl"
+    lines = (folder / "episodes" / "step_000000.jsonl").read_bytes().splitlines(keepends=True)
+    assert watch.look().game.number == 3  # type: ignore[union-attr]
+    path.write_bytes(lines[0] + lines[1] + lines[2][:50])
+    game = watch.look().game
+    assert game is not None and (game.file, game.number, game.deal) == ("step_000010", 1, "train/1")
+    path.write_bytes(lines[0] + lines[1] + lines[2])
+    assert watch.look().game.number == 2  # type: ignore[union-attr]
+    with path.open("ab") as file:
+        file.write(lines[0].replace(b"Play 0", b"Play 4").replace(b"Hint", b"Hunt"))
+    state = watch.look()
+    assert state.game is None
+    assert state.notes and state.notes[0].startswith("step_000010.jsonl: ")
+
+
+def test_settings_that_are_no_settings_and_a_metrics_folder_are_said_or_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    (tmp_path / "settings.json").write_text('{"settings": [')
+    state = RunWatch(tmp_path).look()
+    assert not state.is_there
+    assert state.notes == (f"{tmp_path / 'metrics.jsonl'}: cannot be read (Is a directory)",)
+    assert "Is a directory" in frame(state)
+
+
+def test_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
+    watch = RunWatch(tmp_path / "demo")
+    assert not watch.look().is_there
+    tracked_run(tmp_path / "demo" / "train", steps=2, games=False)
+    assert (watch.look().step, watch.look().name) == (2, "demo")
+
+
+@pytest.mark.parametrize("width", [20, 50, 80, 107, 108, 250])
+@pytest.mark.parametrize("height", [None, 3, 24, 60])
+@pytest.mark.parametrize("players", [2, 5])
+def test_a_frame_fits_every_terminal(tmp_path: Path, width: int, height: int | None, players: int) -> None:
+    folder = tracked_run(tmp_path / "run", steps=4, games=True)
+    add_row(folder, 5, **{f"player_{player}/reward": 1.0 for player in range(players)}, step_time=1.0)
+    state = RunWatch(folder).look()
+    lines = frame(state, width, height).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "run" in lines[0]
+
+
+def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 7, "games": 0.0}\n')
+    state = RunWatch(tmp_path).look()
+    text = frame(state)
+    assert "step 7" in text and "no value yet" in text and "no times in these rows" in text
+    data: dict[str, Any] = state.to_json()
+    assert (data["curve"], data["players"], data["phases"], data["version"]) == ([], {}, {}, 6)
+
+
+def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
+    row = {"time/push": 0.1, "time/rollout": 5.0, "time/train": 4.0, "time/recall": None, "step": 1}
+    assert phases(row) == {"push": 0.1, "rollout": 5.0, "train": 4.0}
+    assert phases({**row, "time/wait": 1.5, "time/recall": 0.5}) == {
+        "push": 0.1,
+        "wait": 1.5,
+        "recall": 0.5,
+        "train": 4.0,
+    }
+
+
+def test_the_version_of_an_overlapped_step_is_the_one_that_played(tmp_path: Path) -> None:
+    add_row(tmp_path, 9, staleness=1.0)
+    assert RunWatch(tmp_path).look().version == 7
+
+
+def test_figures_and_durations_are_short() -> None:
+    assert [shown(value) for value in (None, 0.0, 2.5859, 0.01234, 3.6e-7, 123.4, 2e6)] == [
+        "–", "0", "2.59", "0.0123", "3.6e-07", "123", "2.0e+06"
+    ]  # fmt: skip
+    assert [duration(value) for value in (0.4, 59.7, 185, 7620, 273600)] == [
+        "0 s", "1 min 00 s", "3 min 05 s", "2 h 07 min", "3 d 4 h"
+    ]  # fmt: skip
+
+
+def test_a_spark_line_rises_with_its_values() -> None:
+    assert spark_line([0.0, 7.0], 8) == "▁█"
+    assert spark_line([float(number) for number in range(8)], 8) == "▁▂▃▄▅▆▇█"
+    assert spark_line([2.0, 2.0, 2.0], 2) == "▁▁"
+    assert spark_line([], 5) == spark_line([1.0], 0) == ""
+    assert bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
+
+
+def test_a_braille_curve_goes_from_corner_to_corner() -> None:
+    assert braille_curve([(0, 0.0), (1, 1.0)], 2, 1, 0.0, 1.0) == ["⡠⠊"]
+    assert braille_curve([(5, 3.0)], 2, 2, 3.0, 3.0) == ["⠀⠀", "⠁⠀"]
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=60), st.integers(1, 30), st.integers(1, 6))
+def test_every_point_of_a_braille_curve_is_inside(values: list[float], width: int, height: int) -> None:
+    lines = braille_curve(list(enumerate(values)), width, height, min(values, default=0), max(values, default=0))
+    assert [len(line) for line in lines] == [width] * height
+    assert any(character != "⠀" for line in lines for character in line) == bool(values)

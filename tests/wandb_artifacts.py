@@ -1,0 +1,153 @@
+"""A stand-in for W&B's service on loopback that has one artifact, and gives it to W&B's own library."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from wandb_backend import KEY
+
+TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"
+
+
+class Store(ThreadingHTTPServer):
+    """Serves a folder as version 3 of `team/hanabi/<name>`, alias `best`.
+
+    Attributes:
+        seen: GraphQL operations and paths, in order.
+        kind: The artifact's type.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, name: str, kind: str = "model") -> None:
+        import wandb
+
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.name, self.kind = folder, name, kind
+        self.seen: list[str] = []
+        artifact = wandb.Artifact(name, type=kind)
+        artifact.add_dir(str(folder), skip_cache=True, policy="immutable")
+        artifact.finalize()
+        self.manifest: dict[str, Any] = artifact.manifest.to_manifest_json()
+        for entry in self.manifest["contents"].values():
+            entry.pop("local_path", None)
+        self.digest, self.size = artifact.digest, artifact.size
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
+
+    def answer(self, operation: str, variables: dict[str, Any]) -> Any:
+        if operation == "Viewer":
+            return {"viewer": {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}}
+        if operation == "GetDefaultEntity":
+            return {"viewer": {"id": "u", "entity": "team"}}
+        if operation == "ServerFeaturesQuery":
+            return {"serverInfo": {"features": []}}
+        if operation == "ArtifactMembershipByName":
+            found = variables["name"] in (f"{self.name}:best", f"{self.name}:v3", f"{self.name}:latest")
+            member = self._membership() if found and variables["project"] == PROJECT else None
+            return {"project": {"artifactCollectionMembership": member}}
+        if operation == "FetchArtifactManifest":
+            url = {"id": "f", "directUrl": f"{self.url}/manifest"}
+            return {"artifact": {"currentManifest": {"id": "m", "file": url}}}
+        if operation == "GetArtifactMembershipFileUrls":
+            nodes = [
+                {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
+                for name in self.manifest["contents"]
+            ]
+            page = {"hasNextPage": False, "endCursor": None}
+            files = {"artifactMembership": {"files": {"pageInfo": page, "edges": nodes}}}
+            return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}}
+        return None
+
+    def _membership(self) -> dict[str, Any]:
+        project = {"id": "p", "internalId": "i", "name": PROJECT, "entity": TEAM}
+        sequence = {"__typename": "ArtifactSequence", "name": self.name, "project": project}
+        now = "2026-01-01T00:00:00"
+        artifact = {
+            "__typename": "Artifact",
+            "id": f"a-{self.server_port}",
+            "artifactSequence": sequence,
+            "versionIndex": 3,
+            "artifactType": {"name": self.kind},
+            "description": None,
+            "metadata": "{}",
+            "ttlDurationSeconds": -2,
+            "ttlIsInherited": True,
+            "tags": [],
+            "historyStep": None,
+            "state": "COMMITTED",
+            "size": self.size,
+            "digest": self.digest,
+            "commitHash": None,
+            "fileCount": len(self.manifest["contents"]),
+            "createdAt": now,
+            "updatedAt": None,
+            "aliases": [],
+        }
+        aliases = [{"__typename": "ArtifactAlias", "id": alias, "alias": alias} for alias in ("best", "latest")]
+        return {
+            "__typename": "ArtifactCollectionMembership",
+            "id": "x",
+            "versionIndex": 3,
+            "createdAt": now,
+            "aliases": aliases,
+            "artifactCollection": sequence,
+            "artifact": artifact,
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Store
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.path != "/graphql":
+            return self._give(b"{}")
+        query = json.loads(body)
+        operation = query.get("operationName") or query["query"].split("(")[0].split("{")[0].split()[-1]
+        self.server.seen.append(operation)
+        data = self.server.answer(operation, query.get("variables") or {})
+        known = {"data": data} if data is not None else {"errors": [{"message": f"{operation} is not known here"}]}
+        self._give(json.dumps(known).encode())
+
+    def do_GET(self) -> None:
+        self.server.seen.append(self.path)
+        if self.path == "/manifest":
+            return self._give(json.dumps(self.server.manifest).encode())
+        self._give((self.server.folder / unquote(self.path).removeprefix("/files/")).read_bytes())
+
+    def _give(self, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def artifact_store(folder: Path, name: str, kind: str = "model") -> Iterator[Store]:
+    """Serve a folder as an artifact for the length of a block."""
+    server = Store(folder, name, kind)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
