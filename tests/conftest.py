@@ -10,12 +10,22 @@ import psutil
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+pytest_plugins = ["drills"]
+
 ROOT = Path(__file__).parent.parent
+_ENGINE = ("conformance", "e2e", "faults")
+"""Folders of tests that start engines and trainers: one process runs them all, so that no two engines work at once."""
 _GRACE_SECONDS = 20
 
 # A machine with other work to do is no fault of an example.
 hypothesis_settings.register_profile("no-deadline", deadline=None)
 hypothesis_settings.load_profile("no-deadline")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in _ENGINE:
+            item.add_marker(pytest.mark.xdist_group("engine"))
 
 
 @pytest.fixture(autouse=True)

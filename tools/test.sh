@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Lint, types and tests. Options go to pytest: bash tools/test.sh -k settings
+#
+# Two processes: one for the tests that start engines, in turn, one for the others. One for all: bash tools/test.sh -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
@@ -8,4 +10,4 @@ ruff check
 ruff format --check
 mypy
 # Last, and not through a pipe: its summary is the last line, its exit status this script's.
-exec pytest "$@"
+exec pytest -n 2 --dist loadgroup "$@"
