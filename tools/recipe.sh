@@ -3,7 +3,8 @@
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, seed, steps and deals,
 #                                 and sets the training's settings; those of the shell and of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
-#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
+#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh);
+#                                 with RECIPE_START=tiny that is the tiny model as it is
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
@@ -14,6 +15,13 @@ recipe_settings() {
             exit 2
         fi
     done
+    case ${RECIPE_START:-warm} in
+    warm | tiny) ;;
+    *)
+        echo "$name: RECIPE_START='$RECIPE_START': must be warm or tiny." >&2
+        exit 2
+        ;;
+    esac
     case $board in
     laptop | marshal-mini) ;;
     *)
@@ -43,9 +51,12 @@ warm_start() {
     local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$board-seed-$seed
     export MODEL=$tiny DATASET=$folder/deals.jsonl
     run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
-    if [ ! -d "$warm/model" ]; then
+    if [ "${RECIPE_START:-warm}" = tiny ] || [ ! -d "$warm/model" ]; then
         say "tiny model of $board, seed $seed"
         run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+    fi
+    if [ "${RECIPE_START:-warm}" = tiny ]; then return; fi
+    if [ ! -d "$warm/model" ]; then
         # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
         say "warm start: games of the hint bot with 10 % random moves, log $folder/warm_start.log"
         run "$folder/warm_start.log" hanabi-grpo warm-start hint-bot --preset "$board" --full --steps 400 --noise 0.1 \

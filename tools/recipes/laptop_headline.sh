@@ -6,6 +6,7 @@
 #
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
+#   RECIPE_START  warm: a model that learned the hint bot's games; tiny: one that hardly knows the game (warm)
 #   RECIPE_STEPS  optimizer steps (300 on laptop, 200 on marshal-mini)
 #   RECIPE_DEALS  held-out deals of each evaluation (2000)
 #
@@ -22,7 +23,9 @@ source tools/recipe.sh
 
 recipe_settings 300 2000
 if [ "$board" = marshal-mini ]; then steps=${RECIPE_STEPS:-200}; fi
-out=outputs/headline/$board-$seed folder=outputs/headline/logs-$board-$seed-$(date +%Y%m%d-%H%M%S)
+variant=$board-$seed
+if [ "${RECIPE_START:-warm}" = tiny ]; then variant=$board-tiny-$seed; fi
+out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
 mkdir -p "$folder"
 source tools/session.sh
@@ -32,7 +35,7 @@ warm_start
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "before: $deals held-out deals with the warm start, sampled"
+say "before: $deals held-out deals with the model as it starts, sampled"
 run - hanabi-grpo evaluate base --label start --deals "$deals" --out "$folder/start.json"
 
 say "training: $steps steps, log $folder/train.log"
