@@ -13,6 +13,7 @@ from hanabi_grpo.commands.chart import chart
 from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.export import export
 from hanabi_grpo.commands.report_page import report_page
+from hanabi_grpo.commands.simulate import simulate
 from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.commands.watch import watch
@@ -56,7 +57,11 @@ app = typer.Typer(
 def serve(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Start the rollout server (terminal 1). Further options go to vLLM."""
+    """Start the rollout server (terminal 1). Further options go to vLLM.
+
+    Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
+    HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
+    """
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -71,7 +76,11 @@ def serve(
 def train(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Wait for the server, then train (terminal 2). Further options go to ms-swift."""
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift.
+
+    Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
+    NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
+    """
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -106,7 +115,12 @@ def evaluate(
     no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")] = False,
     own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
-    """Play held-out deals, beside random and blind play of the same deals; interrupted, the same command goes on."""
+    """Play held-out deals, beside random and blind play of the same deals; interrupted, the same command goes on.
+
+    Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
+    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
+    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
+    """
     from hanabi_grpo.commands.evaluate import evaluate as run
 
     run(
@@ -140,7 +154,10 @@ def collect(
     no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Every deal in the seat order typed.")] = False,
     own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
-    """Record games of a line-up as JSON lines, without training; interrupted, the same command goes on."""
+    """Record games of a line-up as JSON lines, without training; interrupted, the same command goes on.
+
+    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    """
     from hanabi_grpo.commands.collect import collect as run
 
     run(
@@ -178,7 +195,10 @@ def cross_play(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
-    """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners."""
+    """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners.
+
+    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    """
     from hanabi_grpo.commands.cross_play import cross_play as run
 
     run(
@@ -204,7 +224,7 @@ def tiny_model(
     steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
-    """Make the tiny model that trains on a laptop; at once when it is there already."""
+    """Make the tiny model that trains on a laptop, for HANABI_PLAYERS players; at once when it is there already."""
     from hanabi_grpo.commands.tiny_model import tiny_model as run
 
     run(out, presets=preset or [], seed=seed, steps=steps, force=force)
@@ -250,7 +270,7 @@ def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
 ) -> None:
-    """Show every setting, its value, and where that came from."""
+    """Show every setting, which is an environment variable, its value, and where that came from."""
     import json
 
     from hanabi_grpo.commands.console import make_console
@@ -298,7 +318,11 @@ def doctor(
     role: Annotated[str, typer.Option(help="The terminal that this shell is for: server, trainer or both.")] = "both",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
 ) -> None:
-    """Look at everything that both terminals need, and say what to do; exits with 1 when something fails."""
+    """Look at everything that both terminals need, and say what to do; exits with 1 when something fails.
+
+    Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS,
+    HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and VLLM_CPU_KVCACHE_SPACE.
+    """
     from hanabi_grpo.commands.doctor import doctor as run
 
     run(role, as_json=as_json)
@@ -317,7 +341,10 @@ def conventions(
     as_json: Annotated[bool, typer.Option("--json", help="The figures on standard output too.")] = False,
     own: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command alone.")] = False,
 ) -> None:
-    """Show what moves mean to a team: P(next move | my move), what hints tell, information per play; one page."""
+    """Show what moves mean to a team: P(next move | my move), what hints tell, information per play; one page.
+
+    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    """
     from hanabi_grpo.commands.conventions import conventions as run
 
     run(
@@ -353,6 +380,7 @@ app.add_typer(games)
 app.command()(compare)
 app.command()(watch)
 app.command()(chart)
+app.command()(simulate)
 app.command("report-page")(report_page)
 app.command()(export)
 app.command()(upload)

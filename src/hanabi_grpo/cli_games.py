@@ -24,7 +24,10 @@ def view(
     hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
 ) -> None:
-    """Watch recorded games: what each player saw, thought, said and did, and what it earned."""
+    """Watch recorded games: what each player saw, thought, said and did, and what it earned.
+
+    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
+    """
     from hanabi_grpo.commands.view import view as run
 
     run(
@@ -61,7 +64,10 @@ def play(
     resume: Annotated[Path | None, typer.Option(help="Go on with an unfinished game, *.unfinished.json.")] = None,
     own: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this game.")] = False,
 ) -> None:
-    """Play a game yourself, with scripts or models as partners; ? at the prompt lists your moves."""
+    """Play a game yourself, with scripts or models as partners; ? at the prompt lists your moves.
+
+    Environment: with models, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    """
     from hanabi_grpo.commands.play import play as run
 
     code = run(

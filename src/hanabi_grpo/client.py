@@ -15,10 +15,10 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.handshake import CommitAnswer, LendAnswer, ReplyAnswer, config_digest
 from hanabi_grpo.http_calls import WHO, as_model
 from hanabi_grpo.seating import frozen_name, seat_adapter
-from hanabi_grpo.session_client import ClientTimeouts, SessionClient, server_url
+from hanabi_grpo.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
 from hanabi_grpo.types import DroppedGame, Episode, Reply
 
-__all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "server_url"]
+__all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "each_server", "server_name", "server_url"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ here is a function of its arguments; nothing is read or sent.
 
 import difflib
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Protocol
 
+from hanabi_grpo.checkpoint_words import is_remote, short_name, split_adapter, split_seat
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies import SCRIPTED
 from hanabi_grpo.seating import BASE, is_scripted
@@ -26,8 +26,6 @@ MAX_LENT = 16
 """Frozen adapters that a rollout server holds at once."""
 BLOCK = 16
 """Deals within which the share of deals with a partner is kept to the next whole number."""
-_FIXED = re.compile(r"(player_[0-9]+)\s*=\s*(.*)", re.ASCII)
-_CHOSEN = re.compile(r"(.+):([A-Za-z0-9_]{1,64})", re.ASCII)
 
 
 class PoolSettings(Protocol):
@@ -63,7 +61,7 @@ class Partner:
     seat: int | None = None
     """The only seat that it takes; None: any."""
     folder: Path | None = None
-    """A checkpoint or a run; None: a script, the base model, or an earlier version."""
+    """A checkpoint, a run, or a word such as hf:org/repo; None: a script, the base model, or an earlier version."""
     adapter: str | None = None
     """The only adapter of the folder that is used; None: the one of the seat."""
 
@@ -85,9 +83,9 @@ def parse_pool(entries: Sequence[str], num_players: int) -> tuple[Partner, ...]:
     """Read HANABI_PARTNERS.
 
     Args:
-        entries: Each a script's name, "base", "earlier", or a folder with a slash in it (a run's newest checkpoint or a
-            `checkpoint-N`), with ":player_0" behind it to choose one of its adapters; "player_1=" before any of them
-            fixes the seat.
+        entries: Each a script's name, "base", "earlier", a folder with a slash in it (a run's newest checkpoint or a
+            `checkpoint-N`) or a remote word, with ":player_0" behind it to choose one of its adapters; "player_1="
+            before any of them fixes the seat.
         num_players: Of the games.
 
     Raises:
@@ -223,31 +221,27 @@ def describe_pool(pool: Sequence[Partner], share: float) -> str:
 
 
 def _parse(entry: str, num_players: int) -> Partner:
-    fixed = _FIXED.fullmatch(entry)
-    word = fixed[2] if fixed else entry
+    player, word = split_seat(entry)
     names = player_names(num_players)
-    if fixed and fixed[1] not in names:
-        raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {fixed[1]} is not at the table; allowed: {', '.join(names)}.")
-    seat = names.index(fixed[1]) if fixed else None
+    if player is not None and player not in names:
+        raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
+    seat = None if player is None else names.index(player)
     if word in (EARLIER, BASE) or is_scripted(word):
         return Partner(word=word, name=word, seat=seat)
-    if "/" in word:
-        chosen = _CHOSEN.fullmatch(word)
-        folder = Path(chosen[1] if chosen else word)
-        name = folder.name or "checkpoint"
+    if "/" in word or is_remote(word):
+        place, adapter = split_adapter(word)
+        folder = Path(place)
+        name = short_name(folder)
         return Partner(
-            word=word,
-            name=f"{name}.{chosen[2]}" if chosen else name,
-            seat=seat,
-            folder=folder,
-            adapter=chosen[2] if chosen else None,
+            word=word, name=f"{name}.{adapter}" if adapter else name, seat=seat, folder=folder, adapter=adapter
         )
     known = (*SCRIPTED, BASE, EARLIER)
     close = difflib.get_close_matches(word[:80], known, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise SettingsError(
         f"HANABI_PARTNERS: {entry[:80]!r}: no such partner; allowed are {', '.join(known)}, or a checkpoint's folder "
-        f"with a slash in it (./checkpoint-50), each perhaps with player_1= before it.{hint}"
+        "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, each perhaps with "
+        f"player_1= before it.{hint}"
     )
 
 
@@ -260,7 +254,8 @@ def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     for partner in pool:
         name = partner.name
         if partner.folder is not None and len(words[name]) > 1:
-            name = f"{partner.folder.parent.name}.{name}" if partner.folder.parent.name else name
+            parent = partner.folder.parent.name.replace(":", ".")
+            name = f"{parent}.{name}" if parent else name
         number, free = 1, name
         while free in names.values() and names.get(partner.word) != free:
             number += 1

@@ -5,42 +5,43 @@
 | `wandb:entity/project/name:alias` | an artifact; alias `latest` and the entity of one's key when left out |
 | `hf:org/repo`, `hf:org/repo@revision` | a repository that `hanabi-grpo export` made |
 
-Behind either, `:player_1` chooses an adapter. Line-ups, `view` and `export` turn a word into a folder here, and go on
-as if that had been typed. Folders are under `outputs/downloads/`: W&B's files themselves, links into the
-hub's cache.
+Behind either, `:player_1` chooses an adapter. Line-ups, `view`, `export` and, by `used_checkpoints`, a training turn a
+word into a folder here, and go on as if that had been typed. Folders are under `outputs/downloads/`: W&B's files
+themselves, links into the hub's cache.
 """
 
 import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+from hanabi_grpo.checkpoint_words import HUB, WANDB, is_remote, split_adapter
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters, read_description
 from hanabi_grpo.settings import LoadedSettings, load_settings
-from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
-WANDB, HUB = "wandb:", "hf:"
+if TYPE_CHECKING:
+    from hanabi_grpo.tracking.artifact_words import ArtifactWord
+
 DOWNLOADS = Path("outputs/downloads")
 _HUB_NAME = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?:@([\w./-]{1,200}))?", re.ASCII)
-_HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors")
+_HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors", "episodes/*.jsonl")
+_HUB_SMALL_FILES = ("manifest.json", "*adapter_config.json")
 _NOT_NEEDED = ("merged/*", "trainer/*")
 _SHA_LENGTH = 12
 _STEP_FOLDER = re.compile(r"step_0*([0-9]{1,12})", re.ASCII)
 
 Say = Callable[[str], None]
+_Had = TypeVar("_Had")
 
 
 def say_aside(text: str) -> None:
     """Print a line on standard error, which no reader of `--json` reads."""
     sys.stderr.write(f"{text}\n")
-
-
-def is_remote(word: str) -> bool:
-    """Tell whether a word names something that lies elsewhere."""
-    return word.startswith((WANDB, HUB))
 
 
 def local_word(word: str, say: Say = say_aside) -> str:
@@ -54,11 +55,8 @@ def local_word(word: str, say: Say = say_aside) -> str:
     """
     if not is_remote(word):
         return word
-    name, colon, adapter = word.rpartition(":")
-    # The first colon belongs to "wandb:" and "hf:".
-    if ":" in name and adapter in (*player_names(MAX_PLAYERS), SHARED_ADAPTER):
-        return f"{local_folder(name, say)}{colon}{adapter}"
-    return str(local_folder(word, say))
+    name, adapter = split_adapter(word)
+    return f"{local_folder(name, say)}{f':{adapter}' if adapter else ''}"
 
 
 def local_folder(word: str, say: Say = say_aside) -> Path:
@@ -73,7 +71,7 @@ def local_folder(word: str, say: Say = say_aside) -> Path:
     """
     loaded = load_settings()
     with _dotenv(loaded):
-        folder = _hub_folder(word) if word.startswith(HUB) else _wandb_folder(word, loaded, say)
+        folder = _hub_folder(word) if word.startswith(HUB) else _from_wandb(word, loaded, say, _download)
     try:
         read_adapters(folder)
     except SettingsError as error:
@@ -82,11 +80,49 @@ def local_folder(word: str, say: Say = say_aside) -> Path:
     return folder
 
 
+def describe_remote(word: str, say: Say = lambda text: None) -> Path | SavedAdapters:
+    """Return the folder of a remote word that needs no download, and of another what its small files say.
+
+    Args:
+        word: Without an adapter behind it.
+        say: See `local_folder`.
+
+    Raises:
+        SettingsError: No such word, or it cannot be had.
+    """
+    loaded = load_settings()
+    with _dotenv(loaded):
+        if word.startswith(WANDB):
+            return _from_wandb(word, loaded, say, _describe)
+        from huggingface_hub import constants
+
+        if constants.is_offline_mode():
+            return _hub_folder(word)
+        with tempfile.TemporaryDirectory() as cache:
+            return read_description(_snapshot(word, _HUB_SMALL_FILES, cache))
+
+
+def pinned_word(word: str, folder: Path) -> str:
+    """Return the word of the very version that a folder holds, where W&B or the hub has one: aliases and branches move.
+
+    Example:
+        pinned_word("wandb:hanabi/laptop:best", Path("outputs/downloads/wandb/-/hanabi/laptop/v3"))
+        == "wandb:hanabi/laptop:v3"
+    """
+    if word.startswith(HUB):
+        return f"{word.partition('@')[0]}@{folder.resolve().name}"
+    kept = DOWNLOADS / "wandb"
+    if not folder.is_relative_to(kept):
+        return word
+    *names, version = [part for part in folder.relative_to(kept).parts if part != "-"]
+    return f"{WANDB}{'/'.join(names)}:{version}"
+
+
 def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Path, int | None]:
     """Return where the games of a path are, and which recorded step to take: that of a path as it is.
 
-    An artifact holds no games; one that was recorded on this disk stands for its run, and the last step of it that was
-    recorded up to the artifact's.
+    Sample games are in the artifact or repository. An artifact that was recorded on this disk stands for its run, which
+    has more of them: the last step that was recorded up to the artifact's.
 
     Args:
         path: As typed, maybe a remote word.
@@ -99,22 +135,31 @@ def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Pat
     word = str(path)
     if not is_remote(word):
         return path, step
-    folder = Path(local_word(word, say))
-    if (folder / "episodes").is_dir() or any(folder.glob("*.jsonl")):
-        return folder, step
-    run = folder.parent.parent
-    of_artifact = _STEP_FOLDER.fullmatch(folder.name)
-    if folder.parent.name != "artifacts" or of_artifact is None or not (run / "episodes").is_dir():
+    folder = local_folder(split_adapter(word)[0], say)
+    run, of_artifact = folder.parent.parent, _STEP_FOLDER.fullmatch(folder.name)
+    if folder.parent.name == "artifacts" and of_artifact is not None:
+        recorded = [
+            int(match[1]) for one in run.glob("episodes/*.jsonl") if (match := _STEP_FOLDER.fullmatch(one.stem))
+        ]
+        until = [one for one in recorded if one <= int(of_artifact[1])]
+        if until or step is not None:
+            return run, max(until) if step is None else step
+    if not (folder / "episodes").is_dir():
         raise SettingsError(
             f"{word}: {folder} holds adapters and no games. W&B shows sample games on the run's page (samples/replay); "
             "here, view takes the run's folder, or record new games: hanabi-grpo collect."
         )
-    recorded = [int(match[1]) for one in run.glob("episodes/*.jsonl") if (match := _STEP_FOLDER.fullmatch(one.stem))]
-    until = [one for one in recorded if one <= int(of_artifact[1])]
-    return run, max(until, default=None) if step is None else step
+    return folder, step
 
 
 def _hub_folder(word: str) -> Path:
+    snapshot = _snapshot(word, _HUB_FILES)
+    repo = word.removeprefix(HUB).partition("@")[0]
+    return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
+
+
+def _snapshot(word: str, files: Sequence[str], cache: str | None = None) -> Path:
+    """Return the hub's folder with some files of a repository, in its own cache or in another folder."""
     match = _HUB_NAME.fullmatch(word.removeprefix(HUB))
     if match is None:
         raise SettingsError(f"{word!r}: give hf:org/repo, or hf:org/repo@revision.")
@@ -122,9 +167,13 @@ def _hub_folder(word: str) -> Path:
 
     repo, revision = match[1], match[2]
     try:
-        snapshot = Path(
+        return Path(
             snapshot_download(
-                repo, revision=revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_NEEDED)
+                repo,
+                revision=revision,
+                allow_patterns=list(files),
+                ignore_patterns=list(_NOT_NEEDED),
+                cache_dir=cache,
             )
         )
     except errors.RepositoryNotFoundError as error:
@@ -144,7 +193,6 @@ def _hub_folder(word: str) -> Path:
     except (OSError, ValueError, errors.HfHubHTTPError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SettingsError(f"{word}: cannot be downloaded ({reason}). Look at repository and revision.") from error
-    return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
 
 
 def _link(link: Path, target: Path) -> Path:
@@ -160,9 +208,24 @@ def _link(link: Path, target: Path) -> Path:
     return link
 
 
-def _wandb_folder(word: str, loaded: LoadedSettings, say: Say) -> Path:
+def _download(wanted: "ArtifactWord", kept: Path) -> Path:
+    from hanabi_grpo.tracking.download import download_artifact
+
+    return download_artifact(wanted, kept)
+
+
+def _describe(wanted: "ArtifactWord", kept: Path) -> Path | SavedAdapters:
+    from hanabi_grpo.tracking.download import describe_artifact
+
+    return describe_artifact(wanted, kept)
+
+
+def _from_wandb(
+    word: str, loaded: LoadedSettings, say: Say, have: Callable[["ArtifactWord", Path], Path | _Had]
+) -> Path | _Had:
+    """Return what W&B gives by `have`, or a folder that is on this disk."""
     from hanabi_grpo.tracking.artifact_words import find_recorded, read_artifact_word
-    from hanabi_grpo.tracking.download import NotHad, download_artifact
+    from hanabi_grpo.tracking.download import NotHad
     from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 
     settings = loaded.settings
@@ -173,7 +236,7 @@ def _wandb_folder(word: str, loaded: LoadedSettings, say: Say) -> Path:
     reason = f"WANDB_MODE={settings.wandb_mode}"
     if settings.wandb_mode == "online":
         try:
-            return download_artifact(wanted, kept)
+            return have(wanted, kept)
         except NotHad as error:
             reason = str(error)
     here = find_recorded(wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])])

@@ -72,6 +72,34 @@ def read_adapters(folder: Path) -> SavedAdapters:
     )
 
 
+def read_description(folder: Path) -> SavedAdapters:
+    """Read what a checkpoint's small files say, its manifest and the adapters' configurations; weights are no bytes.
+
+    Raises:
+        SettingsError: There is no manifest that lists adapters, or a file is missing or not the one that was written.
+    """
+    manifest = _manifest(folder)
+    if manifest is None:
+        raise SettingsError(f"{folder.name}: has no {MANIFEST} that lists its adapters.")
+    adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
+    for name in sorted(manifest.files):
+        weights = folder / name
+        if weights.name != WEIGHTS:
+            continue
+        try:
+            config = json.loads(_read(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
+            adapter = _alone(folder, manifest) if weights.parent == folder else weights.parent.name
+            adapters[adapter] = (b"", adapter_config_for_wire(config))
+        except (OSError, ValueError, AttributeError) as error:
+            raise SettingsError(f"{name}: its {CONFIG} cannot be read ({error}).") from error
+    if not adapters:
+        raise SettingsError(f"{MANIFEST} lists no {WEIGHTS}.")
+    rank = next(iter(adapters.values()))[1].get("r")
+    if type(rank) is not int:
+        raise SettingsError(f"its adapters need a LoRA rank, but have {rank!r}.")
+    return SavedAdapters(step=manifest.step, lora_rank=rank, adapters=adapters, facts=manifest.facts)
+
+
 def newest_checkpoint(folder: Path) -> Path:
     """Return a checkpoint's folder as it is, and for a run the newest one that is whole.
 
@@ -126,13 +154,17 @@ def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
     if found or not (folder / WEIGHTS).is_file():
         return found
+    return {_alone(folder, manifest): folder / WEIGHTS}
+
+
+def _alone(folder: Path, manifest: Manifest | None) -> str:
     names = manifest.facts.get("adapters") if manifest else None
     if not (isinstance(names, list) and len(names) == 1 and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)):
         raise SettingsError(
             f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. Put it into "
             "checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
-    return {names[0]: folder / WEIGHTS}
+    return str(names[0])
 
 
 def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:

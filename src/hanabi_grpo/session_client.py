@@ -20,6 +20,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.http_calls import as_model, as_object, call_json
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.servers import split_address
 from hanabi_grpo.wire import PROTOCOL
 
 logger = logging.getLogger(__name__)
@@ -27,9 +28,36 @@ _TRIES = 3
 
 
 def server_url(settings: Settings) -> str:
-    """Return the server's address, e.g. "http://127.0.0.1:8000"."""
+    """Return the address of the server, or of the first of several, e.g. "http://127.0.0.1:8000"."""
+    return f"http://{server_name(each_server(settings)[0])}"
+
+
+def each_server(settings: Settings) -> tuple[Settings, ...]:
+    """Return the settings once for each server of VLLM_SERVER_HOST; each names one host and its port.
+
+    Raises:
+        SettingsError: No such list.
+    """
+    found = []
+    try:
+        for word in settings.vllm_server_host.split(","):
+            host, port = split_address(word)
+            one = {"vllm_server_host": host, "vllm_server_port": port or settings.vllm_server_port}
+            found.append(settings.model_copy(update=one))
+    except ValueError as error:
+        raise SettingsError(f"VLLM_SERVER_HOST={settings.vllm_server_host!r}: {error}.") from error
+    names = [server_name(one) for one in found]
+    if len(set(names)) < len(names):
+        raise SettingsError(
+            f"VLLM_SERVER_HOST={settings.vllm_server_host!r} means {', '.join(names)}: name each server once."
+        )
+    return tuple(found)
+
+
+def server_name(settings: Settings) -> str:
+    """Return the host and port of settings that name one server, e.g. "gpu7:8000"."""
     host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
-    return f"http://{host}:{settings.vllm_server_port}"
+    return f"{host}:{settings.vllm_server_port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def test_nothing_fails_where_all_is_well_and_the_exit_code_is_0(sound: Path) -> 
     assert (code, report["fail"]) == (0, 0), [check for check in report["checks"] if check["status"] == "fail"]
     assert [check["name"] for check in report["checks"]][:3] == ["settings", "names", "folder"]
     assert list(report) == ["checks", "ok", "warn", "fail", "skip"]
-    assert all(list(check) == ["name", "status", "finding", "remedy", "seconds"] for check in report["checks"])
+    assert all(list(check) == ["name", "status", "finding", "remedy", "seconds", "see"] for check in report["checks"])
     statuses = [check["status"] for check in report["checks"]]
     assert all(report[status] == statuses.count(status) for status in ("ok", "warn", "fail", "skip"))
 
@@ -70,6 +70,8 @@ def test_a_failure_makes_the_exit_code_1_and_the_others_still_run(sound: Path, m
     code, report = run("--role", "trainer")
     status = {check["name"]: check["status"] for check in report["checks"]}
     assert code == 1 and status["dataset"] == "fail" and status["model"] == "ok" and status["batch"] == "skip"
+    see = {check["name"]: check["see"] for check in report["checks"]}
+    assert (see["dataset"], see["model"], see["batch"]) == ("docs/troubleshooting.md#dataset", "", "")
 
 
 def test_an_unknown_role_is_a_usage_error() -> None:
@@ -173,14 +175,15 @@ def test_a_check_that_raises_is_a_failure_and_the_next_one_runs() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 def test_lines_read_without_colour_and_remedies_stay_whole(width: int) -> None:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    check = warn("port", "long " * 40, "export PORT=1 " * 10 + "\nsecond")
+    check = warn("run folder", "long " * 40, "export PORT=1 " * 10 + "\nsecond")
     for line, whole in report_lines(check):
         console.print(line, soft_wrap=whole)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert lines[0].startswith("! warn port           long long")
+    assert lines[0].startswith("! warn run folder     long long")
     assert all(len(line) <= width for line in lines if "→" not in line)
-    assert lines[-2].strip() == "→ " + ("export PORT=1 " * 10).strip()
-    assert lines[-1].strip() == "→ second"
+    assert lines[-3].strip() == "→ " + ("export PORT=1 " * 10).strip()
+    assert lines[-2].strip() == "→ second"
+    assert lines[-1].strip() == "see docs/troubleshooting.md#run-folder"
 
 
 def test_the_summary_counts_every_status() -> None:

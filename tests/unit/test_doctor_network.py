@@ -68,6 +68,10 @@ def test_ports_that_differ_are_warned_of() -> None:
     assert (check.status, check.remedy) == ("warn", "export VLLM_SERVER_PORT=8001")
     assert only(find(network.port_agreement_checks)).status == "ok"
     assert only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7")).status == "ok"
+    one = only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7,localhost:8002"))
+    assert (one.status, one.remedy) == ("warn", "export PORT=8002")
+    two = only(find(network.port_agreement_checks, VLLM_SERVER_HOST="127.0.0.1:8001,127.0.0.1:8002"))
+    assert two.status == "ok" and "[8001, 8002]" in two.finding
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,11 @@ def test_ports_that_differ_are_warned_of() -> None:
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.b, 127.0.0.1"}, "127.0.0.1", None),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": ".example.org"}, "gpu7.example.org", None),
         ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*"}, "gpu7", None),
+        (
+            {"HTTP_PROXY": "http://p:1", "NO_PROXY": "gpu7"},
+            "gpu7:8001,gpu8",
+            'export NO_PROXY="$NO_PROXY,gpu8,localhost"',
+        ),
     ],
 )
 def test_a_proxy_without_an_exemption_is_warned_of(shell: dict[str, str], host: str, remedy: str | None) -> None:
@@ -227,3 +236,11 @@ def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them(adap
     assert pattern in remedies
     subprocess.run(f"rm -r {pattern}", shell=True, check=True)
     assert not adapters_of_a_dead_server.exists()
+
+
+def test_every_server_of_a_list_is_looked_at(folder: Path) -> None:
+    with answering(200, {"instance_id": "abc", **identity(folder)}) as port:
+        hosts = f"127.0.0.1:{port},127.0.0.1:{free_port()}"
+        first, second = find(server.server_checks, MODEL=folder, VLLM_SERVER_HOST=hosts)
+    assert first.status == "ok" and f"127.0.0.1:{port} fits" in first.finding
+    assert second.status == "skip" and "the trainer waits for it" in second.finding

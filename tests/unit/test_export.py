@@ -23,6 +23,9 @@ from hanabi_grpo.evaluation import evaluate_scripted
 from hanabi_grpo.evaluation_result import EvaluationResult, write_result
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.saved_adapters import read_adapters
 from hanabi_grpo.seating import frozen_name
 from hanabi_grpo.settings import load_settings, settings_json
@@ -119,6 +122,25 @@ def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: 
     assert parse_line_up("./hub/player_1,iggi", 2).needs_server
     assert run_export("hub", "--out", "again").exit_code == 0
     assert (Path("again/player_0/README.md").read_text()).count("HANABI_OBSERVATION") >= 1
+
+
+def test_a_team_takes_recorded_games_along_which_view_shows(trained: Path) -> None:
+    run = Path(shutil.copytree(trained / "run", "run"))
+    policies = [make_policy("random")] * LAPTOP.players
+    for step in (40, 60):
+        write_episodes(run, step, [play_episodes_sync(LAPTOP, policies, "train", [seed] * 2) for seed in range(6)])
+    assert run_export(run, "--out", "hub").exit_code == 0
+    assert [path.name for path in Path("hub/episodes").iterdir()] == ["step_000040.jsonl"]
+    check_checkpoint(Path("hub"))
+    assert "hanabi-grpo view FOLDER" in Path("hub/README.md").read_text()
+    assert "hanabi-grpo view FOLDER" not in Path("hub/player_0/README.md").read_text()
+    shown = CliRunner().invoke(app, ["view", "hub", "--html", "page.html"])
+    assert shown.exit_code == 0, shown.output
+    assert "step_000040.jsonl of hub" in Path("page.html").read_text()
+    assert run_export("hub", "--out", "again").exit_code == 0
+    assert (
+        Path("again/episodes/step_000040.jsonl").stat().st_size == Path("hub/episodes/step_000040.jsonl").stat().st_size
+    )
 
 
 def test_no_file_names_a_path_a_key_or_the_machine(trained: Path) -> None:

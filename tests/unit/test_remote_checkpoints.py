@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -213,6 +214,9 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         with pytest.raises(SettingsError, match=r"W&B says: .*laptop:end.* not found.*downloaded versions of it: v3"):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place
+    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+    assert {game.source for game in games} == {"step_000002"} and len(games) == 4, "those that went up with it"
+    shutil.rmtree(place / "episodes")
     with pytest.raises(SettingsError, match="holds adapters and no games"):
         choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
     assert [path.name for path in place.parent.iterdir()] == ["v3"]
@@ -256,10 +260,18 @@ def test_when_wandb_refuses_or_fails_the_disk_is_asked_and_the_error_says_why(
             local_folder("wandb:hanabi/laptop:end")
 
 
-def look_up(word: str, **variables: str) -> str:
+DESCRIBE = """
+import sys
+from hanabi_grpo.remote_checkpoints import describe_remote
+found = describe_remote(sys.argv[1])
+print(found.step, {name: (weights, config["r"]) for name, (weights, config) in found.adapters.items()})
+"""
+
+
+def look_up(word: str, script: str = LOOK_UP, **variables: str) -> str:
     known = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environ = {**known, "HF_HOME": str(Path("hf").absolute()), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
-    words = [sys.executable, "-c", LOOK_UP, word]
+    words = [sys.executable, "-c", script, word]
     return subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -277,6 +289,10 @@ def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network
     (team / "merged").mkdir()
     (team / "merged/adapter_model.safetensors").write_bytes(b"large")
     with hub({"org/team": team, "org/one": repository(tmp_path / "one")}) as store:
+        described = look_up("hf:org/team", DESCRIBE, HF_ENDPOINT=store.url)
+        assert described == "3 {'player_0': (b'', 8), 'player_1': (b'', 8)}"
+        assert look_up("hf:org/one", DESCRIBE, HF_ENDPOINT=store.url) == "9 {'player_1': (b'', 8)}"
+        assert store.given and not any(path.endswith(".safetensors") for path in store.given)
         first = look_up("hf:org/team", HF_ENDPOINT=store.url)
         assert first == "outputs/downloads/hf/org/team/0123456789ab"
         assert list(read_adapters(Path(first)).adapters) == list(PLAYERS)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,21 @@ from hypothesis import strategies as st
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.evaluation import evaluate_scripted
 from hanabi_grpo.evaluation_result import write_result
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.records import write_episodes
+from hanabi_grpo.replays.recording import read_recordings
+from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings, read_settings
+from hanabi_grpo.tracking import sample_games
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
 from hanabi_grpo.tracking.run_reader import RunReader
+from hanabi_grpo.tracking.sample_games import write_sample_games
 from hanabi_grpo.tracking.samples import COLUMNS, replay_page, sample_recordings, spread, table_rows
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.tracking.sections import section_name, sectioned
+from hanabi_grpo.types import Episode
 from tracked_runs import LAPTOP, PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
 
 
@@ -95,7 +103,15 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     assert folder == run / "artifacts/step_12"
     adapters = [f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")]
     assert files(folder) == sorted(
-        ["README.md", "evaluation/evaluation.json", "manifest.json", "settings.json", "training_score.json", *adapters]
+        [
+            "README.md",
+            "episodes/step_000012.jsonl",
+            "evaluation/evaluation.json",
+            "manifest.json",
+            "settings.json",
+            "training_score.json",
+            *adapters,
+        ]
     )
     for path in folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
@@ -210,6 +226,56 @@ def test_a_run_without_games_or_with_a_torn_file_has_no_samples(tmp_path: Path) 
     run = tracked_run(tmp_path / "b")
     (run / "episodes/step_000009.jsonl").write_text('{"torn": \nnothing')
     assert sample_recordings(run) == []
+
+
+def recorded_run(folder: Path, *steps: int) -> Path:
+    """Write a run whose recorded steps have 6 deals of 3 games, with token ids."""
+    folder.mkdir()
+    for step in steps:
+        policies = [make_policy("random")] * LAPTOP.players
+        groups = [
+            [_with_ids(one) for one in play_episodes_sync(LAPTOP, policies, "train", [seed] * 3)] for seed in range(6)
+        ]
+        write_episodes(folder, step, groups)
+    return folder
+
+
+def _with_ids(episode: Episode) -> Episode:
+    turns = tuple(replace(turn, prompt_ids=(1, 2), reply_ids=(3,), logprobs=(-0.5,)) for turn in episode.turns)
+    return replace(episode, turns=turns)
+
+
+def test_sample_games_are_whole_deals_of_the_last_step_before_the_checkpoint_without_tokens(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", 0, 10, 20)
+    assert write_sample_games(run, tmp_path / "a", 19) == tmp_path / "a/episodes/step_000010.jsonl"
+    games, notes = read_recordings([tmp_path / "a/episodes/step_000010.jsonl"])
+    everything, _ = read_recordings([run / "episodes/step_000010.jsonl"])
+    deals = [one.episode.seed for one in games]
+    assert notes == [] and 3 <= len(deals) <= 12
+    assert all(deals.count(seed) == 3 for seed in deals), "a deal is whole, so that advantages are those of training"
+    assert {one.episode.seed for one in spread(everything, 4)} == set(deals), "those of the replay page"
+    assert all(not (turn.prompt_ids or turn.reply_ids or turn.logprobs) for one in games for turn in one.episode.turns)
+    moves = {tuple(turn.action for turn in one.episode.turns) for one in everything}
+    assert {tuple(turn.action for turn in one.episode.turns) for one in games} <= moves
+    # What holds sample games already gives the same ones again.
+    assert write_sample_games(tmp_path / "a", tmp_path / "b", 10) is not None
+    again, first = (tmp_path / name / "episodes/step_000010.jsonl" for name in ("b", "a"))
+    assert sorted(again.read_text().splitlines()) == sorted(first.read_text().splitlines())
+
+
+def test_sample_games_are_bounded_in_bytes_and_none_are_taken_from_later_or_torn_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded_run(tmp_path / "run", 10)
+    assert write_sample_games(run, tmp_path / "a", 9) is None
+    sizes = [len(line) + 1 for line in (run / "episodes/step_000010.jsonl").read_bytes().splitlines()]
+    for most, name in ((max(sizes), "one"), (3 * max(sizes), "deal"), (10, "none")):
+        monkeypatch.setattr(sample_games, "MOST_BYTES", most)
+        path = write_sample_games(run, tmp_path / name, 10)
+        assert (path is None) == (name == "none")
+        assert path is None or 0 < path.stat().st_size <= most
+    (run / "episodes/step_000011.jsonl").write_text('{"torn": 1}\n{"torn')
+    assert write_sample_games(run, tmp_path / "torn", 11) is None
 
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 12))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hanabi_grpo.checkpoint_words import HUB, split_seat
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
 from hanabi_grpo.settings.variables import is_secret, typed
 
@@ -37,13 +38,14 @@ def set_environ(loaded: LoadedSettings, terminal: str) -> None:
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:
-    """Return switches that keep libraries off the network; none when the model must come from a hub.
+    """Return switches that keep libraries off the network; none when the model or a checkpoint must come from a hub.
 
     A model folder needs nothing from a hub, and without these switches a machine that is offline waits through
     every library's retries. `USE_HF` makes ms-swift take models from the hub that vLLM takes them from.
     """
     quiet = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
-    if not Path(settings.model).is_dir():
+    from_hub = any(split_seat(entry)[1].startswith(HUB) for entry in (*settings.start_from, *settings.partners))
+    if from_hub or not Path(settings.model).is_dir():
         return quiet
     return {**quiet, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 

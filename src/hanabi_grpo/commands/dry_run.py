@@ -80,7 +80,8 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
             "engine": {**asdict(config), **slots},
         }
     else:
-        from hanabi_grpo.client import server_url
+        from hanabi_grpo.client import each_server, server_url
+        from hanabi_grpo.commands.nodes import read_nodes
         from hanabi_grpo.commands.train import trainer_argv
         from hanabi_grpo.resume import plan_resume
         from hanabi_grpo.runs import run_folder_name
@@ -91,9 +92,9 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         if settings.api_key:
             environ["HANABI_API_KEY"] = "********"
         plan |= {
-            "command": trainer_argv(settings, run_folder / "settings.json", extra_args),
+            "command": trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes()),
             "processes": settings.nproc_per_node,
-            "waits_for": server_url(settings),
+            "waits_for": ", ".join(server_url(one) for one in each_server(settings)),
             "waits_at_most": settings.server_timeout,
         }
     return {**plan, "environ": environ}

@@ -37,7 +37,7 @@ def export(
     """Write a hub-ready folder for each player: PEFT adapter, card with results and limits, manifest.
 
     The newest whole checkpoint of a run is taken. Evaluations of these very weights are put on the card: those that lie
-    in the run folder (evaluation*.json, evaluations/) and those given. Nothing is uploaded.
+    in the run folder or in its evaluations/ and those given. Nothing is uploaded.
 
     Environment: MODEL says where the base model is (--merged; else where the run had it), WANDB_MODE and
     WANDB_ENTITY how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE how hf: words are.

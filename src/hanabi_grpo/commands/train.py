@@ -12,8 +12,10 @@ from rich.console import Console
 
 from hanabi_grpo import waiting
 from hanabi_grpo.checkpoints import recover_checkpoints
+from hanabi_grpo.client import each_server, server_name
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
 from hanabi_grpo.commands.dry_run import SECTIONS
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.datasets import load_rows, mix_line, num_steps
 from hanabi_grpo.fingerprint import resolve_model
@@ -22,6 +24,7 @@ from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_s
 from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
 from hanabi_grpo.settings.variables import is_secret, typed
+from hanabi_grpo.used_checkpoints import KEY, fetch_used
 
 _TRAINER = "hanabi_grpo.training.main"
 _EXTENDED = ("OUTPUT_DIR", "RESUME", "MAX_STEPS", "NUM_TRAIN_EPOCHS")
@@ -43,6 +46,11 @@ def train(extra_args: list[str]) -> None:
     rows = load_rows(loaded.settings.dataset, loaded.settings)
     steps = num_steps(loaded.settings, rows)
     resolve_model(loaded.settings.model)
+    nodes = read_nodes()
+    check_nodes(nodes, loaded.settings, plan)
+    if nodes.joins and loaded.settings.output_dir is not None:
+        _start(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, console, "joining node 0")
+        return
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
         console.print(plan_line(loaded.settings, plan, steps), soft_wrap=True)
@@ -53,17 +61,22 @@ def train(extra_args: list[str]) -> None:
         if resume is not None and resume.step >= steps:
             console.print(f"To go on: {extend_command(loaded, folder, steps)}", soft_wrap=True, markup=False)
             return
-        wait_for_server(loaded, console)
+        used = fetch_used(
+            loaded.settings,
+            folder,
+            is_resumed=resume is not None and resume.checkpoint is not None,
+            say=lambda text: console.print(text, soft_wrap=True, markup=False),
+        )
+        for one in each_server(loaded.settings):
+            wait_for_server(replace(loaded, settings=one), console)
         settings_path = folder / "settings.json"
         if resume is not None:
             _set_aside(resume, console)
-        write_json_atomic(settings_path, {**settings_json(loaded), "dataset_sha256": dataset_sha256(loaded.settings)})
+        beside = {"dataset_sha256": dataset_sha256(loaded.settings), KEY: used}
+        write_json_atomic(settings_path, {**settings_json(loaded), **beside})
         write_resume(resume, folder)
-        command = trainer_argv(loaded.settings, settings_path, extra_args)
-        console.print(f"server is ready; starting {shlex.join(command)}", soft_wrap=True, markup=False)
-        sys.stdout.flush()
         # Inside the block: the trainer inherits the lock.
-        os.execvpe(command[0], command, trainer_environ(loaded))
+        _start(loaded, settings_path, extra_args, nodes, console, "server is ready")
 
 
 def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
@@ -111,11 +124,14 @@ def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
     )
 
 
-def trainer_argv(settings: Settings, settings_path: Path, extra_args: list[str]) -> list[str]:
+def trainer_argv(
+    settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes | None = None
+) -> list[str]:
     """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
-    launcher = []
-    if settings.nproc_per_node > 1:
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(settings.nproc_per_node)]
+    launcher, nodes = [], nodes or Nodes()
+    if settings.nproc_per_node > 1 or nodes.count > 1:
+        processes = ["--nproc_per_node", str(settings.nproc_per_node)]
+        launcher = ["-m", "torch.distributed.run", *nodes.launcher_options, *processes]
     return [sys.executable, *launcher, "-m", _TRAINER, "--settings", str(settings_path), *extra_args]
 
 
@@ -130,6 +146,8 @@ def wait_for_server(
 ) -> None:
     """Return once the server answers that it is healthy; remind of the command that starts it meanwhile.
 
+    Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
+
     Args:
         loaded: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_SERVER_TIMEOUT and the key.
         console: Where reminders go.
@@ -139,13 +157,26 @@ def wait_for_server(
     Raises:
         ServerError: The time is up, or the server refuses the key.
     """
+    servers = each_server(loaded.settings)
+    if len(servers) > 1:
+        first = f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, {server_name(servers[0])}"
+        console.print(first, soft_wrap=True, markup=False)
     waiting.wait_for_server(
-        loaded.settings,
+        servers[0],
         lambda text: console.print(text, soft_wrap=True, markup=False),
-        server_command=server_command(loaded),
+        server_command=server_command(replace(loaded, settings=servers[0])),
         remind=remind,
         poll=poll,
     )
+
+
+def _start(
+    loaded: LoadedSettings, settings_path: Path, extra_args: list[str], nodes: Nodes, console: Console, why: str
+) -> None:
+    command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
+    console.print(f"{why}; starting {shlex.join(command)}", soft_wrap=True, markup=False)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, trainer_environ(loaded))
 
 
 @contextmanager

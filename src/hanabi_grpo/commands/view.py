@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.checkpoint_manifest import MANIFEST
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.remote_checkpoints import games_place
@@ -117,21 +118,24 @@ def _name(files: Sequence[Path]) -> str:
 def _estimator(path: Path) -> Estimator:
     """Return the estimator that the run trained with; the default one where there is no run.
 
-    Whitening and the weights of the loss come after it, and a moving baseline is not known here: the step's own mean
-    stands for it.
+    A run and an artifact of it have `settings.json`, an exported folder has settings in its manifest. Whitening and the
+    weights of the loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
     """
     for folder in (path, path.resolve().parent.parent):
-        settings = folder / "settings.json"
-        if settings.is_file():
+        for file in (folder / "settings.json", folder / MANIFEST):
+            if not file.is_file():
+                continue
             try:
-                values = json.loads(settings.read_text(encoding="utf-8"))["settings"]
-                name, scale = values["HANABI_ADVANTAGE"], values.get("HANABI_ADVANTAGE_SCALE")
+                data = json.loads(file.read_text(encoding="utf-8"))
+                if file.name == MANIFEST and "settings" not in data:
+                    continue
+                name, scale = data["settings"]["HANABI_ADVANTAGE"], data["settings"].get("HANABI_ADVANTAGE_SCALE")
             except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-                raise SettingsError(f"{settings}: not the settings of a run ({error!r}).") from error
+                raise SettingsError(f"{file}: not the settings of a run ({error!r}).") from error
             if name not in ESTIMATORS:
-                raise SettingsError(f"{settings}: HANABI_ADVANTAGE={name!r}; known: {', '.join(ESTIMATORS)}.")
+                raise SettingsError(f"{file}: HANABI_ADVANTAGE={name!r}; known: {', '.join(ESTIMATORS)}.")
             if scale not in (None, "std", "none"):
-                raise SettingsError(f"{settings}: HANABI_ADVANTAGE_SCALE={scale!r}; known: std, none.")
+                raise SettingsError(f"{file}: HANABI_ADVANTAGE_SCALE={scale!r}; known: std, none.")
             return choose_estimator(name, scale)
     return choose_estimator(Settings().advantage)
 

@@ -40,7 +40,11 @@ def warm_start(
     full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
 ) -> None:
-    """Teach adapters, or with --full a whole model, to play like a script or like recorded games."""
+    """Teach adapters, or with --full a whole model, to play like a script or like recorded games.
+
+    Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and SEED; DATASET,
+    HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
+    """
     from hanabi_grpo.commands.playing import game_config
     from hanabi_grpo.settings import load_settings
     from hanabi_grpo.warm_start.games import Sources

@@ -11,6 +11,8 @@ Status = Literal["ok", "warn", "fail", "skip"]
 Role = Literal["server", "trainer", "both"]
 STATUSES: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
 ROLES: tuple[Role, ...] = ("server", "trainer", "both")
+PAGE = "docs/troubleshooting.md"
+"""What a failure or warning means and what to do; one heading for each name of a check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,11 @@ class Check:
     """Lines to type; never empty for warn and fail."""
     seconds: float = 0.0
     """How long it took."""
+
+    @property
+    def see(self) -> str:
+        """The place in the docs, e.g. "docs/troubleshooting.md#run-folder"; empty where nothing is wrong."""
+        return f"{PAGE}#{self.name.replace(' ', '-')}" if self.status in ("warn", "fail") else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

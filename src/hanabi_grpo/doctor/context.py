@@ -88,17 +88,20 @@ class Context:
 
     @cached_property
     def health(self) -> "Answer":
-        """What the address answers where the trainer looks for the server."""
+        """What the address answers where the trainer looks for the server, or for the first of several."""
+        from hanabi_grpo.client import each_server
         from hanabi_grpo.doctor.server import ask_health
 
-        return ask_health(self.settings.vllm_server_host, self.settings.vllm_server_port, self.settings)
+        first = each_server(self.settings)[0]
+        return ask_health(first.vllm_server_host, first.vllm_server_port, self.settings)
 
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, so that its memory is taken already."""
+        from hanabi_grpo.client import each_server
         from hanabi_grpo.doctor.server import is_local
 
-        return is_local(self.settings.vllm_server_host) and self.health.is_ours
+        return is_local(each_server(self.settings)[0].vllm_server_host) and self.health.is_ours
 
     @cached_property
     def rows(self) -> list[dict[str, Any]] | None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from hanabi_grpo.client import each_server
 from hanabi_grpo.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.processes import orphaned_engines, port_owner, rollout_servers
@@ -51,11 +52,16 @@ def port_checks(context: Context) -> Iterator[Check]:
 def port_agreement_checks(context: Context) -> Iterator[Check]:
     """Tell whether the trainer would look for the server where it listens."""
     settings = context.settings
-    if not is_local(settings.vllm_server_host):
+    ports = [one.vllm_server_port for one in each_server(settings) if is_local(one.vllm_server_host)]
+    if not ports:
         yield ok("ports agree", f"the trainer's server is elsewhere: {settings.vllm_server_host}")
-    elif settings.port != settings.vllm_server_port:
-        finding = f"PORT={settings.port}, but VLLM_SERVER_PORT={settings.vllm_server_port}: the trainer would wait"
-        way = f"export VLLM_SERVER_PORT={settings.port}"
+    elif len(ports) > 1:
+        yield ok("ports agree", f"several servers on this machine, each with a PORT of its own: {ports}")
+    elif settings.port != ports[0]:
+        named = ports[0] != settings.vllm_server_port
+        where = f"VLLM_SERVER_HOST={settings.vllm_server_host}" if named else f"VLLM_SERVER_PORT={ports[0]}"
+        finding = f"PORT={settings.port}, but {where}: the trainer would wait"
+        way = f"export PORT={ports[0]}" if named else f"export VLLM_SERVER_PORT={settings.port}"
         yield warn("ports agree", f"{finding} at a port where no server of these settings listens", way)
     else:
         yield ok("ports agree", f"PORT and VLLM_SERVER_PORT are {settings.port}")
@@ -68,11 +74,13 @@ def proxy_checks(context: Context) -> Iterator[Check]:
     if not found:
         yield ok("proxy", "none set")
         return
-    host = context.settings.vllm_server_host
+    hosts = list(dict.fromkeys(one.vllm_server_host for one in each_server(context.settings)))
     exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    if _is_exempt(host, exempt):
-        yield ok("proxy", f"{', '.join(found)} set, NO_PROXY covers {host}")
+    lacking = [host for host in hosts if not _is_exempt(host, exempt)]
+    if not lacking:
+        yield ok("proxy", f"{', '.join(found)} set, NO_PROXY covers {', '.join(hosts)}")
         return
+    host = ",".join(lacking)
     name = "no_proxy" if environ.get("no_proxy") else "NO_PROXY"
     finding = f"{', '.join(found)} set and {name} lacks {host}: serve, train and evaluate ignore proxies, but curl and "
     finding += "other programs of this shell would send requests for the server there"

@@ -1,14 +1,14 @@
 """The rollout server that is running, against these settings. Nothing is changed on it: no session is opened."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from hanabi_grpo.client import server_url
+from hanabi_grpo.client import each_server, server_name, server_url
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context, read_chat
@@ -72,10 +72,15 @@ def is_local(host: str) -> bool:
 
 
 def server_checks(context: Context) -> Iterator[Check]:
-    """Tell whether the trainer's server answers, and whether it fits these settings."""
+    """Tell whether the trainer's server answers, and whether it fits these settings; of several, each of them."""
+    for one in each_server(context.settings):
+        yield from _server_checks(replace(context, loaded=replace(context.loaded, settings=one)))
+
+
+def _server_checks(context: Context) -> Iterator[Check]:
     settings, answer = context.settings, context.health
     host, port = settings.vllm_server_host, settings.vllm_server_port
-    where, start = f"{host}:{port}", server_command(context.loaded)
+    where, start = server_name(settings), server_command(context.loaded)
     if not answer.status:
         if answer.problem.startswith("ConnectError") and is_local(host):
             yield skip("server", f"none runs at {where} yet; the trainer waits for it", start)

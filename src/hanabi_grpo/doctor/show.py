@@ -37,6 +37,8 @@ def report_lines(check: Check) -> Iterator[tuple[RenderableType, bool]]:
     yield row, False
     for line in check.remedy.splitlines():
         yield Text(f"{'':{_INDENT}}→ {line}", style="cyan" if check.status != "skip" else "dim"), True
+    if check.see:
+        yield Text(f"{'':{_INDENT}}see {check.see}", style="dim"), True
 
 
 def summary_line(checks: Sequence[Check]) -> Text:
@@ -53,7 +55,8 @@ def report_json(checks: Sequence[Check]) -> dict[str, Any]:
 
     Example:
         {"checks": [{"name": "port", "status": "ok", "finding": "127.0.0.1:8000 is free", "remedy": "",
-                     "seconds": 0.0}, …], "ok": 22, "warn": 1, "fail": 0, "skip": 2}
+                     "seconds": 0.0, "see": ""}, …], "ok": 22, "warn": 1, "fail": 0, "skip": 2}
     """
     counts = Counter(check.status for check in checks)
-    return {"checks": [asdict(check) for check in checks], **{status: counts[status] for status in STATUSES}}
+    rows = [{**asdict(check), "see": check.see} for check in checks]
+    return {"checks": rows, **{status: counts[status] for status in STATUSES}}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.checkpoint_words import is_remote
 from hanabi_grpo.commands.console import TRAIN_SCRIPT
 from hanabi_grpo.commands.train import resume_lines
 from hanabi_grpo.datasets import num_steps
@@ -12,15 +13,17 @@ from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.partners import Partner, read_pool
-from hanabi_grpo.resume import plan_resume
+from hanabi_grpo.resume import ResumePlan, plan_resume
 from hanabi_grpo.runs import used_entries
-from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.types import adapter_of, player_name
+from hanabi_grpo.used_checkpoints import look_at_used
 
 if TYPE_CHECKING:
     from hanabi_grpo.training.start_from import Start
 
 _LIST = "ls -d outputs/*/checkpoint-*   # a whole one holds manifest.json"
+_LOG_IN = ".venv/bin/wandb login   # for wandb: words; .venv/bin/hf auth login for private hf: words"
 _UNKNOWN_STEPS = 1 << 31
 
 
@@ -51,14 +54,14 @@ def run_folder_checks(context: Context) -> Iterator[Check]:
 
 
 def start_checks(context: Context) -> Iterator[Check]:
-    """Read every adapter that HANABI_START_FROM names, as the trainer would; nothing where it is unset."""
+    """Look at every adapter that HANABI_START_FROM names, as the trainer would; nothing where it is unset.
+
+    No weights are downloaded: of a remote word that is not here yet the small files are looked at.
+    """
     settings = context.settings
     if not settings.start_from:
         return
-    try:
-        resume = plan_resume(settings)
-    except HanabiGrpoError:
-        resume = None  # the check of the run folder says so
+    resume = _resume(context)
     if resume is not None and resume.checkpoint is not None:
         yield skip("start", f"HANABI_START_FROM is not read: the run goes on from {resume.checkpoint}")
         return
@@ -66,9 +69,9 @@ def start_checks(context: Context) -> Iterator[Check]:
     from hanabi_grpo.training.start_from import read_start
 
     try:
-        starts = read_start(settings)
+        starts = read_start(settings.model_copy(update={"output_dir": _run_folder(resume)}), look_at_used)
     except SettingsError as error:
-        yield fail("start", str(error), _LIST)
+        yield fail("start", str(error), _remedy(str(error)))
         return
     facts = _facts(context)
     for start in starts:
@@ -76,11 +79,27 @@ def start_checks(context: Context) -> Iterator[Check]:
 
 
 def partner_checks(context: Context) -> Iterator[Check]:
-    """Read every checkpoint that HANABI_PARTNERS names; nothing where it names none."""
+    """Look at every checkpoint that HANABI_PARTNERS names; nothing where it names none. No weights are downloaded."""
     pool, facts = read_pool(context.settings), _facts(context)
+    run_folder = _run_folder(_resume(context)) if pool else None
     for partner in pool:
         if partner.folder is not None:
-            yield _partner(context, partner, partner.folder, facts)
+            yield _partner(context, partner, partner.folder, run_folder, facts)
+
+
+def _resume(context: Context) -> ResumePlan | None:
+    try:
+        return plan_resume(context.settings)
+    except HanabiGrpoError:
+        return None  # the check of the run folder says so
+
+
+def _remedy(error: str) -> str:
+    return _LOG_IN if "wandb:" in error or "hf:" in error else _LIST
+
+
+def _run_folder(resume: ResumePlan | None) -> Path | None:
+    return resume.run_folder if resume is not None and not resume.fork else None
 
 
 def _start(context: Context, start: "Start", facts: Mapping[str, Any]) -> Check:
@@ -93,13 +112,14 @@ def _start(context: Context, start: "Start", facts: Mapping[str, Any]) -> Check:
     return _with_base("start", f"HANABI_START_FROM={start.word}", said, start.folder, start.saved, facts)
 
 
-def _partner(context: Context, partner: Partner, folder: Path, facts: Mapping[str, Any]) -> Check:
+def _partner(
+    context: Context, partner: Partner, folder: Path, run_folder: Path | None, facts: Mapping[str, Any]
+) -> Check:
     named = f"HANABI_PARTNERS={partner.word}"
     try:
-        folder = newest_checkpoint(folder)
-        saved = read_adapters(folder)
+        folder, saved = look_at_used(folder, run_folder)
     except (OSError, SettingsError) as error:
-        return fail("partners", f"{named}: {error}", _LIST)
+        return fail("partners", f"{named}: {error}", _remedy(str(error)))
     seats = range(context.settings.players) if partner.seat is None else (partner.seat,)
     for seat in seats:
         adapter = partner.adapter or adapter_of(player_name(seat), saved.adapters)
@@ -116,6 +136,8 @@ def _with_base(name: str, named: str, said: str, folder: Path, saved: SavedAdapt
         check_same_base(folder, saved, facts)
     except SettingsError as error:
         return fail(name, f"{named}: {error}", _LIST)
+    if is_remote(folder):
+        said += "; its weights are fetched when training starts"
     if "model_fingerprint" not in saved.facts:
         return warn(name, f"{said}; nothing says on which base model it was trained", _LIST)
     return ok(name, said)

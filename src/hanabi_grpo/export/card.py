@@ -52,7 +52,12 @@ def write_card(
         eval_results=[_eval_result(one) for one in results] or None,
     )
     parts = [f"---\n{data.to_yaml()}\n---", f"# {title}", _what(players, base, merged), _facts(origin, base)]
-    parts += ["## Results", _results(origin, results), "## Use", _use(origin, players, base, bool(merged))]
+    parts += [
+        "## Results",
+        _results(origin, results),
+        "## Use",
+        _use(origin, players, base, bool(merged), (folder / "episodes").is_dir()),
+    ]
     parts += ["## Limits", _limits(origin, base, is_on_hub, bool(merged))]
     ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")
 
@@ -132,7 +137,7 @@ def _eval_result(one: PlayedResult) -> Any:
     )
 
 
-def _use(origin: Origin, players: Sequence[str], base: str, merged: bool) -> str:
+def _use(origin: Origin, players: Sequence[str], base: str, merged: bool, games: bool) -> str:
     if merged:
         return _code(
             "python",
@@ -152,11 +157,10 @@ def _use(origin: Origin, players: Sequence[str], base: str, merged: bool) -> str
     )
     given = _typed(origin, base)
     seats = ",".join(["FOLDER"] + ["iggi"] * (int(origin.settings.get("HANABI_PLAYERS", 2)) - 1))
-    return (
-        plain
-        + "\n\nGames, with hanabi-grpo (FOLDER may be `hf:org/repo`):\n\n"
-        + _code("bash", f"{given}hanabi-grpo evaluate {seats if len(players) == 1 else 'FOLDER'} --own-server")
-    )
+    commands = [f"{given}hanabi-grpo evaluate {seats if len(players) == 1 else 'FOLDER'} --own-server"]
+    if games:
+        commands.append("hanabi-grpo view FOLDER   # recorded games of its training")
+    return plain + "\n\nGames, with hanabi-grpo (FOLDER may be `hf:org/repo`):\n\n" + _code("bash", *commands)
 
 
 def _typed(origin: Origin, base: str) -> str:

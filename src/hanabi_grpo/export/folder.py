@@ -2,6 +2,7 @@
 
 FOLDER/
 ├── README.md  manifest.json                 of the team; the folder is a checkpoint to every command
+├── episodes/step_50.jsonl                   sample games, where some were recorded
 ├── player_0/                                a repository of its own
 │   ├── README.md  manifest.json             the card; who this is, its step, base model and hashes
 │   └── adapter_config.json  adapter_model.safetensors
@@ -25,6 +26,7 @@ from hanabi_grpo.export.origin import PUBLISHED, Origin
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs import sync_folder, write_json_atomic
 from hanabi_grpo.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
+from hanabi_grpo.tracking.sample_games import write_sample_games
 
 MERGED = "merged"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -90,6 +92,7 @@ def export(
                     checks[name] = write_merged(source, folder, target)
                     text = checks[name].text
                     write_card(target, origin, [name], base=base, is_on_hub=is_on_hub, merged=text)
+            any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
             write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
             _seal(whole, origin, players)
             whole.rename(out)

@@ -18,6 +18,7 @@ PUBLISHED = "settings"
 _TRAINING = (
     "HANABI_ADAPTERS",
     "HANABI_ADVANTAGE",
+    "HANABI_ADVANTAGE_SCALE",
     "NUM_GENERATIONS",
     "HANABI_DEALS_PER_STEP",
     "LEARNING_RATE",
@@ -42,6 +43,8 @@ class Origin:
     """Of the last training games."""
     results: tuple[PlayedResult, ...]
     """Evaluations of these adapters."""
+    places: tuple[Path, ...] = ()
+    """Folders that may have games of its training: its own, its run's."""
     left_out: tuple[str, ...] = ()
     """Evaluations beside them that are of other adapters, and why."""
 
@@ -72,6 +75,7 @@ def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
         model=model,
         score=_score(checkpoint, around, saved.step),
         results=results,
+        places=tuple(around),
         left_out=left_out,
     )
 

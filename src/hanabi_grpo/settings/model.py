@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from hanabi_grpo.settings import wandb_names
+from hanabi_grpo.settings import servers, wandb_names
 from hanabi_grpo.settings.variables import setting, split_list
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -159,8 +159,10 @@ class Settings(BaseModel):
         "server",
         allowed="only server: the games are played by the rollout server's process; start it in another terminal",
     )
-    vllm_server_host: str = setting("VLLM_SERVER_HOST", "trainer", "Where the rollout server is.", "127.0.0.1")
-    vllm_server_port: int = setting("VLLM_SERVER_PORT", "trainer", "Its port.", 8000, ge=1, le=65535)
+    vllm_server_host: servers.Servers = setting(
+        "VLLM_SERVER_HOST", "trainer", servers.MEANING, "127.0.0.1", allowed=servers.ALLOWED
+    )
+    vllm_server_port: int = setting("VLLM_SERVER_PORT", "trainer", servers.PORT, 8000, ge=1, le=65535)
     server_timeout: float = setting("HANABI_SERVER_TIMEOUT", "trainer", "Seconds to wait for the server.", 600.0, gt=0)
     rollout_timeout: float = setting(
         "HANABI_ROLLOUT_TIMEOUT", "trainer", "Seconds to wait for one step's games.", 1800.0, gt=0
@@ -303,16 +305,16 @@ class Settings(BaseModel):
         "trainer",
         "Adapters to start from instead of new ones, a comma list.",
         (),
-        allowed="a run or its checkpoint-N, for all players or with player_0= before it; :player_1 behind it chooses "
-        "another of its adapters",
+        allowed="a run, its checkpoint-N, or a wandb: or hf: word, for all players or with player_0= before it; "
+        ":player_1 behind it chooses another of its adapters",
     )
     partners: CommaList = setting(
         "HANABI_PARTNERS",
         "trainer",
         "Who takes a player's seat in some deals, without being trained, a comma list; unset: self-play alone.",
         (),
-        allowed="scripts (iggi), base, earlier (this run's kept checkpoints) and folders with a slash (a run, or its "
-        "checkpoint-N; :player_0 behind it chooses an adapter); player_1= before one fixes its seat",
+        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), folders with a slash (a run, or its "
+        "checkpoint-N) and wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before one a seat",
     )
     partner_share: float = setting(
         "HANABI_PARTNER_SHARE", "trainer", "Share of the deals that have a partner.", 0.5, gt=0, le=1

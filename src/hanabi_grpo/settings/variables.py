@@ -17,6 +17,10 @@ PASSED_THROUGH: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES_SERVER": "CUDA_VISIBLE_DEVICES of the rollout server's terminal, for files that both "
     "terminals read (.env, a profile).",
     "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
+    "NNODES": "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the processes of each.",
+    "NODE_RANK": "Which of them this is, from 0.",
+    "MASTER_ADDR": "Address of machine 0, as the others reach it.",
+    "MASTER_PORT": "Port of machine 0 where the processes meet; unset: 29500.",
     "NCCL_P2P_DISABLE": "1 keeps NCCL off direct GPU-to-GPU copies, for machines where they hang.",
     "NCCL_IB_DISABLE": "1 keeps NCCL off InfiniBand.",
     "HF_HOME": "Where downloaded models are kept.",

@@ -12,11 +12,12 @@ Map:
     run_reader    what is new in a run folder: rows, checkpoints, games
     wandb_run     the run at W&B: opened, refused or kept on this disk; rows, tables, artifacts
     record        `wandb.json` in the run folder: the run's id, and the artifacts that were made
-    artifact      the folder that goes up: adapters, card, settings, evaluation
+    artifact      the folder that goes up: adapters, card, settings, evaluation, games
+    sample_games  the games of it, and of an exported folder
     score         a checkpoint's running score, and which checkpoint is the best
     card          the artifact's README
-    sections      names of metrics at W&B
-    samples       sample games as a table and as a replay page, and the picture of the alarms
+    sections      names of metrics at W&B and in TensorBoard
+    samples       sample games as a table and as a replay page, and the pictures of a run
     upload        a run folder that is sent afterwards
     artifact_words, download   `wandb:entity/project/name:alias` as a folder, from W&B or from runs on this disk
 """

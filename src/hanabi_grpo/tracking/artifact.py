@@ -1,8 +1,9 @@
 """The folder that goes up as an artifact: `artifacts/step_N` of the run folder.
 
-It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the training games and
-evaluations that lie in the run folder; no optimizer state. `hanabi-grpo evaluate` takes such a folder as it is. Its
-adapters are hard links, so it costs nothing while the checkpoint is there, and outlives its rotation.
+It holds every adapter of `checkpoint-N` with its manifest, the card, the settings, the score of the training games,
+evaluations that lie in the run folder and some recorded games; no optimizer state. `hanabi-grpo evaluate` and `view`
+take such a folder as it is. Its adapters are hard links, so it costs next to nothing while the checkpoint is there, and
+outlives its rotation.
 """
 
 import os
@@ -20,6 +21,7 @@ from hanabi_grpo.resume import TRAINER_STATE
 from hanabi_grpo.runs import sync_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.card import base_name, card_text
+from hanabi_grpo.tracking.sample_games import write_sample_games
 from hanabi_grpo.tracking.score import RunningScore
 
 FOLDER = "artifacts"
@@ -65,6 +67,7 @@ def build_artifact(
         for path in evaluations:
             _link(path, partial / EVALUATIONS / path.name)
             names.append(path.name)
+        games = write_sample_games(run_folder, partial, manifest.step)
         metadata = artifact_metadata(settings, manifest, score)
         card = card_text(
             values,
@@ -73,6 +76,7 @@ def build_artifact(
             score=score,
             boards=metadata["preset_hash"],
             evaluations=names,
+            games=games.name if games else None,
         )
         write_text_atomic(partial / CARD, card)
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,9 +124,9 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
 
 
 def find_evaluations(run_folder: Path) -> list[Path]:
-    """Return the evaluations that lie in a run folder, as `evaluation*.json` or in `evaluations/`."""
+    """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are passed over."""
     found = []
-    for path in [*sorted(run_folder.glob("evaluation*.json")), *sorted(run_folder.glob("evaluations/*.json"))]:
+    for path in [*sorted(run_folder.glob("*.json")), *sorted(run_folder.glob("evaluations/*.json"))]:
         try:
             read_result(path)
         except SettingsError:

@@ -1,10 +1,12 @@
-"""TensorBoard: the rows of `metrics.jsonl` as scalars, under the same names."""
+"""TensorBoard: the rows of `metrics.jsonl` as scalars, under W&B's names."""
 
 import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from hanabi_grpo.tracking.sections import sectioned
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class Board:
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row: every finite number of it, against its step."""
         try:
-            for name, value in row.items():
+            for name, value in sectioned(row).items():
                 if name != "step" and isinstance(value, int | float) and math.isfinite(value):
                     self._writer.add_scalar(name, value, row["step"])
             self._writer.flush()

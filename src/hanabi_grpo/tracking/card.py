@@ -16,6 +16,7 @@ def card_text(
     score: RunningScore | None,
     boards: Sequence[str],
     evaluations: Sequence[str],
+    games: str | None = None,
 ) -> str:
     """Return the card in Markdown.
 
@@ -26,6 +27,7 @@ def card_text(
         score: Running score of the training games.
         boards: Hashes of the boards that were played.
         evaluations: Names of the evaluation files beside the card.
+        games: Name of the file of sample games in `episodes/`.
     """
     base = base_name(values)
     header = ["library_name: peft", "tags: [hanabi, grpo, lora]"]
@@ -42,6 +44,7 @@ def card_text(
         "advantage": values.get("HANABI_ADVANTAGE"),
         "score of the last training games": score.text if score else "unknown",
         "evaluations": ", ".join(evaluations) or "none beside this card",
+        "sample games": games or "none beside this card",
     }
     lines = ["---", *header, "---", "", "# Hanabi players", ""]
     lines += ["LoRA adapters for a team of language models that play Hanabi, trained with GRPO by hanabi-grpo.", ""]
@@ -54,6 +57,7 @@ def card_text(
         "",
         "```bash",
         "hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one",
+        *(["hanabi-grpo view FOLDER --best 1              # one of the sample games"] if games else []),
         "```",
         "",
     ]

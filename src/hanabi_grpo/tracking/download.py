@@ -3,12 +3,15 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from hanabi_grpo.checkpoint_manifest import MANIFEST
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import sync_folder
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.saved_adapters import CONFIG, SavedAdapters, read_adapters, read_description
 from hanabi_grpo.tracking.artifact_words import ArtifactWord
 
 TIMEOUT_SECONDS = 15
@@ -31,13 +34,55 @@ def download_artifact(wanted: ArtifactWord, root: Path) -> Path:
         NotHad: See there.
         SettingsError: It is no artifact of adapters, or cannot be written.
     """
+    with _artifact(wanted) as artifact:
+        target = _target(artifact, wanted, root)
+        return target if target.is_dir() else _download(artifact, target)
+
+
+def describe_artifact(wanted: ArtifactWord, root: Path) -> Path | SavedAdapters:
+    """Return the folder of a version that was downloaded before, and of another what its small files say.
+
+    Args:
+        wanted: What was typed.
+        root: Of all downloads of this kind.
+
+    Raises:
+        NotHad: See there.
+        SettingsError: It is no artifact of adapters.
+    """
+    with _artifact(wanted) as artifact, tempfile.TemporaryDirectory() as folder:
+        target = _target(artifact, wanted, root)
+        if target.is_dir():
+            return target
+        for name in artifact.manifest.entries:
+            if PurePosixPath(name).name in (MANIFEST, CONFIG):
+                artifact.get_entry(name).download(root=folder, skip_cache=True)
+        return read_description(Path(folder))
+
+
+@contextmanager
+def _artifact(wanted: ArtifactWord) -> Iterator[Any]:
+    """Give the artifact as W&B's library has it.
+
+    Raises:
+        NotHad: See there.
+        SettingsError: It is no artifact of adapters.
+    """
     import wandb
 
     # Crash reports to W&B's maker are of no use here.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
-        return _download(wandb, wanted, root)
-    except (wandb.errors.Error, ValueError) as error:
+        artifact = wandb.Api(timeout=_timeout()).artifact(wanted.path)
+        if artifact.type != _KIND:
+            raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
+        entries = artifact.manifest.entries.values()
+        if any(entry.ref or not _is_inside(str(entry.path)) for entry in entries):
+            raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
+        yield artifact
+    except SettingsError:
+        raise
+    except (wandb.errors.Error, ValueError, OSError) as error:
         lines = str(error).splitlines()
         raise NotHad(f"W&B says: {lines[0] if lines else type(error).__name__}") from error
     finally:
@@ -45,20 +90,13 @@ def download_artifact(wanted: ArtifactWord, root: Path) -> Path:
         wandb.teardown()
 
 
-def _download(wandb: Any, wanted: ArtifactWord, root: Path) -> Path:
-    api = wandb.Api(timeout=_timeout())
-    artifact = api.artifact(wanted.path)
-    if artifact.type != _KIND:
-        raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
-    found = ArtifactWord(
-        entity=wanted.entity or artifact.entity, project=wanted.project, name=wanted.name, alias=artifact.version
-    )
-    target = found.folder(root) / found.alias
-    if target.is_dir():
-        return target
-    entries = artifact.manifest.entries.values()
-    if any(entry.ref or not _is_inside(str(entry.path)) for entry in entries):
-        raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
+def _target(artifact: Any, wanted: ArtifactWord, root: Path) -> Path:
+    entity = wanted.entity or artifact.entity
+    found = ArtifactWord(entity=entity, project=wanted.project, name=wanted.name, alias=artifact.version)
+    return found.folder(root) / found.alias
+
+
+def _download(artifact: Any, target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.", suffix=".partial") as partial:

@@ -13,7 +13,7 @@ from hanabi_grpo.tracking.run_reader import RunReader
 from hanabi_grpo.tracking.samples import (
     COLUMNS,
     NUM_GAMES,
-    draw_alarms,
+    draw_charts,
     replay_page,
     sample_recordings,
     spread,
@@ -96,7 +96,7 @@ class Publisher:
             if final and wanted and checkpoints:
                 step, folder = checkpoints[-1]
                 self.artifact(folder, step, self.settings.ckpt_artifact_aliases)
-        self.picture()
+        self.pictures()
         return self.finish(exit_code)
 
     def finish(self, exit_code: int) -> bool:
@@ -145,13 +145,12 @@ class Publisher:
                 write_text_atomic(self.run_folder / "replay.html", page)
                 self.run.log_samples(step, COLUMNS, table_rows(spread(recordings, NUM_GAMES)), page)
 
-    def picture(self) -> None:
-        """Send the picture of what the alarms watch."""
+    def pictures(self) -> None:
+        """Send the pictures of the run: score, players, phases, and what the alarms watch."""
         with self._guard("charts"):
             rows = self.reader.history()
-            target = draw_alarms(self.run_folder, rows, self.run_folder / "dynamics.png")
-            if target is not None:
-                self.run.log_picture(rows[-1]["step"], "alarms", target)
+            if drawn := draw_charts(self.run_folder, rows, self.settings):
+                self.run.log_pictures(rows[-1]["step"], drawn)
 
     def _earlier(self, step: int) -> list[RunningScore]:
         rows = self.reader.history()

@@ -1,13 +1,15 @@
-"""What W&B shows beside curves: sample games as a table and as a replay page, and the picture of the alarms."""
+"""What W&B shows beside curves: sample games as a table and as a replay page, and pictures of the run."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.advantages import choose_estimator
 from hanabi_grpo.charts.dynamics import draw_dynamics
+from hanabi_grpo.charts.run_curves import draw_phases, draw_players, draw_score
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.games import make_spec
 from hanabi_grpo.replays.page import render_page
 from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files
 from hanabi_grpo.replays.selection import num_bad_replies
@@ -85,11 +87,29 @@ def replay_page(recordings: Sequence[Recording], settings: Settings, title: str)
     return render_page(timelines, title=title, estimator=estimator.name)
 
 
-def draw_alarms(run_folder: Path, rows: Sequence[dict[str, Any]], target: Path) -> Path | None:
-    """Draw what the alarms watch; None where no row has such a figure, or the file cannot be written."""
-    try:
-        draw_dynamics(target, rows, title=f"{run_folder.resolve().name}: {len(rows)} steps")
-    except SettingsError as error:
-        logger.info("no picture of the alarms: %s", error)
-        return None
-    return target
+def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
+    """Draw a run's pictures; returns the files by name. One that no row has figures for is left out.
+
+    Args:
+        run_folder: Of the run: `dynamics.png` and `charts/` are written.
+        rows: Of `metrics.jsonl`, by step.
+        settings: Say the board, whose most points stand beside the score.
+    """
+    title = f"{run_folder.resolve().name}: {len(rows)} steps"
+    most = make_spec(settings.preset, settings.players).reachable_max if settings.preset else None
+    folder = run_folder / "charts"
+    draw: dict[str, tuple[Path, Callable[[Path], None]]] = {
+        "alarms": (run_folder / "dynamics.png", lambda path: draw_dynamics(path, rows, title=title)),
+        "score": (folder / "score.png", lambda path: draw_score([path], rows, title=title, most_points=most)),
+        "players": (folder / "players.png", lambda path: draw_players([path], rows, title=title)),
+        "phases": (folder / "phases.png", lambda path: draw_phases([path], rows, title=title)),
+    }
+    drawn = {}
+    for name, (path, draw_it) in draw.items():
+        try:
+            draw_it(path)
+        except SettingsError as error:
+            logger.info("no picture %s: %s", name, error)
+            continue
+        drawn[name] = path
+    return drawn

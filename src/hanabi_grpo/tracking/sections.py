@@ -1,4 +1,4 @@
-"""Names of metrics at W&B, which makes a section of everything before the first slash."""
+"""Names of metrics at W&B and in TensorBoard, which make a section of everything before the first slash."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,5 +23,5 @@ def section_name(name: str) -> str:
 
 
 def sectioned(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `metrics.jsonl` under W&B's names; figures that are null are left out."""
+    """Return a row of `metrics.jsonl` under those names; figures that are null are left out."""
     return {section_name(name): value for name, value in row.items() if value is not None}

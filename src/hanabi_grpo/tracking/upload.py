@@ -59,7 +59,7 @@ def upload_run(
             if folder is not None:
                 made = next(one for one in publisher.record.artifacts if one.step == step and one.mode == run.mode)
                 say(f"artifact: {made.name} ({', '.join(made.aliases)}), from {folder}")
-        publisher.picture()
+        publisher.pictures()
         whole = publisher.finish(0)
     unsent = unsent_folders(run_folder)
     if whole and run.mode == "offline" and unsent:

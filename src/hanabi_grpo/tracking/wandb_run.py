@@ -95,11 +95,11 @@ class WandbRun:
         page_media = wandb.Html(page, inject=False)
         self._run.log({"step": step, "samples/games": table, "samples/replay": page_media})
 
-    def log_picture(self, step: int, name: str, path: Path) -> None:
-        """Send a picture."""
+    def log_pictures(self, step: int, pictures: Mapping[str, Path]) -> None:
+        """Send pictures by name."""
         import wandb
 
-        self._run.log({"step": step, f"charts/{name}": wandb.Image(str(path))})
+        self._run.log({"step": step, **{f"charts/{name}": wandb.Image(str(path)) for name, path in pictures.items()}})
 
     def log_artifact(self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Send every file of a folder as a `model` artifact; the folder must stay until the run is finished."""

@@ -9,7 +9,7 @@ from swift.model import MODEL_MAPPING
 
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
-from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.fleet_link import make_link
 
 
 @dataclass
@@ -20,7 +20,7 @@ class HanabiArguments(RLHFArguments):
 
     def _init_external_vllm(self) -> None:
         # Every rank needs the settings that the link carries; only the main process talks to the server.
-        self.vllm_client = ServerLink(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
+        self.vllm_client = make_link(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
 
 
 def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The trainer's link to the rollout server, in the place where ms-swift keeps its `VLLMClient`.
+"""The trainer's link to one rollout server, in the place where ms-swift keeps its `VLLMClient`.
 
 A server that dies is waited for, recognised by its new instance id, given the run's adapters again and asked for the
 same games again. Games reach the trainer only as the whole answer to one request, so none is consumed twice.
@@ -40,12 +40,14 @@ logger = logging.getLogger(__name__)
 TRIES_ON_ONE_SERVER = 3
 """How often a call that got no answer is repeated while the same server process says that it is healthy."""
 _SAY_SECONDS = 60.0
+Adapters = Mapping[str, tuple[bytes, Mapping[str, Any]]]
+"""Per adapter its safetensors bytes and PEFT configuration."""
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamesRequest:
-    """One step's games as one server process is asked for them."""
+    """One step's games as they are asked for."""
 
     deals: list[dict[str, Any]]
     """With "seats" where a partner plays."""
@@ -53,31 +55,52 @@ class GamesRequest:
     """Words of the run's own players, e.g. ("player_0@7", "player_1@7")."""
     version: int
     instance_id: str
+    """Of the server process; empty where there are several."""
+    parts: tuple["GamesRequest", ...] = ()
+    """What each of several servers is asked for."""
 
 
-class ServerLink:
-    """Handshake, pushes and games. Every rank holds one; only the main process connects."""
+class SwiftClient:
+    """What ms-swift's trainer reads from its client, and calls at start."""
 
-    # What ms-swift's trainer reads from its client after `get_engine_type()`.
     use_async_engine = True
     enable_multi_turn = True
     enable_lora = True
     use_gym_env = True
 
-    def __init__(self, settings: Settings, run_folder: Path) -> None:
-        """Prepare a link; `connect` does the talking."""
+    def get_engine_type(self) -> None:
+        """ms-swift asks before it reads the attributes above; they do not depend on the server."""
+
+    def reset_mm_cache(self) -> None:
+        """ms-swift calls this at start; text models have no such cache."""
+
+
+class ServerLink(SwiftClient):
+    """Handshake, pushes and games of one server. Every rank holds one; only the main process connects."""
+
+    def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
+        """Prepare a link; `connect` does the talking.
+
+        Args:
+            settings: Of the run, with one server.
+            run_folder: For its records.
+            name: Of this server where there are several; it stands in their common records.
+        """
         self.settings = settings
         self.run_folder = run_folder
         self.incidents = IncidentLog(run_folder)
+        self.identity: dict[str, Any] = {}
+        """What the server says of itself; empty before `connect`."""
         self.instance_id = ""
         self.spec_hashes: list[str] = []
         self.partners = PartnerSeats(settings, run_folder)
         self.server_facts: dict[str, Any] = {}
         """What a checkpoint says of the base model that its adapters belong to; empty before `connect`."""
-        self._dtype: torch.dtype = getattr(torch, settings.dtype)
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
         self._log_seen = 0
         self._version = 0
-        self._adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
+        self._adapters: Adapters = {}
+        self._said_by = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
         self._heartbeat: Heartbeat | None = None
 
@@ -114,8 +137,11 @@ class ServerLink:
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
         """Upload and commit every adapter in the server's number format; the receipts are checked."""
-        self._version = version
-        self._adapters = {name: export_adapter(model, name, self._dtype) for name in names}
+        self.push_exported({name: export_adapter(model, name, self.dtype) for name in names}, version)
+
+    def push_exported(self, exported: Adapters, version: int) -> None:
+        """Do what `push` does, with adapters in the server's number format."""
+        self._version, self._adapters = version, exported
         self._reliably(self._send, f"the push of version {version}")
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
@@ -183,13 +209,12 @@ class ServerLink:
             logger.info("no log lines from the server this time: %s", error)
             return
         with (self.run_folder / "server.log").open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(f"{self._said_by}{line}\n" for line in lines)
 
-    def get_engine_type(self) -> None:
-        """ms-swift asks before it reads the attributes above; they do not depend on the server."""
-
-    def reset_mm_cache(self) -> None:
-        """ms-swift calls this at start; text models have no such cache."""
+    @property
+    def partner_names(self) -> dict[str, str]:
+        """What the partner behind a seat's word is called in metrics."""
+        return self.partners.names
 
     def _rows(self) -> list[dict[str, Any]]:
         return load_rows(Path(self.settings.dataset), self.settings)
@@ -203,9 +228,9 @@ class ServerLink:
         if newer:
             self.incidents.record(
                 "versions_replaced",
-                f"the server holds {', '.join(f'{name}@{held}' for name, held in newer.items())} of this run, the "
-                f"trainer goes on from version {self._version}: the steps in between were not saved and are made "
-                "again; the server is told to drop them",
+                f"{self._said_by}the server holds {', '.join(f'{name}@{held}' for name, held in newer.items())} of "
+                f"this run, the trainer goes on from version {self._version}: the steps in between were not saved and "
+                "are made again; the server is told to drop them",
                 versions=newer,
             )
         rows = self._rows()
@@ -218,7 +243,7 @@ class ServerLink:
             version=self._version,
             replaces=newer or None,
         )
-        self.instance_id = answer["instance_id"]
+        self.identity, self.instance_id = answer, answer["instance_id"]
         self.server_facts = {name: answer[name] for name in (*SAME_FACTS, "dtype") if name in answer}
         self._log_seen, _ = self.client.log(0)
 
@@ -264,15 +289,16 @@ class ServerLink:
     def _return_to(self, instance_id: str, what: str) -> None:
         before = self.instance_id
         if instance_id == before:
-            logger.warning("the same server (instance %s) answers again; asking for %s again", before, what)
+            again = "%sthe same server (instance %s) answers again; asking for %s again"
+            logger.warning(again, self._said_by, before, what)
             return
         self._introduce()
         if self._adapters:
             self._send()
         self.incidents.record(
             "server_replaced",
-            f"instance {self.instance_id} took the place of {before}; it was given version {self._version} and is "
-            f"asked for {what} again",
+            f"{self._said_by}instance {self.instance_id} took the place of {before}; it was given version "
+            f"{self._version} and is asked for {what} again",
             version=self._version,
             instance=self.instance_id,
         )

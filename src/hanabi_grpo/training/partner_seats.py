@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.partners import MAX_LENT, Draw, Partner, always_partner, choose_step, describe_pool, draw, read_pool
-from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.seating import NOT_HELD
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
+from hanabi_grpo.used_checkpoints import read_used
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class PartnerSeats:
         for partner in self.pool:
             if partner.folder is not None:
                 if partner.folder not in self._saved:
-                    self._saved[partner.folder] = _read(partner, partner.folder, facts)
+                    self._saved[partner.folder] = _read(partner, partner.folder, self._run_folder, facts)
                 seats = range(self._settings.players) if partner.seat is None else (partner.seat,)
                 try:
                     for seat in seats:
@@ -183,10 +184,9 @@ class PartnerSeats:
         return word
 
 
-def _read(partner: Partner, folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
+def _read(partner: Partner, folder: Path, run_folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
     try:
-        folder = newest_checkpoint(folder)
-        saved = read_adapters(folder)
+        folder, saved = read_used(folder, run_folder)
         is_said = check_same_base(folder, saved, facts)
     except (OSError, SettingsError) as error:
         raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error

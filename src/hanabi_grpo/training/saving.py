@@ -10,8 +10,8 @@ from hanabi_grpo.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint
+from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import PlayerGuard
-from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.training_state import OptimizerState, random_state
 
 
@@ -19,7 +19,7 @@ class CheckpointSaving:
     """Mixed into ms-swift's trainer, before it: ms-swift saves an adapter named `default` only."""
 
     settings: Settings
-    link: ServerLink
+    link: Link
     guard: PlayerGuard
     adapter_names: tuple[str, ...]
     started_from: dict[str, Any]

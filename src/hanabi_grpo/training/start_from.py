@@ -2,8 +2,7 @@
 
 import hashlib
 import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,17 @@ from safetensors.torch import load
 
 from hanabi_grpo.adapter_config import adapter_config_for_wire
 from hanabi_grpo.checkpoint_manifest import read_manifest
+from hanabi_grpo.checkpoint_words import split_adapter, split_seat
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.resume import ResumePoint
-from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, put_tensors
 from hanabi_grpo.types import adapter_of
+from hanabi_grpo.used_checkpoints import read_used
 
 logger = logging.getLogger(__name__)
 
-_FIXED = re.compile(r"(player_[0-9]+|shared)\s*=\s*(.*)", re.ASCII)
-_CHOSEN = re.compile(r"(.+):([A-Za-z0-9_]{1,64})", re.ASCII)
 _SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
 """What the same tensors are multiplied by; the set of layers shows in their names."""
 
@@ -40,7 +39,7 @@ class Start:
     name: str
     """The adapter of this run."""
     folder: Path
-    """The checkpoint, after a run's folder was replaced by its newest one."""
+    """The checkpoint: of a run the newest, of a remote word the folder here, or the word itself before it is here."""
     adapter: str
     """The adapter of the checkpoint."""
     word: str
@@ -61,7 +60,8 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
     """Read HANABI_START_FROM; returns per adapter of the run (entry, folder, adapter in it or None: of its own name).
 
     Args:
-        entries: "folder[:adapter]" for every adapter that has no entry of its own, or "player_0=folder[:adapter]".
+        entries: "folder[:adapter]" for every adapter that has no entry of its own, or "player_0=folder[:adapter]"; a
+            remote word may stand for the folder.
         names: Of the run's adapters.
 
     Raises:
@@ -70,42 +70,49 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
     found: dict[str, tuple[str, Path, str | None]] = {}
     everybody: tuple[str, Path, str | None] | None = None
     for entry in entries:
-        fixed = _FIXED.fullmatch(entry)
-        word = fixed[2] if fixed else entry
-        chosen = _CHOSEN.fullmatch(word)
-        start = (entry, Path(chosen[1] if chosen else word), chosen[2] if chosen else None)
-        if fixed is None:
+        player, word = split_seat(entry)
+        place, adapter = split_adapter(word)
+        start = (entry, Path(place), adapter)
+        if player is None:
             if everybody is not None:
                 raise SettingsError(
                     f"HANABI_START_FROM: {everybody[0]!r} and {entry!r} are both for every player; put player_0= "
                     "before one."
                 )
             everybody = start
-        elif fixed[1] not in names:
+        elif player not in names:
             raise SettingsError(
-                f"HANABI_START_FROM: {entry!r}: this run has no adapter {fixed[1]}; allowed: {', '.join(names)}."
+                f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: {', '.join(names)}."
             )
-        elif fixed[1] in found:
-            raise SettingsError(f"HANABI_START_FROM: {fixed[1]} is in it twice; name each player once.")
+        elif player in found:
+            raise SettingsError(f"HANABI_START_FROM: {player} is in it twice; name each player once.")
         else:
-            found[fixed[1]] = start
+            found[player] = start
     if everybody is not None:
         found = {name: found.get(name, everybody) for name in names}
     return found
 
 
-def read_start(settings: Settings) -> list[Start]:
+def read_start(
+    settings: Settings, read: Callable[[Path, Path | None], tuple[Path, SavedAdapters]] = read_used
+) -> list[Start]:
     """Read every checkpoint that HANABI_START_FROM names.
+
+    Args:
+        settings: Of the run.
+        read: What a folder or a remote word is read by, given OUTPUT_DIR.
 
     Raises:
         SettingsError: A folder that is missing or damaged, or has no such adapter.
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
+    known: dict[Path, tuple[Path, SavedAdapters]] = {}
     for name, (entry, folder, chosen) in parse_start(settings.start_from, names).items():
         try:
-            folder = newest_checkpoint(folder)
-            saved = read_adapters(folder)
+            if folder not in known:
+                known[folder] = read(folder, settings.output_dir)
+            folder, saved = known[folder]
         except (OSError, SettingsError) as error:
             raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
         adapter = chosen or adapter_of(name, saved.adapters)

@@ -50,9 +50,9 @@ from hanabi_grpo.training.batching import (
     useful_share,
 )
 from hanabi_grpo.training.deals import DealSampler, step_deals
+from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
-from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.lora_op import join_lora_products
 from hanabi_grpo.training.micro_steps import MicroStep, MicroSteps, micro_steps
 from hanabi_grpo.training.overlap import PlayAhead, StepGames, play_now
@@ -80,8 +80,8 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take ms-swift's arguments; `vllm_client` is a `ServerLink` that carries the settings."""
-        link: ServerLink = kwargs["vllm_client"]
+        """Take ms-swift's arguments; `vllm_client` is a link that carries the settings."""
+        link: Link = kwargs["vllm_client"]
         self.link = link
         self.settings: Settings = link.settings
         self.plan = batch_plan(self.settings)
@@ -255,7 +255,7 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
                     self.ahead.ask([self.train_dataset[number] for number in numbers], version)
             else:
                 games = play_now(self.link, deals, self.adapter_names, version)
-            answer = (games, self.link.partners.names)
+            answer = (games, self.link.partner_names)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:

@@ -1,0 +1,92 @@
+"""A trainer on several machines (nodes): the variables of torchrun, and what each node's command does with them.
+
+Node 0 does all that one machine does: it makes and locks the run folder, waits for the servers, writes settings.json.
+The others join it: their processes read that file of the same run folder, which all nodes must see under one path.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import BatchPlan, Settings
+
+DEFAULT_PORT = 29500
+"""torchrun's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The machines of one trainer, and which of them this is."""
+
+    count: int = 1
+    rank: int = 0
+    address: str = ""
+    """Of node 0, as the others reach it."""
+    port: int = DEFAULT_PORT
+
+    @property
+    def joins(self) -> bool:
+        """True on every node but the first."""
+        return self.rank > 0
+
+    @property
+    def launcher_options(self) -> list[str]:
+        """What torchrun is told of the nodes."""
+        if self.count == 1:
+            return ["--standalone"]
+        where = ["--master_addr", self.address, "--master_port", str(self.port)]
+        return ["--nnodes", str(self.count), "--node_rank", str(self.rank), *where]
+
+
+def read_nodes(environ: Mapping[str, str] | None = None) -> Nodes:
+    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset.
+
+    Args:
+        environ: None: this process's.
+
+    Raises:
+        SettingsError: Not whole numbers, a rank beyond the nodes, or no address of node 0.
+    """
+    source = os.environ if environ is None else environ
+    count = _number(source, "NNODES", 1, 1, 4096)
+    if count == 1:
+        return Nodes()
+    rank = _number(source, "NODE_RANK", None, 0, count - 1)
+    port = _number(source, "MASTER_PORT", DEFAULT_PORT, 1, 65535)
+    address = source.get("MASTER_ADDR", "").strip()
+    if not address:
+        raise SettingsError(f"NNODES={count}: MASTER_ADDR must be the address of node 0 as the other nodes reach it.")
+    return Nodes(count=count, rank=rank, address=address, port=port)
+
+
+def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
+    """Refuse settings that cannot be trained with on several nodes.
+
+    Raises:
+        SettingsError: What must be set.
+    """
+    if nodes.count == 1:
+        return
+    many = f"NNODES={nodes.count}"
+    if settings.deepspeed == "none":
+        raise SettingsError(f"{many} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3.")
+    if not plan.tokens_per_micro_batch:
+        raise SettingsError(
+            f"{many}: micro-batches must be cut by tokens, which fits any number of processes; unset "
+            "PER_DEVICE_TRAIN_BATCH_SIZE, or set HANABI_TOKENS_PER_MICRO_BATCH above 0."
+        )
+    if nodes.joins and settings.output_dir is None:
+        raise SettingsError(
+            f"{many} NODE_RANK={nodes.rank}: OUTPUT_DIR must name the run folder of node 0, in a file system that all "
+            "nodes share; its settings.json is what this node's processes read."
+        )
+
+
+def _number(source: Mapping[str, str], name: str, default: int | None, low: int, high: int) -> int:
+    text = source.get(name, "").strip()
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
+        raise SettingsError(f"{name}={text!r}: a whole number from {low} to {high}.")
+    return int(text)

@@ -1,0 +1,156 @@
+"""Several rollout servers as one: each has a link of its own, and every step goes to all of them.
+
+A version counts as pushed when all servers have it. A step's deals are shared out whole and put together again in the
+order of the request. A server that dies is waited for by its own link, given the adapters and asked for its games
+again; the games of the others are kept. With HANABI_OVERLAP=1 all games that were asked for ahead are lost with any
+server, and their step plays them anew: a step's games have one version.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from hanabi_grpo.client import RolloutResult, each_server, server_name
+from hanabi_grpo.fleet import check_alike, merge_shares, share_deals, side_by_side
+from hanabi_grpo.incidents import IncidentLog
+from hanabi_grpo.partners import own_seats
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.adapters import export_adapter
+from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
+
+
+class FleetLink(SwiftClient):
+    """What a `ServerLink` does, with several servers."""
+
+    def __init__(self, settings: Settings, run_folder: Path) -> None:
+        """Prepare a link to each server; `connect` does the talking."""
+        self.settings, self.run_folder = settings, run_folder
+        self.incidents = IncidentLog(run_folder)
+        servers = each_server(settings)
+        self.links = {server_name(one): ServerLink(one, run_folder, name=server_name(one)) for one in servers}
+        """By the server's host and port."""
+
+    @property
+    def server_facts(self) -> dict[str, Any]:
+        """What a checkpoint says of the base model; the same on all servers."""
+        return next(iter(self.links.values())).server_facts
+
+    @property
+    def spec_hashes(self) -> list[str]:
+        """Of the boards that were played."""
+        return sorted({spec_hash for link in self.links.values() for spec_hash in link.spec_hashes})
+
+    @property
+    def partner_names(self) -> dict[str, str]:
+        """What the partner behind a seat's word is called in metrics."""
+        return {word: name for link in self.links.values() for word, name in link.partner_names.items()}
+
+    def connect(self, version: int) -> None:
+        """Introduce this run to every server, once all of them are found alike.
+
+        Args:
+            version: The first version that will be pushed.
+
+        Raises:
+            ServerError: No server, servers that differ, or one that refuses; it is named.
+            SettingsError: A partner that cannot be seated.
+        """
+        check_alike({name: link.client.identity() for name, link in self.links.items()})
+        try:
+            # One after the other: each reads the tokenizer and the partners' checkpoints.
+            for link in self.links.values():
+                link.connect(version)
+        except BaseException:
+            self.disconnect()
+            raise
+
+    def disconnect(self) -> None:
+        """Release every server for the next trainer."""
+        side_by_side({name: link.disconnect for name, link in self.links.items()})
+
+    def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
+        """Upload and commit every adapter to all servers; when this returns, all of them serve the version."""
+        dtype = next(iter(self.links.values())).dtype
+        exported = {name: export_adapter(model, name, dtype) for name in names}
+        side_by_side({name: partial(link.push_exported, exported, version) for name, link in self.links.items()})
+        self._check_alike()
+
+    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+        """Play one step's deals on all servers with exactly the pushed version, see `ServerLink.play`."""
+        shares = self._share(deals)
+        calls = {
+            name: partial(self.links[name].play, [deals[place] for place in places], names, version)
+            for name, places in shares.items()
+        }
+        result = _merged(list(shares.values()), side_by_side(calls))
+        self._check_alike()
+        return result
+
+    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
+        """Seat the partners of a step's deals and lend the servers what they need, see `ServerLink.prepare`."""
+        shares = self._share(deals)
+        calls = {
+            name: partial(self.links[name].prepare, [deals[place] for place in places], names, version)
+            for name, places in shares.items()
+        }
+        parts = side_by_side(calls)
+        return GamesRequest(
+            deals=merge_shares(list(shares.values()), [part.deals for part in parts]),
+            own=own_seats(self.settings.players, names, version),
+            version=version,
+            instance_id="",
+            parts=tuple(parts),
+        )
+
+    def fetch(self, request: GamesRequest) -> RolloutResult:
+        """Ask every server once, and change nothing of this object, see `ServerLink.fetch`."""
+        shares = self._share(request.deals)
+        calls = {name: partial(self.links[name].fetch, part) for name, part in zip(shares, request.parts, strict=True)}
+        return _merged(self._rows(shares), side_by_side(calls))
+
+    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
+        """Check every stamp against the server that was asked, see `ServerLink.accept`."""
+        shares = self._share(request.deals)
+        accepted = []
+        for name, part, rows in zip(shares, request.parts, self._rows(shares), strict=True):
+            accepted.append(self.links[name].accept(part, RolloutResult(groups=[result.groups[row] for row in rows])))
+        return replace(_merged(list(shares.values()), accepted), dropped=result.dropped)
+
+    def copy_log(self) -> None:
+        """Append every server's new log lines to `server.log`, each with the server's name before it."""
+        for link in self.links.values():
+            link.copy_log()
+
+    def _share(self, deals: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+        # The same for a deal with seats and without, so that a request need not carry it.
+        shares = zip(self.links, share_deals(deals, len(self.links)), strict=True)
+        return {name: places for name, places in shares if places}
+
+    def _rows(self, shares: dict[str, list[int]]) -> list[list[int]]:
+        # With HANABI_GROUP=mixed a server answers with as many groups for a deal as it has games.
+        each = self.settings.num_generations if self.settings.group == "mixed" else 1
+        return [[each * place + number for place in places for number in range(each)] for places in shares.values()]
+
+    def _check_alike(self) -> None:
+        # A server that took the place of another one may differ from the rest.
+        check_alike({name: link.identity for name, link in self.links.items()})
+
+
+Link = ServerLink | FleetLink
+
+
+def make_link(settings: Settings, run_folder: Path) -> Link:
+    """Return the link to the server, or to all of them."""
+    servers = each_server(settings)
+    return FleetLink(settings, run_folder) if len(servers) > 1 else ServerLink(servers[0], run_folder)
+
+
+def _merged(shares: Sequence[Sequence[int]], results: Sequence[RolloutResult]) -> RolloutResult:
+    return RolloutResult(
+        groups=merge_shares(shares, [result.groups for result in results]),
+        dropped=tuple(game for result in results for game in result.dropped),
+    )

@@ -1,0 +1,124 @@
+"""docs/extending.md: its patches fit this version, and what stands behind them runs and prints what the page says."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doctor_machines import ROOT
+
+PAGE = ROOT / "docs" / "extending.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+CHAPTERS = dict(re.findall(r"^## (An? [^\n]+)\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL | re.MULTILINE))
+
+
+def blocks(chapter: str, kind: str) -> list[str]:
+    """Return the blocks of one kind in a chapter."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", CHAPTERS[chapter], flags=re.DOTALL | re.MULTILINE)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return this shell's variables without settings; the copied package comes first."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
+    return {**kept, "PYTHONPATH": str(folder / "src"), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+
+
+def run(folder: Path, *words: str, text: str | None = None) -> str:
+    """Run a command with the copied package; return what it printed."""
+    done = subprocess.run(
+        words, cwd=folder, input=text, capture_output=True, text=True, timeout=300, env=environment(folder), check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A folder with a copy of the package, and nothing else of the checkout."""
+    without = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "hanabi_grpo", tmp_path / "src" / "hanabi_grpo", ignore=without)
+    return tmp_path
+
+
+@pytest.fixture
+def patched(copied: Path, request: pytest.FixtureRequest) -> Path:
+    """The same with a chapter's patch applied."""
+    [patch] = blocks(request.getfixturevalue("chapter"), "diff")
+    run(copied, "git", "apply", "--verbose", "-", text=patch)
+    return copied
+
+
+def cli(folder: Path, *words: str) -> str:
+    return run(folder, sys.executable, "-m", "hanabi_grpo.cli", *words)
+
+
+def test_the_page_has_the_four_chapters_each_with_one_short_patch() -> None:
+    assert list(CHAPTERS) == ["A reward", "A board", "A player", "An advantage estimator"]
+    for chapter in CHAPTERS:
+        [patch] = blocks(chapter, "diff")
+        added = [line for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+        assert 1 <= len([line for line in added if len(line) > 1]) <= 20
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_patch_applies_and_its_python_prints_what_the_page_says(chapter: str, patched: Path) -> None:
+    code, printed = blocks(chapter, "python"), blocks(chapter, "text")
+    assert len(code) == len(printed)
+    assert [run(patched, sys.executable, "-c", block) for block in code] == printed
+
+
+@pytest.mark.parametrize("chapter", ["A board", "A player"])
+def test_the_commands_behind_a_patch_run_and_did_not_without_it(chapter: str, copied: Path, patched: Path) -> None:
+    lines = "".join(blocks(chapter, "bash")).splitlines()
+    assert lines
+    for line in lines:
+        program, *words = shlex.split(line)
+        assert program == ".venv/bin/hanabi-grpo"
+        cli(patched, *words)
+    subject = {"A board": "pocket", "A player": "careful"}[chapter]
+    assert subject in "".join(lines)
+    refused = subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2 and subject in refused.stderr
+
+
+@pytest.mark.parametrize("chapter", ["A reward"])
+def test_the_new_reward_is_a_setting_and_a_key_of_a_dataset_row(chapter: str, patched: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "x"}], "env_config": {"preset": "laptop", "reward_careless": -1}}
+    (patched / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    ask = (
+        "import hanabi_grpo\n"
+        "print(hanabi_grpo.__file__)\n"
+        "from hanabi_grpo.datasets import load_rows\n"
+        "from hanabi_grpo.settings import load_settings\n"
+        "none = load_settings({}).settings\n"
+        "given = load_settings({'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': 'laptop'}).settings\n"
+        "print(load_rows('rows.jsonl', none)[0]['env_config']['reward_careless'], given.reward_careless)\n"
+    )
+    where, values = run(patched, sys.executable, "-c", ask).splitlines()
+    assert Path(where).is_relative_to(patched), "the copy is what runs"
+    assert values == "-1.0 -0.25"
+
+
+@pytest.mark.parametrize("chapter", ["An advantage estimator"])
+def test_the_new_estimator_is_among_those_that_the_settings_allow(chapter: str, patched: Path) -> None:
+    assert "baseline, median" in cli(patched, "settings", "--markdown")
+
+
+def test_a_patch_that_fits_nowhere_is_noticed(copied: Path) -> None:
+    [patch] = blocks("A board", "diff")
+    with pytest.raises(AssertionError, match="patch"):
+        run(copied, "git", "apply", "-", text=patch.replace("hle-small", "hle-tiny"))
+
+
+def test_every_file_that_the_page_names_exists() -> None:
+    named = set(re.findall(r"`((?:src|tests|tools|policies)/[\w./]+?)/?`", TEXT))
+    roots = (ROOT, ROOT / "src" / "hanabi_grpo")
+    assert {name for name in named if not any((root / name).exists() for root in roots)} == set()

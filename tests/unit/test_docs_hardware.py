@@ -1,0 +1,132 @@
+"""docs/hardware.md: its table is that of the profiles, and its sums are those of the doctor."""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+
+from doctor_machines import NOWHERE, ROOT
+from hanabi_grpo.doctor import model
+from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.doctor.weights import adapter_parameters, num_parameters
+from hanabi_grpo.settings import load as load_module
+from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.device import Device
+
+TEXT = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+PROFILES = {path.stem: path for path in sorted((ROOT / "tools" / "profiles").glob("*.env"))}
+GPU_GB = {"gpu-8": 80, "gpu-4": 80, "gpu-1": 80, "mig": 20}
+QWEN3_4B = {
+    "model_type": "qwen3",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+
+
+def table(name: str) -> list[list[str]]:
+    [between] = re.findall(rf"<!-- {name}:begin -->\n(.*?)<!-- {name}:end -->", TEXT, flags=re.DOTALL)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in between.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sizes of Qwen3-4B; its weights are a hole in the file."""
+    hidden, inner, vocabulary = 2560, 9728, 151936
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(36):
+        parts = {
+            "self_attn.q_proj": (4096, hidden),
+            "self_attn.k_proj": (1024, hidden),
+            "self_attn.v_proj": (1024, hidden),
+            "self_attn.o_proj": (hidden, 4096),
+            "self_attn.q_norm": (128,),
+            "self_attn.k_norm": (128,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+            "input_layernorm": (hidden,),
+            "post_attention_layernorm": (hidden,),
+        }
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(QWEN3_4B))
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+    return folder
+
+
+def context(profile: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> Context:
+    """Return what the doctor looks at on a GPU machine, for conversations of nothing but replies."""
+    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind="gpu", reason="a test says so"))
+    given = {"HANABI_PROFILE": str(profile), "MODEL": str(folder), **more}
+    found = Context(loaded=load_settings(given, NOWHERE), shell={})
+    found.__dict__["budget"] = None
+    return found
+
+
+def test_the_table_holds_exactly_what_the_profiles_set() -> None:
+    head, _, *rows = table("profiles")
+    assert head == ["variable", *PROFILES]
+    told = {
+        name: {row[0].strip("`"): cell.strip("`") for row in rows if (cell := row[place]) != "–"}
+        for place, name in enumerate(head)
+        if name in PROFILES
+    }
+    assert told == {name: dict(dotenv_values(path)) for name, path in PROFILES.items()}
+    assert len({row[0] for row in rows}) == len(rows)
+
+
+def test_what_a_profile_says_of_runs_is_what_the_page_says() -> None:
+    for name, path in PROFILES.items():
+        [row] = [line for line in TEXT.splitlines() if f"`tools/profiles/{name}.env`" in line and line.startswith("|")]
+        answer = row.split("|")[4].strip()
+        assert (answer == "no") == ("NOT RUN" in path.read_text(encoding="utf-8")), name
+
+
+def test_the_sizes_of_qwen3_4b_are_those_of_its_shapes(qwen: Path) -> None:
+    parameters, adapter = num_parameters(qwen), adapter_parameters(qwen, 16)
+    assert (parameters, adapter) == (4_022_468_096, 33_030_144)
+    cache = 2 * 36 * 8 * 128 * 2
+    activations, logits = (2560 * 36 + 16 * 2560 + 4 * 9728) * 2, 151936 * (2 * 2 + 4)
+    spaced = {format(number, ",").replace(",", " ") for number in (parameters, adapter, cache, activations, logits)}
+    assert {number for number in spaced if number not in TEXT} == set()
+    assert f"{parameters * 2 / 1e9:.2f} GB" == "8.04 GB" and f"{cache * 40960 / 1e9:.2f} GB" == "6.04 GB"
+    assert f"{4 * 2 * adapter * 2 / 1e9:.2f}" == f"{16 * adapter / 1e9:.2f}" == "0.53"
+    assert f"{12 * 2 * adapter / 1e9:.1f} GB" == "0.8 GB"
+    room = 0.4 * 80e9 - 2 * parameters - 4 * 2 * adapter * 2 - 2 * 2**30
+    assert round(room / cache, -3) == 144_000 and 3.4 < room / cache / 40960 < 3.6
+
+
+@pytest.mark.parametrize("name", GPU_GB)
+def test_the_sums_are_those_of_the_doctor(name: str, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = context(PROFILES[name], qwen, monkeypatch)
+    share = found.settings.gpu_memory_utilization * GPU_GB[name]
+    rest = GPU_GB[name] - (share if name == "gpu-1" else 0)
+    server, trainer = model._server_bytes(found, QWEN3_4B) / 1e9, model._trainer_bytes(found, QWEN3_4B) / 1e9
+    [row] = [row for row in table("memory") if row[0].startswith(f"`{name}`")]
+    assert row[1:] == [f"{server:.1f} GB of {share:g}", f"{trainer:.1f} GB of {rest:g}"]
+
+
+def test_the_way_out_of_a_small_slice_fits_it(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = context(PROFILES["mig"], qwen, monkeypatch, HANABI_MAX_MODEL_LEN="4096")
+    bound = model._trainer_bytes(found, QWEN3_4B) / 1e9
+    assert f"at 4096 tokens the bound is {bound:.1f} GB" in " ".join(TEXT.split()) and bound < 20

@@ -1,0 +1,342 @@
+"""Several servers behind one trainer: two real apps on sockets, and the arithmetic of shares."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from fake_engine import deal
+from hanabi_grpo.client import RolloutClient, each_server, server_url
+from hanabi_grpo.commands.train import wait_for_server
+from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.fleet import check_alike, merge_shares, share_deals, side_by_side
+from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.training import fleet_link
+from hanabi_grpo.training.fleet_link import FleetLink, make_link
+from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.overlap import PlayAhead
+from hanabi_grpo.types import Episode
+from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app, session_body
+
+DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
+DEALS = [{**deal(seed), "deal": seed} for seed in range(5)]
+SIMPLE = EnvConfig(preset="simple", observation="compact", legal_moves=False)
+
+
+@pytest.fixture
+def apps() -> Iterator[tuple[RunningApp, RunningApp]]:
+    with running_app(instance_id="first") as first, running_app(instance_id="second") as second:
+        yield first, second
+
+
+@pytest.fixture
+def fleet(
+    apps: tuple[RunningApp, RunningApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., FleetLink]]:
+    """Make a link to the two apps, or to some; what it pushes depends on the version alone."""
+    version: list[float] = []
+    monkeypatch.setattr(fleet_link, "export_adapter", lambda *_: (adapter_bytes(version[-1] / 16), PEFT_CONFIG))
+    made: list[FleetLink] = []
+
+    def make(servers: tuple[RunningApp, ...] = apps, **other: Any) -> FleetLink:
+        hosts = ",".join(f"127.0.0.1:{app.port}" for app in servers)
+        settings = Settings(
+            **{
+                "vllm_server_host": hosts,
+                "num_generations": 2,
+                "dataset": str(DATASET),
+                "preset": "laptop",
+                "lora_rank": RANK,
+                "server_timeout": 20.0,
+                **other,
+            }
+        )
+        link = FleetLink(settings, tmp_path)
+        push = link.push
+
+        def push_version(model: Any, names: tuple[str, ...], number: int) -> None:
+            version.append(number)
+            push(model, names, number)
+
+        monkeypatch.setattr(link, "push", push_version)
+        for one, app in zip(link.links.values(), servers, strict=True):
+            monkeypatch.setattr(one.client, "introduce", introduces(one.client, app))
+        made.append(link)
+        return link
+
+    yield make
+    for link in made:
+        link.disconnect()
+        for one in link.links.values():
+            one.client.close()
+
+
+def introduces(client: RolloutClient, app: RunningApp) -> Callable[..., dict[str, Any]]:
+    """Claim to have the app's own model instead of hashing a folder; all else is what the link says."""
+
+    def introduce(settings: Settings, **claims: Any) -> dict[str, Any]:
+        given = session_body(app.identity, run_id=claims["run_id"], version=claims["version"])
+        return client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+
+    return introduce
+
+
+def told(games: list[list[Episode]]) -> list[list[Episode]]:
+    """Games without the server that played them."""
+    return [[replace(game, instance_id="") for game in group] for group in games]
+
+
+def instances(games: list[list[Episode]]) -> list[set[str]]:
+    return [{game.instance_id for game in group} for group in games]
+
+
+def test_words_of_the_list_name_hosts_and_perhaps_their_ports() -> None:
+    settings = load_settings({"VLLM_SERVER_HOST": "gpu7, gpu8:8001,[::1]:8002,[::2]", "VLLM_SERVER_PORT": "9000"})
+    assert [server_url(one) for one in each_server(settings.settings)] == [
+        *("http://gpu7:9000", "http://gpu8:8001", "http://[::1]:8002", "http://[::2]:9000")
+    ]
+    assert server_url(settings.settings) == "http://gpu7:9000"
+    assert [server_url(one) for one in each_server(Settings(vllm_server_host="::1"))] == ["http://[::1]:8000"]
+
+
+@pytest.mark.parametrize("text", ["a,", ",", "http://a", "a:0", "a:65536", "a:٣", "a:", "[::1", "[::1]8000", "[]:80"])
+def test_a_list_that_cannot_be_read_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"VLLM_SERVER_HOST=.*: a host name or address, or a comma list of them"):
+        load_settings({"VLLM_SERVER_HOST": text})
+
+
+def test_a_server_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(SettingsError, match="means a:8000, a:8000: name each server once"):
+        each_server(Settings(vllm_server_host="a,a:8000"))
+
+
+def test_equal_deals_are_dealt_in_turn_and_longer_games_first() -> None:
+    assert share_deals(DEALS, 2) == [[0, 2, 4], [1, 3]]
+    assert share_deals(DEALS[:1], 3) == [[0], [], []]
+    assert share_deals([], 2) == [[], []]
+    # A game of the board simple has at most 21 turns, one of laptop 11.
+    assert share_deals([deal(0), deal(1), deal(2, SIMPLE), deal(3)], 2) == [[2, 3], [0, 1]]
+
+
+def test_a_deal_that_is_named_twice_stays_on_one_server_so_that_its_games_are_counted_on() -> None:
+    assert share_deals([deal(1), deal(1), deal(2), deal(3)], 2) == [[0, 1], [2, 3]]
+
+
+@given(st.lists(st.integers(0, 5), max_size=20), st.integers(1, 6))
+def test_every_deal_is_played_once_and_comes_back_to_its_place(seeds: list[int], servers: int) -> None:
+    deals = [deal(seed, SIMPLE if seed % 2 else EnvConfig.parse(deal(0)["env_config"])) for seed in seeds]
+    shares = share_deals(deals, servers)
+    assert sorted(place for share in shares for place in share) == list(range(len(deals)))
+    assert merge_shares(shares, [[deals[place] for place in share] for share in shares]) == deals
+    assert share_deals([{**one, "seats": ["iggi", "base"]} for one in deals], servers) == shares
+
+
+def test_calls_are_made_at_the_same_time_and_answers_come_in_order() -> None:
+    meet = threading.Barrier(3, timeout=20)
+    assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == ["a", "b", "c"]
+
+
+def test_the_first_failure_is_raised_once_all_calls_have_ended(caplog: pytest.LogCaptureFixture) -> None:
+    done = []
+
+    def fail(kind: type[Exception]) -> None:
+        raise kind("no")
+
+    def work() -> None:
+        time.sleep(0.2)
+        done.append(True)
+
+    with pytest.raises(ServerError, match="no"):
+        side_by_side({"a": work, "b": lambda: fail(ServerError), "c": lambda: fail(ValueError)})
+    assert done == [True]
+    assert "b: ServerError: no" in caplog.text and "c: ValueError: no" in caplog.text
+
+
+def test_servers_that_differ_are_named_with_what_differs() -> None:
+    one = {"instance_id": "x", "protocol": 3, "dtype": "float32", "max_model_len": 512}
+    check_alike({"a": one})
+    check_alike({"a": one, "b": {**one, "instance_id": "y", "max_lora_rank": 64}})
+    with pytest.raises(ServerError, match="differ in length of a conversation: a has 512, c has 1024"):
+        check_alike({"a": one, "b": {**one, "instance_id": "y"}, "c": {**one, "max_model_len": 1024}})
+    with pytest.raises(ServerError, match="a and b are one server"):
+        check_alike({"a": one, "b": dict(one)})
+
+
+def test_one_server_keeps_its_plain_link(tmp_path: Path) -> None:
+    link = make_link(Settings(vllm_server_host="gpu7:8001"), tmp_path)
+    assert isinstance(link, ServerLink) and link.client.url == "http://gpu7:8001"
+    assert isinstance(make_link(Settings(vllm_server_host="gpu7,gpu8"), tmp_path), FleetLink)
+
+
+def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], tmp_path: Path
+) -> None:
+    both, alone = fleet(), fleet(apps[:1])
+    both.connect(0)
+    both.push(None, PLAYERS, 7)
+    assert [app.store.versions() for app in apps] == [{"player_0": 7, "player_1": 7}] * 2
+    shared = both.play(DEALS, PLAYERS, 7)
+    assert instances(shared.groups) == [{"first"}, {"second"}, {"first"}, {"second"}, {"first"}]
+    assert [group[0].seed for group in shared.groups] == [0, 1, 2, 3, 4]
+    assert [[game.game for game in group] for group in shared.groups] == [[0, 1]] * 5
+    assert both.spec_hashes == [shared.groups[0][0].spec_hash]
+    assert both.server_facts["model_fingerprint"] == "f" * 16
+    both.disconnect()
+    assert [app.store.session is not None and app.store.session.released for app in apps] == [True, True]
+    alone.connect(7)
+    alone.push(None, PLAYERS, 7)
+    assert told(alone.play(DEALS, PLAYERS, 7).groups) == told(shared.groups)
+
+
+def test_games_that_are_asked_for_ahead_come_from_all_servers(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    link = fleet(partners=("iggi",), partner_share=0.5)
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    now = link.play(DEALS, PLAYERS, 7)
+    ahead = PlayAhead(link, PLAYERS)
+    ahead.ask(DEALS, 7)
+    taken = ahead.take(DEALS, 7)
+    assert (taken.version, link.incidents.counts) == (7, {})
+    assert taken.result.groups == now.groups
+    assert {seats for group in now.groups for seats in {game.seats for game in group}} > {("player_0@7", "player_1@7")}
+    assert set(link.partner_names.values()) == {"iggi"}
+
+
+def test_mixed_groups_are_played_by_all_servers_as_by_one(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    both, alone = fleet(group="mixed"), fleet(apps[:1], group="mixed")
+    [row] = load_rows(DATASET, both.settings)
+    first = row["first_seed"]
+    same = {"env_config": row["env_config"], "suite": row["suite"]}
+    deals = [{**same, "seed": first + number, "deal": number} for number in range(3)]
+    both.connect(0)
+    both.push(None, PLAYERS, 7)
+    played = both.play(deals, PLAYERS, 7)
+    request = both.prepare(deals, PLAYERS, 7)
+    assert both.accept(request, both.fetch(request)).groups == played.groups
+    assert [[game.seed - first for game in group] for group in played.groups] == [[0, 1], [2, 3], [4, 5]]
+    both.disconnect()
+    alone.connect(7)
+    alone.push(None, PLAYERS, 7)
+    assert told(alone.play(deals, PLAYERS, 7).groups) == told(played.groups)
+
+
+def test_a_server_of_another_model_is_named_and_no_session_is_opened(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    with running_app(instance_id="third", model_fingerprint="0" * 16) as third:
+        link = fleet((apps[0], third))
+        with pytest.raises(ServerError, match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+"):
+            link.connect(0)
+        assert [app.store.session for app in (apps[0], third)] == [None, None]
+
+
+def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_trainer(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    with RolloutClient(apps[1].url) as stranger:
+        given = session_body(apps[1].identity, run_id="outputs/other")
+        stranger.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+        link = fleet()
+        with pytest.raises(ServerError, match=rf":{apps[1].port}: .*works for run outputs/other"):
+            link.connect(0)
+    assert all(one.client.session_timeout is None for one in link.links.values())
+    fleet(apps[:1]).connect(0)
+
+
+def test_a_server_that_holds_an_older_version_is_named(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    link = fleet()
+    link.connect(0)
+    link.push(None, PLAYERS, 7)
+    first, _ = link.links.values()
+    first.push_exported({name: (adapter_bytes(0.5), PEFT_CONFIG) for name in PLAYERS}, 8)
+    with pytest.raises(ServerError, match=rf":{apps[1].port}: .*player_0@8 is required, but this server holds .*@7"):
+        link.play(DEALS, PLAYERS, 8)
+
+
+def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its_own_games(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as stack:
+        mortal = stack.enter_context(running_app(instance_id="mortal"))
+        port = mortal.port
+        link = fleet((apps[0], mortal))
+        link.connect(0)
+        link.push(None, PLAYERS, 7)
+        expected = told(link.play(DEALS, PLAYERS, 7).groups)
+        mortal.engine.seconds = 30.0
+        samples, results = apps[0].engine.num_samples, []
+        player = threading.Thread(target=lambda: results.append(link.play(DEALS, PLAYERS, 7)), daemon=True)
+        player.start()
+        deadline = time.monotonic() + 60
+        while mortal.scheduler.games_in_flight < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        mortal.engine.is_dead = True
+        while f"waiting for the rollout server at http://127.0.0.1:{port}" not in caplog.text:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stack.close()
+        with running_app(port=port, instance_id="reborn") as reborn:
+            player.join(60)
+            assert reborn.store.versions() == {"player_0": 7, "player_1": 7}
+            assert told(results[0].groups) == expected
+            assert instances(results[0].groups) == [{"first"}, {"reborn"}, {"first"}, {"reborn"}, {"first"}]
+            assert link.links[f"127.0.0.1:{port}"].incidents.counts["server_replaced"] == 1
+            # The other server was not asked again: twice the games' replies in all, not three times.
+            assert apps[0].engine.num_samples == 2 * samples
+            link.disconnect()
+
+
+def test_signs_of_life_and_log_lines_go_to_and_come_from_all(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], tmp_path: Path
+) -> None:
+    with running_app(instance_id="third", session_timeout=1.0) as third:
+        link = fleet((apps[0], third))
+        link.connect(0)
+        beats = [one._heartbeat for one in link.links.values()]
+        assert [beat is not None and beat._thread.is_alive() for beat in beats] == [True, True]
+        for number, app in enumerate((apps[0], third)):
+            app.ring._lines.append(f"line {number}")
+            app.ring._count += 1
+        link.copy_log()
+        lines = (tmp_path / "server.log").read_text().splitlines()
+        assert f"[127.0.0.1:{apps[0].port}] line 0" in lines
+        assert f"[127.0.0.1:{third.port}] line 1" in lines
+        deadline = time.monotonic() + 20
+        while not beats[1].beats:  # type: ignore[union-attr]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        link.disconnect()
+
+
+def test_a_server_that_is_not_there_is_named(
+    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
+) -> None:
+    with running_app(instance_id="third") as third:
+        link = fleet((apps[0], third))
+    with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
+        link.connect(0)
+
+
+def test_a_command_that_only_plays_waits_for_the_first_and_says_so(apps: tuple[RunningApp, RunningApp]) -> None:
+    console = Console(record=True, width=200)
+    loaded = load_settings({"VLLM_SERVER_HOST": f"127.0.0.1:{apps[0].port},no-such-host.invalid"})
+    wait_for_server(loaded, console)
+    assert f"lists 2 servers; this command uses the first, 127.0.0.1:{apps[0].port}" in console.export_text()
+    assert RolloutClient.from_settings(loaded.settings).health()["instance_id"] == "first"
