@@ -76,13 +76,13 @@ def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionReq
     return SessionRequest(**{**given, **other})
 
 
-def stage(store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> None:
-    store.stage(name, version, body, hashlib.sha256(body).hexdigest(), config)
+async def stage(store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> None:
+    await store.stage(name, version, body, hashlib.sha256(body).hexdigest(), config)
 
 
 async def push(store: AdapterStore, version: int, value: float = 0.0) -> dict[str, dict[str, Any]]:
     for name in PLAYERS:
-        stage(store, name, version, upload(value))
+        await stage(store, name, version, upload(value))
     return await store.commit(version)
 
 

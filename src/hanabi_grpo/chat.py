@@ -8,6 +8,7 @@ on each turn only appends ids. The reply ids in between are the sampled ones, ne
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
@@ -80,9 +81,7 @@ class ChatFormat:
 
     def open(self, system: str, user: str) -> list[int]:
         """Return the ids before the first reply: template head, system message if any, first user message."""
-        messages = [("system", system)] if system else []
-        text = _render(self.tokenizer, [*messages, ("user", user)], self.thinking)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return list(_opened(self, system, user))
 
     def follow(self, last_id: int, user: str) -> list[int]:
         """Return the ids between a reply that ended with `last_id` and the next reply.
@@ -116,6 +115,14 @@ class Conversation:
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of a reply."""
         self.ids.extend(reply_ids)
+
+
+@lru_cache(maxsize=256)
+def _opened(chat: ChatFormat, system: str, user: str) -> tuple[int, ...]:
+    # The games of a deal begin with the same messages, and the rules in them are the longest text of a game.
+    messages = [("system", system)] if system else []
+    text = _render(chat.tokenizer, [*messages, ("user", user)], chat.thinking)
+    return tuple(chat.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _render(tokenizer: Any, messages: list[tuple[str, str]], thinking: bool) -> str:

@@ -35,7 +35,7 @@ def test_files_that_change_between_upload_and_commit_are_not_served(tmp_path: Pa
         await push(store, 1)
         before = served(store)
         for name in PLAYERS:
-            stage(store, name, 2, upload(2.0))
+            await stage(store, name, 2, upload(2.0))
         path = store._staged["player_2"].folder / file
         path.write_bytes(
             upload(3.0) if file.endswith("tensors") else json.dumps({**CONFIG, "lora_alpha": 400}).encode()
@@ -107,7 +107,7 @@ def test_a_commit_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
         await push(store, 1)
         engine.gate = asyncio.Event()
         for name in PLAYERS:
-            stage(store, name, 2, upload(2.0))
+            await stage(store, name, 2, upload(2.0))
         request = asyncio.ensure_future(store.commit(2))
         await asyncio.sleep(0.01)
         request.cancel()
@@ -125,7 +125,7 @@ def test_a_commit_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
 def test_two_commits_at_once_load_once(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         for name in PLAYERS:
-            stage(store, name, 1, upload())
+            await stage(store, name, 1, upload())
         first, second = await asyncio.gather(store.commit(1), store.commit(1))
         assert first == second
         assert engine.num_loads == 3
@@ -137,11 +137,11 @@ def test_an_upload_during_a_commit_is_not_lost(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         engine.gate = asyncio.Event()
         for name in PLAYERS:
-            stage(store, name, 1, upload())
+            await stage(store, name, 1, upload())
         commit = asyncio.ensure_future(store.commit(1))
         await asyncio.sleep(0.01)
         for name in PLAYERS:
-            stage(store, name, 2, upload(2.0))
+            await stage(store, name, 2, upload(2.0))
         engine.gate.set()
         assert (await commit)["player_0"]["version"] == 1
         assert [name for name in folders_on_disk(store) if name.endswith("@1")] == [
@@ -160,10 +160,10 @@ def test_a_failed_commit_leaves_no_files_of_what_an_upload_replaced_meanwhile(tm
         engine.gate = asyncio.Event()
         engine.broken.add("player_2@1")
         for name in PLAYERS:
-            stage(store, name, 1, upload())
+            await stage(store, name, 1, upload())
         commit = asyncio.ensure_future(store.commit(1))
         await asyncio.sleep(0.01)
-        stage(store, "player_0", 2, upload(2.0))
+        await stage(store, "player_0", 2, upload(2.0))
         engine.gate.set()
         with pytest.raises(AdapterError, match="cannot load"):
             await commit
@@ -177,7 +177,7 @@ def test_a_rollout_that_starts_during_a_commit_plays_the_old_versions_of_all_pla
         await push(store, 1)
         engine.gate = asyncio.Event()
         for name in PLAYERS:
-            stage(store, name, 2, upload(2.0))
+            await stage(store, name, 2, upload(2.0))
         commit = asyncio.ensure_future(store.commit(2))
         await asyncio.sleep(0.01)
         async with store.lease(None) as leased:
@@ -208,7 +208,7 @@ def test_another_run_starts_with_no_versions_and_games_of_the_old_one_end_in_pea
 def test_a_commit_that_waits_while_another_trainer_takes_over_does_nothing(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         for name in PLAYERS:
-            stage(store, name, 1, upload())
+            await stage(store, name, 1, upload())
         async with store._lock:
             store.release(session_headers("run", A))
             opening = asyncio.ensure_future(store.open_session(wanted("another run", B)))

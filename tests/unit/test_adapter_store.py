@@ -38,12 +38,12 @@ def test_the_same_push_again_loads_nothing_even_after_a_later_upload(tmp_path: P
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         receipts = await push(store, 1, 1.0)
         assert await push(store, 1, 1.0) == receipts
-        stage(store, "player_0", 2, upload(2.0))
+        await stage(store, "player_0", 2, upload(2.0))
         assert await store.commit(1) == receipts
         assert engine.num_loads == 3
         assert store.versions() == dict.fromkeys(PLAYERS, 1)
         for name in PLAYERS[1:]:
-            stage(store, name, 2, upload(2.0))
+            await stage(store, name, 2, upload(2.0))
         assert (await store.commit(2))["player_0"]["version"] == 2
 
     run_scenario(scenario, tmp_path)
@@ -52,7 +52,7 @@ def test_the_same_push_again_loads_nothing_even_after_a_later_upload(tmp_path: P
 def test_a_staged_upload_replaces_the_one_before_it_on_disk(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         for version in range(1, 20):
-            stage(store, "player_0", version, upload(float(version)))
+            await stage(store, "player_0", version, upload(float(version)))
         assert folders_on_disk(store) == ["player_0@19"]
 
     run_scenario(scenario, tmp_path)
@@ -61,8 +61,8 @@ def test_a_staged_upload_replaces_the_one_before_it_on_disk(tmp_path: Path) -> N
 def test_a_commit_with_a_missing_player_serves_nothing_new(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         await push(store, 1)
-        stage(store, "player_0", 2, upload(2.0))
-        stage(store, "player_1", 3, upload(2.0))
+        await stage(store, "player_0", 2, upload(2.0))
+        await stage(store, "player_1", 3, upload(2.0))
         before = served(store)
         with pytest.raises(VersionError, match="nothing staged for player_1, player_2"):
             await store.commit(2)
@@ -75,13 +75,13 @@ def test_older_versions_other_bytes_and_another_config_are_refused_and_the_same_
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         await push(store, 5, 1.0)
         before = served(store)
-        stage(store, "player_0", 5, upload(1.0))
+        await stage(store, "player_0", 5, upload(1.0))
         with pytest.raises(VersionError, match="older than the served version 5"):
-            stage(store, "player_0", 4, upload(3.0))
+            await stage(store, "player_0", 4, upload(3.0))
         with pytest.raises(VersionError, match="player_0@5 is held with other bytes"):
-            stage(store, "player_0", 5, upload(9.0))
+            await stage(store, "player_0", 5, upload(9.0))
         with pytest.raises(VersionError, match="player_0@5 is held with other PEFT config"):
-            stage(store, "player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8})
+            await stage(store, "player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8})
         assert served(store) == before
 
     run_scenario(scenario, tmp_path)
@@ -117,7 +117,7 @@ def test_a_refused_upload_leaves_map_files_and_handles_as_they_were(tmp_path: Pa
         await push(store, 1, 1.0)
         before, loaded, folders = served(store), dict(engine.loaded), folders_on_disk(store)
         with pytest.raises((AdapterError, VersionError), match=message):
-            stage(store, adapter, version, body, config)
+            await stage(store, adapter, version, body, config)
         assert (served(store), engine.loaded, folders_on_disk(store), store._staged) == (before, loaded, folders, {})
         async with store.lease({"player_0": 1}) as leased:
             assert leased["player_0"].lora == "handle of player_0@1"
@@ -128,7 +128,7 @@ def test_a_refused_upload_leaves_map_files_and_handles_as_they_were(tmp_path: Pa
 def test_a_wrong_digest_is_refused(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         with pytest.raises(AdapterError, match="resend it"):
-            store.stage("player_0", 1, upload(), "0" * 64, CONFIG)
+            await store.stage("player_0", 1, upload(), "0" * 64, CONFIG)
         assert folders_on_disk(store) == []
 
     run_scenario(scenario, tmp_path)
@@ -152,7 +152,7 @@ def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", full)
             with pytest.raises(AdapterError, match=r"cannot be kept in .* \(No space left on device\).*Free space"):
-                stage(store, "player_0", 2, upload(2.0))
+                await stage(store, "player_0", 2, upload(2.0))
         assert (served(store), folders_on_disk(store), store._staged) == (before, folders, {})
         await push(store, 2, 2.0)
 

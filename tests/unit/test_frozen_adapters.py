@@ -204,7 +204,7 @@ def test_a_commit_and_a_lending_do_not_wait_for_each_other(tmp_path: Path, slow:
         store = AdapterStore(engine, max_rank=16, shapes=SHAPES, home=tmp_path)
         await store.open_session(wanted())
         for name in PLAYERS:
-            stage(store, name, 1, upload())
+            await stage(store, name, 1, upload())
         commit, lending = asyncio.ensure_future(store.commit(1)), asyncio.ensure_future(lend(store, 5.0))
         waiting, quick = (commit, lending) if slow == "player_" else (lending, commit)
         await quick

@@ -1,4 +1,7 @@
-"""One adapter's way: upload checked, files written, engine told; and back, files last."""
+"""One adapter's way: upload checked, files written, engine told; and back, files last.
+
+Whatever touches all bytes of an adapter happens in a thread: hashing, checking, writing, reading, removing.
+"""
 
 import asyncio
 import hashlib
@@ -61,13 +64,13 @@ class HeldAdapter:
         }
 
 
-def check_digest(name: str, body: bytes, sha256: str) -> str:
+async def check_digest(name: str, body: bytes, sha256: str) -> str:
     """Return the sha256 of an upload.
 
     Raises:
         AdapterError: It is not the one that its sender computed.
     """
-    digest = hashlib.sha256(body).hexdigest()
+    digest = await asyncio.to_thread(_sha256, body)
     if digest != sha256:
         raise AdapterError(f"{name}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it.")
     return digest
@@ -92,11 +95,13 @@ class AdapterLoader:
         self.max_rank = max_rank
         self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
 
-    def check(self, body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
+    async def check(self, body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
         """Refuse an upload that must not be loaded, see `check_adapter`."""
-        check_adapter(body, config, adapter=adapter, lora_rank=lora_rank, shapes=self._shapes)
+        await asyncio.to_thread(check_adapter, body, config, adapter=adapter, lora_rank=lora_rank, shapes=self._shapes)
 
-    def write(self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
+    async def write(
+        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
+    ) -> HeldAdapter:
         """Write a checked upload to disk; nothing is loaded yet.
 
         Raises:
@@ -104,8 +109,10 @@ class AdapterLoader:
         """
         number = next(self._numbers)
         # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
-        folder = self._folders.write(
-            f"{adapter}@{version}-{number}", {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()}
+        folder = await asyncio.to_thread(
+            self._folders.write,
+            f"{adapter}@{version}-{number}",
+            {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()},
         )
         return HeldAdapter(adapter, version, sha256, config_digest(config), folder, number)
 
@@ -120,7 +127,7 @@ class AdapterLoader:
             for held in adapters:
                 held.lora = await self._engine.load_adapter(held.name, held.number, str(held.folder))
                 loaded.append(held)
-                _check_files(held)
+                await asyncio.to_thread(_check_files, held)
         except BaseException:
             for held in loaded:
                 await self.unload(held)
@@ -135,12 +142,12 @@ class AdapterLoader:
             # No request names it again, so all it costs is its place in the engine.
             logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
 
-    def remove_files(self, held: HeldAdapter) -> None:
+    async def remove_files(self, held: HeldAdapter) -> None:
         """Remove the files of an adapter that no request will name again.
 
         The engine must have forgotten it: it reloads from these files what it has no room for, and dies without them.
         """
-        self._folders.remove(held.folder)
+        await asyncio.to_thread(self._folders.remove, held.folder)
 
     async def to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Do work that a cancelled caller must not leave half done."""
@@ -156,8 +163,12 @@ class AdapterLoader:
             logger.warning("%s", task.exception())
 
 
+def _sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
 def _check_files(held: HeldAdapter) -> None:
-    weights = hashlib.sha256((held.folder / _WEIGHTS).read_bytes()).hexdigest()
+    weights = _sha256((held.folder / _WEIGHTS).read_bytes())
     config = config_digest(json.loads((held.folder / _CONFIG).read_bytes()))
     if (weights, config) != (held.sha256, held.config_sha256):
         raise AdapterError(f"{held.name}: the files that were loaded are not those that were sent; push again.")

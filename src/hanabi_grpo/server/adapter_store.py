@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, SessionError, VersionError
+from hanabi_grpo.errors import AdapterError, HanabiGrpoError, SessionError, VersionError
 from hanabi_grpo.handshake import SessionRequest, config_digest
 from hanabi_grpo.seating import is_frozen
 from hanabi_grpo.server.adapter_files import Shapes
@@ -129,32 +129,66 @@ class AdapterStore:
                 f"{adapter}@{version} is older than the served version {served.version}; push a newer one."
             )
 
-    def stage(self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
+    async def stage(
+        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
+    ) -> HeldAdapter:
         """Check an upload and keep it on disk, not yet served.
+
+        It runs to its end even when the caller is cancelled, and other requests are answered meanwhile.
 
         Raises:
             AdapterError: Unknown adapter, bytes that must not be loaded, or a file system that refuses them.
             VersionError: Older than the served version, or the same version with other bytes.
+            SessionError: Another trainer took over before it was done.
         """
         self.check_upload(adapter, version)
-        digest = check_digest(f"{adapter}@{version}", body, sha256)
-        self._loader.check(body, config, adapter=adapter, lora_rank=self._session().lora_rank)
-        config_sha256 = config_digest(config)
+        return await self._loader.to_the_end(self._stage(adapter, version, body, sha256, config, self._session()))
+
+    async def _stage(
+        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any], session: Session
+    ) -> HeldAdapter:
+        digest = await check_digest(f"{adapter}@{version}", body, sha256)
+        await self._loader.check(body, config, adapter=adapter, lora_rank=session.lora_rank)
+        held = self._held_already(adapter, version, digest, config_digest(config), session)
+        if held is not None:
+            return held
+        staged = await self._loader.write(adapter, version, body, digest, config)
+        try:
+            # Again, since others were served during the write: two uploads of one version may have come together.
+            held = self._held_already(adapter, version, digest, staged.config_sha256, session)
+        except HanabiGrpoError:
+            await self._loader.remove_files(staged)
+            raise
+        if held is not None:
+            await self._loader.remove_files(staged)
+            return held
+        previous, self._staged[adapter] = self._staged.get(adapter), staged
+        if previous and previous.number not in self._loading:
+            await self._loader.remove_files(previous)
+        return staged
+
+    def _held_already(
+        self, adapter: str, version: int, sha256: str, config_sha256: str, session: Session
+    ) -> HeldAdapter | None:
+        """Return what is held of this very upload; None: nothing of this version.
+
+        Raises:
+            SessionError: Another trainer took over.
+            VersionError: Other bytes of this version are held, or a newer version is served.
+        """
+        if self.session is not session:
+            raise SessionError(f"upload of {adapter}@{version}: another trainer took over before it was done.")
+        self.check_upload(adapter, version)
         for held in (self._staged.get(adapter), self._served.get(adapter)):
             if held and held.version == version:
-                if (held.sha256, held.config_sha256) == (digest, config_sha256):
+                if (held.sha256, held.config_sha256) == (sha256, config_sha256):
                     return held
-                what = "bytes" if held.sha256 != digest else "PEFT config"
+                what = "bytes" if held.sha256 != sha256 else "PEFT config"
                 raise VersionError(
                     f"{held.name} is held with other {what} ({held.sha256[:16]}…, config {held.config_sha256[:16]}…); "
                     "push a newer version."
                 )
-        staged = self._loader.write(adapter, version, body, digest, config)
-        previous = self._staged.get(adapter)
-        if previous and previous.number not in self._loading:
-            self._loader.remove_files(previous)
-        self._staged[adapter] = staged
-        return staged
+        return None
 
     async def commit(self, version: int) -> dict[str, dict[str, Any]]:
         """Serve a staged version of every adapter, or of none.
@@ -281,4 +315,4 @@ class AdapterStore:
                 continue
             if self._loaded.pop(held.number, None) is not None:
                 await self._loader.unload(held)
-            self._loader.remove_files(held)
+            await self._loader.remove_files(held)

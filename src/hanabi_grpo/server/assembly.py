@@ -93,6 +93,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     from hanabi_grpo.server.engine import Engine
     from hanabi_grpo.server.identity import ServerIdentity
     from hanabi_grpo.server.limits import Limits
+    from hanabi_grpo.server.pacing import heap_left_alone
     from hanabi_grpo.server.restart import stop_within
     from hanabi_grpo.server.scheduler import Scheduler
 
@@ -132,7 +133,8 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
-        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
+        with heap_left_alone():
+            yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:
         store.close()
         if engine.is_dead:

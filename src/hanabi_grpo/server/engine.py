@@ -136,6 +136,7 @@ class Engine:
             temperature=sampling.temperature,
             seed=sampling.seed,
             logprobs=0,
+            flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -146,15 +147,7 @@ class Engine:
             final = output
         if final is None or not final.finished:
             raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
-        choice = final.outputs[0]
-        ids = tuple(choice.token_ids)
-        logprobs = tuple(entry[token].logprob for entry, token in zip(choice.logprobs, ids, strict=True))
-        return Sample(
-            ids=ids,
-            logprobs=logprobs,
-            finish_reason=choice.finish_reason,
-            num_cached_tokens=final.num_cached_tokens or 0,
-        )
+        return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         """Load a PEFT folder under a name and id that were never used before; return its `LoRARequest`."""
@@ -192,3 +185,20 @@ class Engine:
     def stop(self) -> None:
         """End the engine core and its workers."""
         self._engine.shutdown()
+
+
+def _sample(choice: Any, *, num_cached_tokens: int) -> Sample:
+    """Return what vLLM (0.32, `CompletionOutput` with `FlatLogprobs`) holds of a reply.
+
+    Raises:
+        ServerError: Its logprobs are not those of its tokens, one each.
+    """
+    ids, flat = tuple(choice.token_ids), choice.logprobs
+    if tuple(flat.token_ids) != ids:
+        raise ServerError(f"vLLM gave {len(flat.token_ids)} logprobs that are not those of its {len(ids)} tokens.")
+    return Sample(
+        ids=ids,
+        logprobs=tuple(flat.logprobs),
+        finish_reason=choice.finish_reason,
+        num_cached_tokens=num_cached_tokens,
+    )

@@ -57,8 +57,9 @@ class FrozenAdapters:
     async def lend(self, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
         """Check an upload, load it and hold it; one that is held already is only touched.
 
-        It runs to its end even when the caller is cancelled. To make room, the least recently used adapter that no
-        rollout uses is dropped, before the new one is loaded: also a failure after that leaves it dropped.
+        Once checked, it runs to its end even when the caller is cancelled. To make room, the least recently used
+        adapter that no rollout uses is dropped, before the new one is loaded: also a failure after that leaves it
+        dropped.
 
         Args:
             version: Optimizer steps behind the weights.
@@ -76,9 +77,9 @@ class FrozenAdapters:
                 f"lent adapter: r={rank!r:.80}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
-        digest = check_digest("lent adapter", body, sha256)
+        digest = await check_digest("lent adapter", body, sha256)
         name = frozen_name(digest, config)
-        self._loader.check(body, config, adapter=f"{name}@{version}", lora_rank=rank)
+        await self._loader.check(body, config, adapter=f"{name}@{version}", lora_rank=rank)
         return await self._loader.to_the_end(self._lend(name, version, body, digest, config))
 
     async def _lend(self, name: str, version: int, body: bytes, digest: str, config: Mapping[str, Any]) -> HeldAdapter:
@@ -86,11 +87,11 @@ class FrozenAdapters:
             word = f"{name}@{version}"
             if word not in self._held:
                 await self._make_room(word)
-                held = self._loader.write(name, version, body, digest, config)
+                held = await self._loader.write(name, version, body, digest, config)
                 try:
                     await self._loader.load(held)
                 except BaseException as error:
-                    self._loader.remove_files(held)
+                    await self._loader.remove_files(held)
                     if not isinstance(error, Exception):
                         raise
                     raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
@@ -116,4 +117,4 @@ class FrozenAdapters:
         del self._held[idle.name]
         logger.info("lent: dropping %s for %s", idle.name, word)
         await self._loader.unload(idle)
-        self._loader.remove_files(idle)
+        await self._loader.remove_files(idle)

@@ -55,7 +55,7 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
         body = await read_body(request, limit=store.max_upload_bytes, what="adapter upload")
         # Again: another trainer may have taken over while the body came in.
         store.check_owner(request.headers)
-        return store.stage(adapter, version, body, sha256, config).receipt
+        return (await store.stage(adapter, version, body, sha256, config)).receipt
 
     @router.post("/adapters/commit")
     async def commit(version: _Version, request: Request) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import problem, read_body
+from hanabi_grpo.server.answers import LARGE_BODY, json_list, problem, read_body
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.reply_request import parse_reply_request
 from hanabi_grpo.server.rollout_request import is_session_adapter, parse_rollout_request
@@ -19,8 +19,6 @@ from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
-
-_INLINE_BYTES = 1 << 20
 
 
 def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, max_model_len: int) -> APIRouter:
@@ -38,28 +36,32 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
     async def infer(request: Request) -> Response:
         body = await read_body(request, what="rollout request")
         # A body of many megabytes takes seconds to check; small ones are not worth a thread.
-        large = len(body) > _INLINE_BYTES
+        large = len(body) > LARGE_BODY
         wanted, rows = await asyncio.to_thread(parse_rollout_request, body) if large else parse_rollout_request(body)
         sampling = wanted.sampling(max_model_len)
         if wanted.names_session_adapters and "x-run-id" in request.headers:
             store.check_owner(request.headers)
-        return await answered(request, scheduler.run(rows, sampling, wanted.adapters), "rollout")
+
+        async def played() -> Response:
+            return await json_list(await scheduler.run(rows, sampling, wanted.adapters))
+
+        return await answered(request, played(), "rollout")
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
         body = await read_body(request, what="reply request")
-        large = len(body) > _INLINE_BYTES
+        large = len(body) > LARGE_BODY
         parse = partial(parse_reply_request, body, vocab_size=scheduler.vocab_size)
         wanted = await asyncio.to_thread(parse) if large else parse()
         if is_session_adapter(wanted.seat) and "x-run-id" in request.headers:
             store.check_owner(request.headers)
 
-        async def sampled() -> dict[str, Any]:
-            return {**_reply_to_json(await scheduler.reply(wanted)), "instance_id": scheduler.instance_id}
+        async def sampled() -> Response:
+            return JSONResponse({**_reply_to_json(await scheduler.reply(wanted)), "instance_id": scheduler.instance_id})
 
         return await answered(request, sampled(), "reply")
 
-    async def answered(request: Request, work: Coroutine[Any, Any, Any], what: str) -> Response:
+    async def answered(request: Request, work: Coroutine[Any, Any, Response], what: str) -> Response:
         """Answer with what the engine makes, or end it when the client hangs up."""
         made = asyncio.ensure_future(work)
         watch = asyncio.ensure_future(_wait_for_hangup(request))
@@ -69,7 +71,7 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
                 made.cancel()
                 await asyncio.wait({made})
                 return problem(499, f"the client hung up; its {what} was cancelled.")
-            return JSONResponse(made.result())
+            return made.result()
         except HanabiGrpoError:
             raise
         except (Exception, BaseExceptionGroup) as error:

@@ -9,7 +9,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hanabi_grpo.errors import (
 from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.pacing import PacedSampler, Turnstile, in_slices
 from hanabi_grpo.server.replies import answer_request
 from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
+_INLINE_ROWS = 512
+"""Rows that are grouped at once; more of them take long enough to be worth a thread."""
 _MODEL = "hanabi_grpo"
 _MAX_REASON_CHARS = 300
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
@@ -69,7 +72,9 @@ class Scheduler:
             instance_id: Stamped on every episode.
             vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
         """
-        self._sampler, self._chat, self._store = sampler, chat, store
+        self._turnstile = Turnstile()
+        self._sampler = PacedSampler(sampler, self._turnstile)
+        self._chat, self._store = chat, store
         self._max_model_len, self.instance_id = max_model_len, instance_id
         self.vocab_size = vocab_size
         """Rows of the model's token embedding, None when unknown."""
@@ -102,21 +107,18 @@ class Scheduler:
             ServerGoneError: The engine is dead.
             ServerError: Not one of the games could be played.
         """
-        deals = group_rows(rows)
+        deals = await asyncio.to_thread(group_rows, rows) if len(rows) > _INLINE_ROWS else group_rows(rows)
         self._check_room(sampling)
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         reasons: list[str] = []
-        for deal, table, games in await self._play_all(deals, sampling, adapters):
-            num_players = deal.config.players
-            systems = table.systems()
-            for number, game in enumerate(games):
-                if isinstance(game, Episode):
-                    answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
-                else:
-                    reasons.append(f"deal {game.suite}/{game.seed}, game {game.game}: {game.reason}")
-                    answers = dropped_to_outputs(game, num_players=num_players, model=_MODEL)
-                for player, answer in enumerate(answers):
-                    outputs[deal.rows[player][number]] = answer
+        async for deal, systems, number, game in in_slices(_each_game(await self._play_all(deals, sampling, adapters))):
+            if isinstance(game, Episode):
+                answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
+            else:
+                reasons.append(f"deal {game.suite}/{game.seed}, game {game.game}: {game.reason}")
+                answers = dropped_to_outputs(game, num_players=deal.config.players, model=_MODEL)
+            for player, answer in enumerate(answers):
+                outputs[deal.rows[player][number]] = answer
         if reasons and len(reasons) == sum(deal.num_games for deal in deals):
             raise ServerError(
                 f"none of the {len(reasons)} games could be played, so this is no bad luck; the first, {reasons[0]}. "
@@ -169,24 +171,24 @@ class Scheduler:
     ) -> list[tuple[Deal, Table, list[Episode | DroppedGame]]]:
         started = []
         async with self._store.lease(wanted_adapters(deals, adapters)) as leased:
+            tables = []
+            async for deal in in_slices(deals):
+                seats = deal.seats or default_seats(deal.config.players, adapters, leased)
+                served = ServedPolicy(
+                    self._sampler,
+                    self._chat,
+                    loras=loras_of(seats, leased),
+                    sampling=sampling,
+                    config=deal.config,
+                    max_model_len=self._max_model_len,
+                )
+                tables.append((deal, Table(seats, served)))
             try:
                 async with asyncio.TaskGroup() as group:
-                    for deal in deals:
-                        seats = deal.seats or default_seats(deal.config.players, adapters, leased)
-                        table = Table(
-                            seats,
-                            ServedPolicy(
-                                self._sampler,
-                                self._chat,
-                                loras=loras_of(seats, leased),
-                                sampling=sampling,
-                                config=deal.config,
-                                max_model_len=self._max_model_len,
-                            ),
-                        )
+                    async for deal, table in in_slices(tables):
                         games = [group.create_task(self._play(deal, table, game)) for game in range(deal.num_games)]
                         started.append((deal, table, games))
-                        group.create_task(_report(deal, games, seats))
+                        group.create_task(_report(deal, games, table.seats))
             except BaseExceptionGroup as failed:
                 raise unwrap(failed) from failed
         return [(deal, table, [task.result() for task in games]) for deal, table, games in started]
@@ -195,6 +197,7 @@ class Scheduler:
         async with self._places:
             self.games_in_flight += 1
             try:
+                await self._turnstile.through()
                 for attempt in range(1, ATTEMPTS + 1):
                     played = await self._attempt(deal, table, game, attempt)
                     if isinstance(played, Episode):
@@ -246,6 +249,15 @@ class Scheduler:
         if self._sampler.is_dead:
             return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
+
+
+def _each_game(
+    played: Sequence[tuple[Deal, Table, Sequence[Episode | DroppedGame]]],
+) -> Iterator[tuple[Deal, list[str], int, Episode | DroppedGame]]:
+    for deal, table, games in played:
+        systems = table.systems()
+        for number, game in enumerate(games):
+            yield deal, systems, number, game
 
 
 async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]) -> None:

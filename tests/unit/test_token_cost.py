@@ -1,0 +1,120 @@
+"""What a turn costs the tokenizer: its own message, however long the conversation is."""
+
+import asyncio
+from typing import Any
+
+from fake_engine import TOKENIZER
+from hanabi_grpo.chat import ChatFormat, Conversation
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.policies import make_policy
+from hanabi_grpo.prompts import ObservationStyle, compact_vocabulary
+from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.types import Episode
+
+FULL = EnvConfig(preset="full", observation="compact", legal_moves=False)
+SYSTEM = "life1 info3"
+
+
+class Counting:
+    """A tokenizer that notes what it is asked for."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.encoded: list[str] = []
+        self.decoded: list[int] = []
+        """Ids of each call."""
+        self.num_rendered = 0
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        self.encoded.append(text)
+        return list(self.tokenizer.encode(text, **options))
+
+    def decode(self, ids: list[int], **options: Any) -> str:
+        self.decoded.append(len(ids))
+        return str(self.tokenizer.decode(ids, **options))
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> Any:
+        self.num_rendered += 1
+        return self.tokenizer.apply_chat_template(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+
+class Script:
+    """Answers with the moves of a bot's game, in turn."""
+
+    is_dead = False
+
+    def __init__(self, replies: list[tuple[int, ...]]) -> None:
+        self.replies = replies
+        self.prompts: list[list[int]] = []
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        ids = self.replies[len(self.prompts)]
+        self.prompts.append(prompt_ids)
+        return Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)
+
+
+def _long_game() -> tuple[Episode, Counting, Script, ChatFormat]:
+    counting = Counting(build_tokenizer(compact_vocabulary(FULL.spec())))
+    chat = ChatFormat.from_tokenizer(counting)
+    bot = make_policy("iggi", style=ObservationStyle.COMPACT)
+
+    async def play() -> tuple[Episode, Script]:
+        first = await play_episode(FULL, [bot, bot], suite="train", seed=3)
+        script = Script([(*chat.tokenizer.encode(turn.action), chat.eos_id) for turn in first.turns])
+        counting.encoded.clear()
+        counting.num_rendered = 0
+        served = ServedPolicy(
+            script, chat, loras={}, sampling=SamplingConfig(max_tokens=8), config=FULL, max_model_len=1 << 20
+        )
+        return await play_episode(FULL, [served, served], suite="train", seed=3), script
+
+    episode, script = asyncio.run(play())
+    return episode, counting, script, chat
+
+
+def test_every_turn_of_a_long_game_is_tokenised_once_and_alone() -> None:
+    episode, counting, script, chat = _long_game()
+    turns = episode.turns
+    assert len(turns) > 50
+    first_of = {player: next(turn for turn in turns if turn.player == player) for player in (0, 1)}
+    expected = [
+        chat.tokenizer.apply_chat_template(
+            [{"role": "user", "content": turn.prompt}], tokenize=False, add_generation_prompt=True
+        )
+        if turn is first_of[turn.player]
+        else chat.glue + turn.prompt + chat.tail
+        for turn in turns
+    ]
+    assert counting.encoded == expected
+    assert counting.decoded == [len(turn.reply_ids) - 1 for turn in turns]
+    assert counting.num_rendered == 2 + 2, "one for each player's first message, and this test's own"
+    assert [len(turn.prompt_ids) for turn in turns] == [len(_tokens(chat, text)) for text in expected]
+    assert len(script.prompts[-1]) > 20 * len(turns[-1].prompt_ids), "the history is long, and was not tokenised again"
+
+
+def _tokens(chat: ChatFormat, text: str) -> list[int]:
+    return list(chat.tokenizer.tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_games_that_begin_with_the_same_messages_tokenise_them_once_and_share_no_list() -> None:
+    counting = Counting(TOKENIZER)
+    chat = ChatFormat.from_tokenizer(counting)
+    counting.num_rendered = 0
+    first, second = Conversation(chat, SYSTEM), Conversation(chat, SYSTEM)
+    added = first.ask("life1")
+    added.append(7)
+    first.answer([1, chat.eos_id])
+    assert (len(counting.encoded), counting.num_rendered) == (1, 1)
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "life1"}]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert second.ask("life1") == second.ids == TOKENIZER.encode(text, add_special_tokens=False)
+    assert (len(counting.encoded), counting.num_rendered) == (1, 1)
+    other = Conversation(ChatFormat.from_tokenizer(counting, thinking=True), SYSTEM)
+    other.ask("life1")
+    assert len(counting.encoded) == 2, "another format is another text"
