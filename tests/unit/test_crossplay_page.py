@@ -4,7 +4,6 @@ import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -19,21 +18,9 @@ from hanabi_grpo.crossplay.summary import Summary, SwapFigures, SwappedTeam, sum
 from hanabi_grpo.crossplay.tables import entries_table, number, ranking_table, show, swap_table, whole_table
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
+from pages import Reader
 
 NASTY = "</td><script>alert(1)</script>|{{ 7*7 }}\u202eabc' onclick=x \"$x_1$"
-
-
-class Reader(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
 
 
 @pytest.fixture(scope="module")

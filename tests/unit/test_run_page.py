@@ -7,7 +7,6 @@ import re
 import struct
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,42 +23,12 @@ from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.run_views.curves import area_chart, line_chart, nice_ticks, tick_labels
 from hanabi_grpo.run_views.evaluations import evaluation_tables, read_evaluations
 from hanabi_grpo.run_views.page import run_page
+from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
 
 RUNNER = CliRunner()
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} \x1b\u202e'\"</style></h2>"
-VOID = {"meta", "br", "line", "rect", "polyline", "polygon"}
-
-
-class Reader(HTMLParser):
-    """Collects tags, attributes and text, and checks that every element is closed where it should be."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def whole_run(folder: Path, steps: int = 12) -> Path:
