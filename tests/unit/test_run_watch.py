@@ -153,16 +153,16 @@ def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path)
 @pytest.mark.parametrize(
     ("lock", "word"),
     [
-        (f"pid {os.getpid()} on {socket.gethostname()}\n", "running"),
-        (f"pid 999999999 on {socket.gethostname()}\n", "not running"),
-        (f"pid {os.getpid()} on another-machine\n", "elsewhere"),
+        ("pid {own} on {here}\n", "running"),
+        ("pid 999999999 on {here}\n", "not running"),
+        ("pid {own} on another-machine\n", "elsewhere"),
         ("", ""),
         ("pid x", ""),
     ],
 )
 def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path, lock: str, word: str) -> None:
     folder = tracked_run(tmp_path / "run", steps=1, games=False)
-    (folder / LOCK).write_text(lock)
+    (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
     assert RunWatch(folder).look().trainer == word
 
 
