@@ -1,13 +1,13 @@
 # Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
 #
-#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, seed, steps and deals,
-#                                 and sets the training's settings; those of the shell and of .env win
+#   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
+#                                 seed, steps and deals, and sets the training's settings; those of the shell and of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
-#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh);
-#                                 with RECIPE_START=tiny that is the tiny model as it is
+#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
+    start=${RECIPE_START:-hint-bot}
     local knob
     for knob in RECIPE_SEED RECIPE_STEPS RECIPE_DEALS; do
         if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
@@ -15,13 +15,6 @@ recipe_settings() {
             exit 2
         fi
     done
-    case ${RECIPE_START:-warm} in
-    warm | tiny) ;;
-    *)
-        echo "$name: RECIPE_START='$RECIPE_START': must be warm or tiny." >&2
-        exit 2
-        ;;
-    esac
     case $board in
     laptop | marshal-mini) ;;
     *)
@@ -48,19 +41,20 @@ must_be_new() {
 }
 
 warm_start() {
-    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$board-seed-$seed
+    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$board-seed-$seed
     export MODEL=$tiny DATASET=$folder/deals.jsonl
     run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
-    if [ "${RECIPE_START:-warm}" = tiny ] || [ ! -d "$warm/model" ]; then
-        say "tiny model of $board, seed $seed"
-        run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+    if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
+        export MODEL=$warm/model
+        return
     fi
-    if [ "${RECIPE_START:-warm}" = tiny ]; then return; fi
-    if [ ! -d "$warm/model" ]; then
+    say "tiny model of $board, seed $seed"
+    run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
+    if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
-        say "warm start: games of the hint bot with 10 % random moves, log $folder/warm_start.log"
-        run "$folder/warm_start.log" hanabi-grpo warm-start hint-bot --preset "$board" --full --steps 400 --noise 0.1 \
+        say "warm start: games of $start with 10 % random moves, log $folder/warm_start.log"
+        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps 400 --noise 0.1 \
             --learn-noise --learning-rate 3e-3 --out "$warm"
+        export MODEL=$warm/model
     fi
-    export MODEL=$warm/model
 }

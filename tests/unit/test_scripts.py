@@ -140,7 +140,6 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
     [
         ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
         ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
-        ("laptop_headline", {"RECIPE_START": "cold"}, "RECIPE_START='cold': must be warm or tiny"),
         ("laptop_ablation", {"RECIPE_SEED": "-1"}, "RECIPE_SEED='-1': must be a whole number"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),

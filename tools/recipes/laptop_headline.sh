@@ -6,7 +6,7 @@
 #
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_START  warm: a model that learned the hint bot's games; tiny: one that hardly knows the game (warm)
+#   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (hint-bot)
 #   RECIPE_STEPS  optimizer steps (300 on laptop, 200 on marshal-mini)
 #   RECIPE_DEALS  held-out deals of each evaluation (2000)
 #
@@ -23,8 +23,7 @@ source tools/recipe.sh
 
 recipe_settings 300 2000
 if [ "$board" = marshal-mini ]; then steps=${RECIPE_STEPS:-200}; fi
-variant=$board-$seed
-if [ "${RECIPE_START:-warm}" = tiny ]; then variant=$board-tiny-$seed; fi
+variant=$board-${RECIPE_START:+$start-}$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
 mkdir -p "$folder"
