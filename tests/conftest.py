@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 pytest_plugins = ["drills"]
 
 ROOT = Path(__file__).parent.parent
-_ENGINE = ("conformance", "e2e", "faults")
+_ENGINES = ("conformance", "e2e", "faults")
 """Folders of tests that start engines and trainers: one process runs them all, so that no two engines work at once."""
 _GRACE_SECONDS = 20
 
@@ -22,11 +23,15 @@ hypothesis_settings.register_profile("no-deadline", deadline=None)
 hypothesis_settings.load_profile("no-deadline")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.relative_to(ROOT / "tests").parts[0] in _ENGINE:
-            item.add_marker(pytest.mark.xdist_group("engine"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class EnginesInTurn(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "engines" if nodeid.split("/")[1] in _ENGINES else nodeid.partition("::")[0]
+
+    return EnginesInTurn(config, log)
 
 
 @pytest.fixture(autouse=True)

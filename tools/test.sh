@@ -10,4 +10,4 @@ ruff check
 ruff format --check
 mypy
 # Last, and not through a pipe: its summary is the last line, its exit status this script's.
-exec pytest -n 2 --dist loadgroup "$@"
+exec pytest -n 2 "$@"
