@@ -48,7 +48,7 @@ class FakeLLM:
         choice = SimpleNamespace(
             index=0,
             token_ids=reply,
-            logprobs=[{token: SimpleNamespace(logprob=value)} for token, value in zip(reply, logprobs, strict=True)],
+            logprobs=flat_logprobs(reply, logprobs),
             finish_reason="stop",
         )
         self.num_requests += 1
@@ -86,3 +86,13 @@ class FakeLLM:
 
     def shutdown(self) -> None:
         self.is_down = True
+
+
+def flat_logprobs(ids: list[int], logprobs: list[float]) -> Any:
+    """Return logprobs of sampled tokens as vLLM's own functions make them with `flat_logprobs`."""
+    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+
+    kept = create_sample_logprobs(True)
+    for rank, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
+        append_logprobs_for_next_position(kept, [token], [logprob], [None], rank, 0)
+    return kept
