@@ -82,7 +82,9 @@ def test_on_a_terminal_it_follows_the_run_and_its_size_until_ctrl_c(
     outer, inner = pty.openpty()
     _resize(inner, 30, 100)
     words = [sys.executable, "-m", "hanabi_grpo.cli", "watch", str(folder), "--every", "0.1"]
-    environ = {**os.environ, "TERM": "xterm-256color"}
+    # Where pytest itself has set a size, it would stand above the terminal's.
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environ["TERM"] = "xterm-256color"
     # A terminal of its own, so that Ctrl-C reaches this process and no other.
     process = start_process(words, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ)
     _read_until(outer, "No run there yet")
