@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hanabi_grpo.checkpoint_words import HUB, WANDB, is_remote, split_adapter
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.replays.recording import recorded_steps
 from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters, read_description
 from hanabi_grpo.settings import LoadedSettings, load_settings
 
@@ -138,10 +139,7 @@ def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Pat
     folder = local_folder(split_adapter(word)[0], say)
     run, of_artifact = folder.parent.parent, _STEP_FOLDER.fullmatch(folder.name)
     if folder.parent.name == "artifacts" and of_artifact is not None:
-        recorded = [
-            int(match[1]) for one in run.glob("episodes/*.jsonl") if (match := _STEP_FOLDER.fullmatch(one.stem))
-        ]
-        until = [one for one in recorded if one <= int(of_artifact[1])]
+        until = [one for one in recorded_steps(run) if one <= int(of_artifact[1])]
         if until or step is not None:
             return run, max(until) if step is None else step
     if not (folder / "episodes").is_dir():

@@ -182,6 +182,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def recorded_settings(run_folder: Path) -> dict[str, Any]:
+    """Return a run's settings by variable, as `settings.json` has them; nothing where it cannot be read."""
+    try:
+        found = json.loads((run_folder / "settings.json").read_bytes())["settings"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def finite(data: Any) -> Any:
     """Return data as JSON can hold it: non-finite numbers become None, tuples lists."""
     if isinstance(data, float):

@@ -1,9 +1,10 @@
 """The pictures of one run: score, figures of each player, seconds of each phase."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.charts.dynamics import draw_dynamics
 from hanabi_grpo.charts.learning_curve import smooth
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.run_views.figures import PLAYER, SCORE, phases, players, series
@@ -130,6 +131,32 @@ def draw_phases(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
     figure.legend(loc="outside right upper", fontsize=9, frameon=False, reverse=True)
     _tidy(axes)
     _save(figure, paths)
+
+
+def draw_run(
+    files: Mapping[str, Sequence[Path]], rows: _Rows, *, title: str, most_points: int | None = None
+) -> dict[str, str]:
+    """Draw several pictures of a run; returns why one was left out, by its name.
+
+    Args:
+        files: By name, score, players, phases or dynamics, the files to write; of dynamics one, a PNG.
+        rows: Of `dynamics.read_history`.
+        title: Heading of each.
+        most_points: See `draw_score`.
+    """
+    draw: dict[str, Callable[[Sequence[Path]], None]] = {
+        "score": lambda paths: draw_score(paths, rows, title=title, most_points=most_points),
+        "players": lambda paths: draw_players(paths, rows, title=title),
+        "phases": lambda paths: draw_phases(paths, rows, title=title),
+        "dynamics": lambda paths: draw_dynamics(paths[0], rows, title=title),
+    }
+    left_out = {}
+    for name, paths in files.items():
+        try:
+            draw[name](paths)
+        except SettingsError as error:
+            left_out[name] = str(error)
+    return left_out
 
 
 def _figure(size: tuple[float, float]) -> "Figure":

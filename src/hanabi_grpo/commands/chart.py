@@ -1,6 +1,5 @@
 """`hanabi-grpo chart`: the pictures of a run as PNG and SVG."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +14,7 @@ def chart(
 
     A picture that the run has no figures for is left out, and said.
     """
-    from hanabi_grpo.charts.dynamics import draw_dynamics
-    from hanabi_grpo.charts.run_curves import draw_phases, draw_players, draw_score
+    from hanabi_grpo.charts.run_curves import draw_run
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.games import make_spec
@@ -26,7 +24,6 @@ def chart(
     folder = out or run / "charts"
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"--out {folder}: is a file; give a folder.")
-    title = f"{state.name}: {len(state.rows)} steps"
     preset, num_players = state.settings.get("HANABI_PRESET"), state.settings.get("HANABI_PLAYERS")
     try:
         most = make_spec(preset, num_players).reachable_max if preset and num_players else None
@@ -38,28 +35,18 @@ def chart(
     def say(text: str) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
-    rows = state.rows
-    draw: dict[str, Callable[[list[Path]], None]] = {
-        "score": lambda files: draw_score(files, rows, title=title, most_points=most),
-        "players": lambda files: draw_players(files, rows, title=title),
-        "phases": lambda files: draw_phases(files, rows, title=title),
-        "dynamics": lambda files: draw_dynamics(files[0], rows, title=title),
-    }
-    drawn = 0
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SettingsError(f"--out {folder}: cannot be made ({error.strerror}); choose another.") from error
-    for name, draw_it in draw.items():
-        kinds = ("png",) if name == "dynamics" else ("png", "svg")
-        files = [folder / f"{name}.{kind}" for kind in kinds]
-        try:
-            draw_it(files)
-        except SettingsError as error:
-            say(f"no picture {name}: {error}")
+    files = {name: [folder / f"{name}.{kind}" for kind in ("png", "svg")] for name in ("score", "players", "phases")}
+    files["dynamics"] = [folder / "dynamics.png"]
+    left_out = draw_run(files, state.rows, title=f"{state.name}: {len(state.rows)} steps", most_points=most)
+    for name, paths in files.items():
+        if name in left_out:
+            say(f"no picture {name}: {left_out[name]}")
             continue
-        drawn += 1
-        for path in files:
+        for path in paths:
             say(f"picture: {path}")
-    if not drawn:
+    if len(left_out) == len(files):
         raise SettingsError(f"{run}: nothing could be drawn; see above.")

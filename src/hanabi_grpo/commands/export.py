@@ -43,7 +43,7 @@ def export(
     WANDB_ENTITY how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE how hf: words are.
     Exits with 0, or with 2 after an error.
     """
-    from hanabi_grpo.export.folder import MERGED, base_name
+    from hanabi_grpo.export.folder import MERGED, check_base_model
     from hanabi_grpo.export.folder import export as write
     from hanabi_grpo.export.origin import read_origin
     from hanabi_grpo.lineups import checkpoint_word
@@ -63,7 +63,8 @@ def export(
         if as_json:
             # DeepSpeed, which PEFT loads, prints to standard output.
             stack.enter_context(redirect_stdout(sys.stderr))
-        base_name("", base_model)
+        if base_model is not None:
+            check_base_model(base_model)
         loaded = load_settings()
         local = local_word(source, say)
         folder, adapter = checkpoint_word(local) or (Path(local), None)

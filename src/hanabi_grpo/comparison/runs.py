@@ -1,7 +1,6 @@
 """What the folder of a run holds: scores by step, time, board, evaluations, settings."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hanabi_grpo.dynamics import read_history
+from hanabi_grpo.dynamics import number, read_history
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs import recorded_settings
 
 _TRAIN = "train"
 _SCORE = "score/"
@@ -102,7 +102,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
         rows = read_history(path)
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}).") from error
-    if not any(_number(row.get(_MEAN)) is not None for row in rows):
+    if not any(number(row.get(_MEAN)) is not None for row in rows):
         raise SettingsError(f'{path}: no step has a "{_MEAN}"; the run ended before its first step.')
     return rows
 
@@ -147,13 +147,13 @@ def _check_hashes(runs: Sequence[Run], board: str) -> None:
 
 def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluations: Sequence[str]) -> Run:
     home = _home(folder)
-    seen = np.cumsum([_number(row.get("games")) or 0.0 for row in rows])
+    seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
     # Rows of an old run have no score by board.
     key = f"{_SCORE}{board}" if board in _boards(rows) else _MEAN
     points = [
         (float(row["step"]), float(games), score)
         for row, games in zip(rows, seen, strict=True)
-        if (score := _number(row.get(key))) is not None
+        if (score := number(row.get(key))) is not None
     ]
     if not points:
         raise SettingsError(f'{folder}: no step has a "{key}".')
@@ -168,14 +168,14 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluation
         seconds=_seconds(rows),
         board_hash=board_hash,
         num_players=num_players,
-        settings=_settings(home),
+        settings=recorded_settings(home),
         evaluations=_evaluations([folder, folder.parent] if folder.name == _TRAIN else [folder], evaluations),
     )
 
 
 def _seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the wall time; the parts of a resumed run, each of which counts from 0, are added."""
-    clock = [value for row in rows if (value := _number(row.get("seconds"))) is not None]
+    clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
     if not clock:
         return None
     return sum(now for now, later in pairwise(clock) if later < now) + clock[-1]
@@ -195,14 +195,6 @@ def _recorded_board(home: Path, board: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _settings(home: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads((home / "settings.json").read_bytes())["settings"]
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _evaluations(places: Sequence[Path], names: Sequence[str]) -> dict[str, EvaluationResult]:
     found: dict[str, EvaluationResult] = {}
     for place in places:
@@ -218,11 +210,6 @@ def _is_evaluation(path: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(data, dict) and {"spec_hash", "scores", "decks", "orders"} <= data.keys()
-
-
-def _number(value: Any) -> float | None:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable else None
 
 
 def _list(names: Iterable[str]) -> str:

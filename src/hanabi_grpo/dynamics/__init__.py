@@ -13,8 +13,8 @@ Map:
 """
 
 from hanabi_grpo.dynamics.figures import dynamics_figures
-from hanabi_grpo.dynamics.history import read_history
+from hanabi_grpo.dynamics.history import number, read_history
 from hanabi_grpo.dynamics.table import ALARMS, Alarm
 from hanabi_grpo.dynamics.watch import AlarmChange, AlarmWatch, Reading
 
-__all__ = ["ALARMS", "Alarm", "AlarmChange", "AlarmWatch", "Reading", "dynamics_figures", "read_history"]
+__all__ = ["ALARMS", "Alarm", "AlarmChange", "AlarmWatch", "Reading", "dynamics_figures", "number", "read_history"]

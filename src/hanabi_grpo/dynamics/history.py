@@ -1,6 +1,7 @@
 """The rows of a run's `metrics.jsonl`."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +27,13 @@ def read_history(path: Path) -> list[dict[str, Any]]:
         if isinstance(row, dict) and type(row.get("step")) is int and "games" in row:
             rows[row["step"]] = row
     return [rows[step] for step in sorted(rows)]
+
+
+def number(value: object) -> float | None:
+    """Return a figure of a row; None for what is absent, no number, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hanabi_grpo.dynamics.history import number
 from hanabi_grpo.dynamics.table import ALARMS, WINDOW, Alarm, Reference
 
 _PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
@@ -150,13 +151,13 @@ class AlarmWatch:
         }
         figures = [(alarm, figure, subject) for alarm in self.alarms for figure, subject in _expand(alarm, subjects)]
         for figure in dict.fromkeys([_SCORE, *(figure for _, figure, _ in figures)]):
-            value = _number(row.get(figure))
+            value = number(row.get(figure))
             if value is not None:
                 self._series.setdefault(figure, _Series()).add(value)
         changes = []
         self.readings = []
         for alarm, figure, subject in figures:
-            value = _number(row.get(figure))
+            value = number(row.get(figure))
             if value is not None:
                 self._heard.add(alarm.name)
                 change = self._look(alarm, self._series[figure], subject, step)
@@ -204,9 +205,3 @@ def _expand(alarm: Alarm, subjects: Mapping[str, Sequence[str]]) -> list[tuple[s
         if f"{{{kind}}}" in alarm.figure:
             return [(alarm.figure.replace(f"{{{kind}}}", name), name) for name in names]
     return [(alarm.figure, "")]
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)

@@ -8,6 +8,7 @@ from typing import Any
 from hanabi_grpo.export.origin import Origin
 from hanabi_grpo.export.results import PlayedResult
 from hanabi_grpo.games import PRESETS, make_spec
+from hanabi_grpo.tracking.card import table_cell
 
 _TAGS = ["hanabi", "grpo", "lora", "multi-agent", "reinforcement-learning"]
 _TO_TYPE = (
@@ -89,7 +90,7 @@ def _facts(origin: Origin, base: str) -> str:
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items())])
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {table_cell(value)} |" for name, value in facts.items())])
 
 
 def _results(origin: Origin, results: Sequence[PlayedResult]) -> str:
@@ -113,7 +114,7 @@ def _results(origin: Origin, results: Sequence[PlayedResult]) -> str:
             f"{found.mean:.3f} ± {found.standard_error:.3f}",
             result.reachable_max,
         )
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(table_cell(cell) for cell in cells) + " |")
     return "\n".join([*lines, "", f"Standard errors are clustered by deck; a lost last life scores 0. {note}"])
 
 
@@ -196,8 +197,3 @@ def _code(language: str, *lines: str) -> str:
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _cell(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

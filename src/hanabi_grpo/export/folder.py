@@ -11,7 +11,6 @@ FOLDER/
 """
 
 import json
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,10 @@ from hanabi_grpo.export.origin import PUBLISHED, Origin
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs import sync_folder, write_json_atomic
 from hanabi_grpo.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
+from hanabi_grpo.tracking.card import HUB_NAME, base_name
 from hanabi_grpo.tracking.sample_games import write_sample_games
 
 MERGED = "merged"
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 
 Say = Callable[[str], None]
 
@@ -74,7 +72,9 @@ def export(
     """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not, or remove it (rm -r {out}).")
-    base, is_on_hub = base_name(origin.model, base_model)
+    if base_model is not None:
+        check_base_model(base_model)
+    base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
     source = _base_folder(origin, model) if merged else None
     checks: dict[str, MergeCheck] = {}
     try:
@@ -104,21 +104,14 @@ def export(
     return Exported(folder=out, players=tuple(players), base=base, is_on_hub=is_on_hub, merged=checks)
 
 
-def base_name(model: str, base_model: str | None = None) -> tuple[str, bool]:
-    """Return the base model's name for publishing, and whether it is a hub name.
-
-    A local model goes by the last part of its folder: whole paths name machines and people.
+def check_base_model(base_model: str) -> None:
+    """Refuse what is no hub name.
 
     Raises:
-        SettingsError: `base_model` is no hub name.
+        SettingsError: See there.
     """
-    if base_model is not None:
-        if not _HUB_NAME.fullmatch(base_model):
-            raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
-        return base_model, True
-    if _HUB_NAME.fullmatch(model) and not model.startswith("outputs/") and not Path(model).exists():
-        return model, True
-    return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
+    if not HUB_NAME.fullmatch(base_model):
+        raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
 
 
 def _base_folder(origin: Origin, model: str | None) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hanabi_grpo.dynamics import read_history
 from hanabi_grpo.export.results import PlayedResult, played_results
+from hanabi_grpo.runs import recorded_settings
 from hanabi_grpo.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings, variables
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
@@ -62,7 +63,7 @@ def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
     around = _around(checkpoint)
-    values = next((found for place in around if (found := _settings_of(place))), {})
+    values = next((found for place in around if (found := recorded_settings(place))), {})
     published = saved.facts.get(PUBLISHED)
     model = str(saved.facts.get("model") or values.get("MODEL") or "")
     lying = [*sorted((checkpoint / EVALUATIONS).glob("*.json"))]
@@ -85,14 +86,6 @@ def _around(checkpoint: Path) -> list[Path]:
     own = checkpoint.absolute()
     runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
     return [own, *(run for run in runs if (run / "settings.json").is_file())]
-
-
-def _settings_of(folder: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / "settings.json").read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    return dict(values) if isinstance(values, dict) else {}
 
 
 def _for_publishing(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,12 @@ def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
         raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
 
 
+def recorded_steps(folder: Path) -> dict[int, Path]:
+    """Return the files of recorded steps in `episodes/` of a folder, or in the folder itself where it has none."""
+    folder = folder / "episodes" if (folder / "episodes").is_dir() else folder
+    return {int(match[1]): file for file in folder.glob("*.jsonl") if (match := _STEP.fullmatch(file.stem))}
+
+
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
     """Return the files of games that a path stands for.
 
@@ -129,7 +135,7 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
     if not path.is_dir():
         raise SettingsError(f"{path}: no such file or folder; give a run folder or a *.jsonl file of games.")
     folder = path / "episodes" if (path / "episodes").is_dir() else path
-    steps = {int(match[1]): file for file in folder.glob("*.jsonl") if (match := _STEP.fullmatch(file.stem))}
+    steps = recorded_steps(path)
     if step is None and not steps:
         if files := sorted(folder.glob("*.jsonl")):
             return files

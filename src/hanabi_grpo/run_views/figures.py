@@ -1,10 +1,11 @@
 """Which figures of `metrics.jsonl` are shown, in which order and under which names."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hanabi_grpo.dynamics import number
 
 WINDOW = 10
 """Steps of which the dashboard shows means."""
@@ -48,16 +49,6 @@ PLAYER = (
     Figure("parity", "parity gap, nats"),
 )
 _PHASES = ("push", "rollout", "wait", "recall", "train")
-
-
-def number(value: object) -> float | None:
-    """Return a figure; None for what is absent, no number, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
 
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

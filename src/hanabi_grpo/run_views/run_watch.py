@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
-from hanabi_grpo.dynamics import AlarmWatch
+from hanabi_grpo.dynamics import AlarmWatch, number
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.replays.texts import visible
-from hanabi_grpo.run_views.figures import number
 from hanabi_grpo.run_views.last_game import LastGameWatch
 from hanabi_grpo.run_views.state import Incident, RaisedAlarm, RunState
 from hanabi_grpo.run_views.tail import LineTail
-from hanabi_grpo.runs import LOCK
+from hanabi_grpo.runs import LOCK, recorded_settings
 
 _HOLDER = re.compile(r"pid ([0-9]{1,10}) on (.+)", re.ASCII)
 _KEPT_INCIDENTS = 200
@@ -68,7 +67,7 @@ class RunWatch:
                 notes.append(f"{error.filename}: cannot be read ({error.strerror})")
         if self._game.problem:
             notes.append(self._game.problem)
-        settings = _settings(home)
+        settings = recorded_settings(home)
         rows = [self._rows[step] for step in sorted(self._rows)]
         return RunState(
             name=visible(_name(self.folder)),
@@ -190,14 +189,6 @@ def _json_object(line: bytes) -> dict[str, Any] | None:
 def _interned(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # A row has a hundred names, each of which would else be in memory once per step.
     return {sys.intern(name): value for name, value in pairs}
-
-
-def _settings(home: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((home / "settings.json").read_bytes())["settings"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _checkpoints(home: Path) -> tuple[int, ...]:

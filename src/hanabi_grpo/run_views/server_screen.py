@@ -5,8 +5,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from hanabi_grpo.dynamics import number
 from hanabi_grpo.replays.texts import visible
-from hanabi_grpo.run_views.figures import duration, number, shown
+from hanabi_grpo.run_views.figures import duration, shown
 from hanabi_grpo.run_views.screen import curve_panel
 from hanabi_grpo.run_views.server_watch import ServerState
 

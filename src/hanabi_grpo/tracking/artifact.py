@@ -101,7 +101,7 @@ def artifact_metadata(settings: Settings, manifest: Manifest, score: RunningScor
         "step": manifest.step,
         "players": settings.players,
         "adapters": list(facts.get("adapters", [])),
-        "base_model": base_name(settings_values(settings)),
+        "base_model": base_name(str(settings.model))[0],
         "base_fingerprint": facts.get("model_fingerprint"),
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,

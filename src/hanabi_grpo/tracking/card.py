@@ -1,11 +1,15 @@
 """The README of an artifact: what the adapters are, how well they play, what they are not."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.tracking.score import RunningScore
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 def card_text(
@@ -29,9 +33,9 @@ def card_text(
         evaluations: Names of the evaluation files beside the card.
         games: Name of the file of sample games in `episodes/`.
     """
-    base = base_name(values)
+    base, is_on_hub = base_name(str(values.get("MODEL", "")))
     header = ["library_name: peft", "tags: [hanabi, grpo, lora]"]
-    if not _is_local(values):
+    if is_on_hub:
         header.insert(0, f"base_model: {json.dumps(base)}")
     facts = {
         "base model": base,
@@ -48,7 +52,7 @@ def card_text(
     }
     lines = ["---", *header, "---", "", "# Hanabi players", ""]
     lines += ["LoRA adapters for a team of language models that play Hanabi, trained with GRPO by hanabi-grpo.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in facts.items()), ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {table_cell(value)} |" for name, value in facts.items()), ""]
     lines += [
         "The score is of sampled games on training deals, by the versions of the last steps; it is no evaluation.",
         "",
@@ -64,16 +68,20 @@ def card_text(
     return "\n".join(lines)
 
 
-def base_name(values: Mapping[str, Any]) -> str:
-    """Return the base model's hub name, or the last part of its folder: whole paths name machines and people."""
-    model = str(values.get("MODEL", ""))
-    return Path(model).name if _is_local(values) else model
+def base_name(model: str) -> tuple[str, bool]:
+    """Return the base model's name for publishing, and whether it is a hub name.
+
+    A local model goes by the last part of its folder: whole paths name machines and people.
+
+    Args:
+        model: MODEL as it was trained on.
+    """
+    if HUB_NAME.fullmatch(model) and not model.startswith("outputs/") and not Path(model).exists():
+        return model, True
+    return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
 
 
-def _is_local(values: Mapping[str, Any]) -> bool:
-    model = str(values.get("MODEL", ""))
-    return Path(model).is_dir() or model.startswith((".", "/", "~")) or model.count("/") != 1
-
-
-def _cell(value: object) -> str:
-    return str(value).replace("|", "\\|").replace("\n", " ")
+def table_cell(value: object) -> str:
+    """Return a value as a cell of a Markdown table."""
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files, recording_to_json
+from hanabi_grpo.replays.recording import Recording, read_recordings, recorded_steps, recording_to_json
 from hanabi_grpo.runs import write_text_atomic
 from hanabi_grpo.tracking.samples import NUM_REPLAYS, spread
 
@@ -51,9 +51,9 @@ def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
 
 
 def _recorded(source: Path, step: int) -> list[Recording]:
-    names = [path.stem.removeprefix("step_") for path in (source / _EPISODES).glob("step_*.jsonl")]
-    last = max((int(name) for name in names if name.isdecimal() and int(name) <= step), default=None)
-    return [] if last is None else read_recordings(recording_files(source, last))[0]
+    files = recorded_steps(source)
+    last = max((one for one in files if one <= step), default=None)
+    return [] if last is None else read_recordings([files[last]])[0]
 
 
 def _fitting(recordings: Sequence[Recording]) -> list[str]:

@@ -1,13 +1,12 @@
 """What W&B shows beside curves: sample games as a table and as a replay page, and pictures of the run."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.advantages import choose_estimator
-from hanabi_grpo.charts.dynamics import draw_dynamics
-from hanabi_grpo.charts.run_curves import draw_phases, draw_players, draw_score
+from hanabi_grpo.charts.run_curves import draw_run
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import make_spec
 from hanabi_grpo.replays.page import render_page
@@ -95,21 +94,16 @@ def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Sett
         rows: Of `metrics.jsonl`, by step.
         settings: Say the board, whose most points stand beside the score.
     """
-    title = f"{run_folder.resolve().name}: {len(rows)} steps"
     most = make_spec(settings.preset, settings.players).reachable_max if settings.preset else None
-    folder = run_folder / "charts"
-    draw: dict[str, tuple[Path, Callable[[Path], None]]] = {
-        "alarms": (run_folder / "dynamics.png", lambda path: draw_dynamics(path, rows, title=title)),
-        "score": (folder / "score.png", lambda path: draw_score([path], rows, title=title, most_points=most)),
-        "players": (folder / "players.png", lambda path: draw_players([path], rows, title=title)),
-        "phases": (folder / "phases.png", lambda path: draw_phases([path], rows, title=title)),
-    }
-    drawn = {}
-    for name, (path, draw_it) in draw.items():
-        try:
-            draw_it(path)
-        except SettingsError as error:
-            logger.info("no picture %s: %s", name, error)
-            continue
-        drawn[name] = path
-    return drawn
+    files = {name: run_folder / "charts" / f"{name}.png" for name in ("score", "players", "phases")}
+    files = {"dynamics": run_folder / "dynamics.png", **files}
+    left_out = draw_run(
+        {name: [path] for name, path in files.items()},
+        rows,
+        title=f"{run_folder.resolve().name}: {len(rows)} steps",
+        most_points=most,
+    )
+    for name, reason in left_out.items():
+        logger.info("no picture %s: %s", name, reason)
+    # "alarms" is what earlier runs call it at W&B.
+    return {"alarms" if name == "dynamics" else name: path for name, path in files.items() if name not in left_out}

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hanabi_grpo.dynamics import number
+
 WINDOW = 10
 """Steps behind a running score."""
 
@@ -39,7 +41,7 @@ def running_score(rows: Iterable[Mapping[str, Any]], step: int) -> RunningScore 
         rows: Of `metrics.jsonl`, by step.
         step: Optimizer steps behind the checkpoint.
     """
-    scores = [float(row["score/mean"]) for row in rows if row["step"] <= step and _is_number(row.get("score/mean"))]
+    scores = [score for row in rows if row["step"] <= step and (score := number(row.get("score/mean"))) is not None]
     scores = scores[-WINDOW:]
     if not scores:
         return None
@@ -57,7 +59,3 @@ def is_best(score: RunningScore | None, earlier: Sequence[RunningScore]) -> bool
 
 def _rank(score: RunningScore) -> tuple[bool, float]:
     return score.num_steps >= WINDOW, score.mean
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
