@@ -1,4 +1,4 @@
-"""Our grouped LoRA op against vLLM's stock op, called through the same method."""
+"""Our LoRA op against vLLM's stock op, called through the same method."""
 
 import inspect
 
@@ -40,14 +40,14 @@ def _case(dtype: torch.dtype, slots: int = 3, tokens: int = 37, rank: int = 8) -
 
 
 @pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17])
-def test_grouped_lora_equals_the_stock_op_in_float32(indices: list[int]) -> None:
+def test_it_equals_the_stock_op_in_float32(indices: list[int]) -> None:
     case = _case(torch.float32)
     wrapper = _Wrapper(torch.tensor(indices))
-    stock, grouped = case["y"].clone(), case["y"].clone()
+    stock, ours = case["y"].clone(), case["y"].clone()
     lora_cpu.stock_add_lora_linear(wrapper, **{**case, "y": stock})
-    lora_cpu._add_lora_linear(wrapper, **{**case, "y": grouped})
-    assert (grouped - case["y"]).abs().max() > 1.0
-    torch.testing.assert_close(grouped, stock, atol=1e-4, rtol=1e-5)
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": ours})
+    assert (ours - case["y"]).abs().max() > 1.0
+    torch.testing.assert_close(ours, stock, atol=1e-4, rtol=1e-5)
 
 
 def test_rows_without_an_adapter_stay_as_they_are() -> None:
@@ -59,13 +59,27 @@ def test_rows_without_an_adapter_stay_as_they_are() -> None:
     assert not torch.equal(result[1::2], case["y"][1::2])
 
 
+def test_an_adapter_moves_no_row_of_another_one() -> None:
+    """Not by a bit, however large its product is."""
+    case = _case(torch.float32)
+    wrapper = _Wrapper(torch.tensor([0, 2] * 18 + [0]))
+    before, after = case["y"].clone(), case["y"].clone()
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": before})
+    for name, factor in (("lora_a_stacked", torch.inf), ("lora_b_stacked", 1e30)):
+        for weight in case[name]:
+            weight[0] *= factor
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": after})
+    assert torch.equal(after[1::2], before[1::2])
+    assert not torch.equal(after[0::2], before[0::2])
+
+
 def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
     case = _case(torch.bfloat16, tokens=200)
     wrapper = _Wrapper(torch.arange(200) % 3)
-    stock, grouped = case["y"].clone(), case["y"].clone()
+    stock, ours = case["y"].clone(), case["y"].clone()
     lora_cpu.stock_add_lora_linear(wrapper, **{**case, "y": stock})
-    lora_cpu._add_lora_linear(wrapper, **{**case, "y": grouped})
-    assert (stock.argmax(1) == grouped.argmax(1)).float().mean() > 0.97
+    lora_cpu._add_lora_linear(wrapper, **{**case, "y": ours})
+    assert (stock.argmax(1) == ours.argmax(1)).float().mean() > 0.97
 
 
 def test_the_stock_method_still_has_the_signature_that_is_replaced() -> None:

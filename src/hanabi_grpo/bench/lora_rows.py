@@ -41,7 +41,7 @@ async def generation(bench: Bench) -> list[Row]:
 async def operator(bench: Bench) -> list[Row]:
     """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, no engine around it."""
     name, target = "LoRA on CPU, ours ÷ stock, prefill", at_least(2.0)
-    arms = ("rows grouped by adapter", "stock: weights gathered per token")
+    arms = ("all adapters side by side", "stock: weights gathered per token")
     if bench.settings.device != "cpu":
         return [not_measured("R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels")]
     import torch

@@ -1,7 +1,9 @@
-"""LoRA on vLLM's CPU build, one matrix product per adapter.
+"""LoRA on vLLM's CPU build, two matrix products per layer for all adapters of a batch.
 
-The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the
-product itself. A batch holds few adapters, so the rows are grouped by adapter and each group is one product.
+The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the product itself.
+A batch holds few adapters of small rank, so every row is multiplied with all of them side by side, and what belongs to
+another adapter than the row's own is set to zero in between: no row is gathered or scattered. For a handful of
+adapters that is about twice as fast as a product for each adapter's rows, which is what this was before.
 Installed over `PunicaWrapperCPU.add_lora_linear`; `tests/conformance/test_lora_cpu.py` compares it with the
 stock op and fails when a new vLLM changes the signature.
 """
@@ -13,7 +15,7 @@ stock_add_lora_linear = PunicaWrapperCPU.add_lora_linear
 
 
 def install() -> None:
-    """Replace the stock method by the grouped one."""
+    """Replace the stock method by ours."""
     PunicaWrapperCPU.add_lora_linear = _add_lora_linear
 
 
@@ -32,10 +34,10 @@ def _add_lora_linear(
     if self.no_lora:
         return
     y_rows, x_rows = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-    add_grouped(y_rows, x_rows, lora_a_stacked, lora_b_stacked, scale, output_slices, self.token_lora_indices)
+    add_side_by_side(y_rows, x_rows, lora_a_stacked, lora_b_stacked, scale, output_slices, self.token_lora_indices)
 
 
-def add_grouped(
+def add_side_by_side(
     y: torch.Tensor,
     x: torch.Tensor,
     lora_a_stacked: tuple[torch.Tensor, ...],
@@ -45,6 +47,8 @@ def add_grouped(
     indices: torch.Tensor,
 ) -> None:
     """Add each row's LoRA product to `y` in place.
+
+    B must be finite, as uploads are: zero times infinity would reach the rows of other adapters.
 
     Args:
         y: [tokens, sum(output_slices)].
@@ -56,19 +60,17 @@ def add_grouped(
         indices: [tokens], the slot of each row; negative for rows without an adapter.
     """
     indices = indices[: x.shape[0]]
-    for slot in torch.unique(indices).tolist():
-        if slot < 0:
-            continue
-        rows = (indices == slot).nonzero().squeeze(1)
-        every_row = rows.numel() == x.shape[0]
-        inputs = x if every_row else x.index_select(0, rows)
-        start = 0
-        for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
-            a, b = lora_a[slot].view(-1, x.shape[1]), lora_b[slot].view(-1, lora_b.shape[-1])
-            product = torch.nn.functional.linear(torch.nn.functional.linear(inputs.to(a.dtype), a), b[:width]) * scale
-            target = y[:, start : start + width]
-            if every_row:
-                target += product.to(y.dtype)
-            else:
-                target.index_add_(0, rows, product.to(y.dtype))
-            start += width
+    first, last = (max(int(bound), 0) for bound in torch.aminmax(indices))
+    others = (indices.unsqueeze(1) != torch.arange(first, last + 1, device=indices.device)).unsqueeze(2)
+    start = 0
+    for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
+        rank = lora_a.shape[2]
+        down = lora_a[first : last + 1].reshape(-1, x.shape[1])
+        up = lora_b[first : last + 1, 0, :width].transpose(1, 2).reshape(-1, width)
+        low = (x.to(down.dtype) @ down.t()).view(len(x), -1, rank).masked_fill_(others, 0).view(len(x), -1)
+        target = y[:, start : start + width]
+        if target.dtype == up.dtype:
+            target.addmm_(low, up, alpha=scale)
+        else:
+            target += (low @ up).mul_(scale).to(y.dtype)
+        start += width
