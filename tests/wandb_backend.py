@@ -17,7 +17,7 @@ class Backend(ThreadingHTTPServer):
     """Answers on a free port.
 
     Attributes:
-        mode: "good", a status such as "500", or "hang": no answer at all.
+        mode: "good", a status such as "500", "no": a refusal with status 200, or "hang": no answer at all.
         good_for: Names of GraphQL operations that are answered well in any mode.
         seen: Path of each request, or the GraphQL operation.
     """
@@ -61,6 +61,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.stopping.wait(HANG_SECONDS)
             self.close_connection = True
             return
+        if mode == "no":
+            return self._answer(200, {"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}})
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
             return self._answer(int(mode), {"errors": [{"message": text}]})

@@ -42,12 +42,23 @@ def files_with(folder: Path, secret: str) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
-def test_a_wrong_key_is_refused_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param("401", "error 401", id="wrong-key"),
+        pytest.param("403", "error 403", id="forbidden-project"),
+        pytest.param("404", "error 404", id="unknown-entity"),
+        pytest.param("no", "permission denied", id="errors-with-status-200"),
+    ],
+)
+def test_what_the_service_refuses_ends_the_run_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, reason: str
+) -> None:
     run = tracked_run(tmp_path / "run", games=False, WANDB_PROJECT="hanabi", WANDB_ENTITY="team")
-    with backend("401") as service:
+    with backend(answer) as service:
         for name, value in service.environ.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(SettingsError, match=r"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*error 401"):
+        with pytest.raises(SettingsError, match=rf"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*{reason}"):
             Mirror(run, 0)
     assert not (run / "wandb.json").exists()
 
