@@ -48,7 +48,7 @@ class FakeLLM:
         choice = SimpleNamespace(
             index=0,
             token_ids=reply,
-            logprobs=flat_logprobs(reply, logprobs),
+            logprobs=engine_logprobs(reply, logprobs),
             finish_reason="stop",
         )
         self.num_requests += 1
@@ -88,11 +88,11 @@ class FakeLLM:
         self.is_down = True
 
 
-def flat_logprobs(ids: list[int], logprobs: list[float]) -> Any:
-    """Return logprobs of sampled tokens as vLLM's own functions make them with `flat_logprobs`."""
+def engine_logprobs(ids: list[int], logprobs: list[float], *, flat: bool = True) -> Any:
+    """Return logprobs of sampled tokens as vLLM's own functions put them together, token by token."""
     from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 
-    kept = create_sample_logprobs(True)
+    kept = create_sample_logprobs(flat)
     for rank, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
         append_logprobs_for_next_position(kept, [token], [logprob], [None], rank, 0)
     return kept

@@ -1,21 +1,19 @@
 """A stand-in for W&B's service on loopback that has one artifact, and gives it to W&B's own library."""
 
 import json
-import threading
 from base64 import b64decode
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from local_service import LocalService, QuietHandler, graphql_operation, served
 from wandb_backend import KEY
 
 TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"
 
 
-class Store(ThreadingHTTPServer):
+class Store(LocalService):
     """Serves a folder as version 3 of `team/hanabi/<name>`, alias `best`.
 
     Attributes:
@@ -23,12 +21,10 @@ class Store(ThreadingHTTPServer):
         kind: The artifact's type.
     """
 
-    daemon_threads = True
-
     def __init__(self, folder: Path, name: str, kind: str = "model") -> None:
         import wandb
 
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.folder, self.name, self.kind = folder, name, kind
         self.seen: list[str] = []
         artifact = wandb.Artifact(name, type=kind)
@@ -38,10 +34,6 @@ class Store(ThreadingHTTPServer):
         for entry in self.manifest["contents"].values():
             entry.pop("local_path", None)
         self.digest, self.size = artifact.digest, artifact.size
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     @property
     def environ(self) -> dict[str, str]:
@@ -108,52 +100,31 @@ class Store(ThreadingHTTPServer):
         }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: Store
 
-    def log_message(self, *_: Any) -> None:
-        return
-
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if self.path != "/graphql":
-            return self._give(b"{}")
-        query = json.loads(body)
-        operation = query.get("operationName") or query["query"].split("(")[0].split("{")[0].split()[-1]
+            return self.give_json({})
+        operation = graphql_operation(body)
         self.server.seen.append(operation)
-        data = self.server.answer(operation, query.get("variables") or {})
+        data = self.server.answer(operation, json.loads(body).get("variables") or {})
         known = {"data": data} if data is not None else {"errors": [{"message": f"{operation} is not known here"}]}
-        self._give(json.dumps(known).encode())
+        self.give_json(known)
 
     def do_GET(self) -> None:
         self.server.seen.append(self.path)
         if self.path == "/manifest":
-            return self._give(json.dumps(self.server.manifest).encode())
+            return self.give_json(self.server.manifest)
         name = unquote(self.path).removeprefix("/files/")
         for entry, content in self.server.manifest["contents"].items():
             # A single file is asked for by its digest.
             if b64decode(content["digest"]).hex() in self.path.split("/"):
                 name = entry
-        self._give((self.server.folder / name).read_bytes())
-
-    def _give(self, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.give((self.server.folder / name).read_bytes())
 
 
-@contextmanager
-def artifact_store(folder: Path, name: str, kind: str = "model") -> Iterator[Store]:
+def artifact_store(folder: Path, name: str, kind: str = "model") -> AbstractContextManager[Store]:
     """Serve a folder as an artifact for the length of a block."""
-    server = Store(folder, name, kind)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    return served(Store(folder, name, kind))

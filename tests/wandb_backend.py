@@ -5,15 +5,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from local_service import LocalService, QuietHandler, graphql_operation, served
 
 KEY = "0123456789abcdef" * 3
 """A key of the right length that nobody has."""
 HANG_SECONDS = 120.0
 
 
-class Backend(ThreadingHTTPServer):
+class Backend(LocalService):
     """Answers on a free port.
 
     Attributes:
@@ -22,12 +23,8 @@ class Backend(ThreadingHTTPServer):
         seen: Path of each request, or the GraphQL operation.
     """
 
-    daemon_threads = True
-    # Clients that gave up are no news.
-    block_on_close = False
-
     def __init__(self, mode: str) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.mode = mode
         self.good_for: set[str] = set()
         self.seen: list[str] = []
@@ -36,24 +33,17 @@ class Backend(ThreadingHTTPServer):
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"WANDB_BASE_URL": f"http://127.0.0.1:{self.server_port}", "WANDB_API_KEY": KEY}
-
-    def handle_error(self, *_: Any) -> None:
-        return
+        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(QuietHandler):
     server: Backend
 
-    def log_message(self, *_: Any) -> None:
-        return
-
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         what = self.path
         if self.path == "/graphql":
-            what = _operation(body)
+            what = graphql_operation(body)
         self.server.seen.append(what)
         self.server.bodies.append(body)
         mode = "good" if what in self.server.good_for else self.server.mode
@@ -62,31 +52,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if mode == "no":
-            return self._answer(200, {"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}})
+            return self.give_json({"errors": [{"message": "permission denied"}], "data": {"upsertBucket": None}})
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
-            return self._answer(int(mode), {"errors": [{"message": text}]})
+            return self.give_json({"errors": [{"message": text}]}, int(mode))
         variables = json.loads(body).get("variables", {}) if self.path == "/graphql" else {}
-        self._answer(200, _good(what, variables))
+        self.give_json(_good(what, variables))
 
     do_GET = do_PUT = do_POST
-
-    def _answer(self, status: int, data: Any) -> None:
-        content = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-
-def _operation(body: bytes) -> str:
-    try:
-        query = json.loads(body)
-        name = query.get("operationName")
-        return str(name or query["query"].split("(")[0].split("{")[0].split()[-1])
-    except (ValueError, KeyError, IndexError):
-        return "graphql"
 
 
 def _good(what: str, variables: dict[str, Any]) -> Any:
@@ -114,16 +87,11 @@ def _good(what: str, variables: dict[str, Any]) -> Any:
 @contextmanager
 def backend(mode: str) -> Iterator[Backend]:
     """Run a stand-in for the length of a block."""
-    server = Backend(mode)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stopping.set()
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
+    with served(Backend(mode)) as server:
+        try:
+            yield server
+        finally:
+            server.stopping.set()
 
 
 def wait_until(done: Any, seconds: float) -> bool:

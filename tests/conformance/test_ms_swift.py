@@ -19,28 +19,21 @@ from swift.rl_core.data import GRPOBatch
 from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin
-from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer
+from transformers import Trainer
 from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
+from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 
 
 @pytest.fixture(scope="module")
 def model() -> PeftModel:
-    config = Qwen3Config(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
+    shape = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    return adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=4, alpha=8, seed=1)
+    return adapters.add_adapters(small_model(**shape, num_attention_heads=2), NAMES, rank=4, alpha=8, seed=1)
 
 
 @pytest.mark.parametrize(
@@ -194,16 +187,7 @@ def test_a_loss_of_one_player_reaches_only_its_adapter(model: PeftModel) -> None
 
 def test_the_same_seed_gives_the_same_adapters_and_players_differ() -> None:
     def make(seed: int) -> dict[str, torch.Tensor]:
-        config = Qwen3Config(
-            vocab_size=16,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=16,
-        )
-        made = adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=2, alpha=4, seed=seed)
+        made = adapters.add_adapters(small_model(), NAMES, rank=2, alpha=4, seed=seed)
         return {
             f"{player}/{name}": tensor
             for player in NAMES

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer.testing import CliRunner
 
 from doctor_machines import ROOT, find, free_port, make_gpu_machine, make_model, only
@@ -21,6 +20,7 @@ from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.checkpoints import save_checkpoint
+from small_models import small_model
 
 RUNNER = CliRunner()
 NAMES = ("player_0", "player_1")
@@ -44,19 +44,10 @@ def sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole checkpoint of two adapters of rank 8, and beside it the base model's fingerprint in its manifest."""
-    config = Qwen3Config(
-        vocab_size=16,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
     folder = tmp_path_factory.mktemp("starts")
     base = make_model(folder / "model")
     with torch.random.fork_rng():
-        model = adapters.add_adapters(Qwen3ForCausalLM(config), NAMES, rank=8, alpha=16, seed=1)
+        model = adapters.add_adapters(small_model(), NAMES, rank=8, alpha=16, seed=1)
     facts = {"model_fingerprint": model_fingerprint(base)}
     (folder / "run").mkdir()
     return save_checkpoint(model, NAMES, folder / "run", 7, facts, moments=None, groups=[], random_states=[])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench_engine import engine_logprobs
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.engine import Engine, _sample
 
@@ -44,13 +45,7 @@ def test_a_slow_call_to_a_living_core_is_waited_for() -> None:
 
 
 def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:
-    """A reply as vLLM puts it together from what its core sampled, token by token."""
-    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
-
-    kept = create_sample_logprobs(flat)
-    for rank, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
-        append_logprobs_for_next_position(kept, [token], [logprob], [None], rank, 0)
-    return SimpleNamespace(token_ids=ids, logprobs=kept, finish_reason="stop")
+    return SimpleNamespace(token_ids=ids, logprobs=engine_logprobs(ids, logprobs, flat=flat), finish_reason="stop")
 
 
 def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token() -> None:

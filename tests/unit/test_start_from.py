@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hanabi_grpo.checkpoint_manifest import read_manifest
 from hanabi_grpo.errors import RunFolderError, SettingsError
@@ -17,6 +16,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.checkpoints import save_checkpoint
 from hanabi_grpo.training.start_from import check_base, parse_start, recorded_start, start_adapters
+from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 FACTS = {"model_fingerprint": "aa", "tokenizer_hash": "bb", "chat_hash": "cc"}
@@ -25,16 +25,7 @@ FACTS = {"model_fingerprint": "aa", "tokenizer_hash": "bb", "chat_hash": "cc"}
 def _model(
     *, seed: int = 1, rank: int = 8, alpha: int = 16, names: tuple[str, ...] = NAMES, width: int = 16
 ) -> PeftModel:
-    config = Qwen3Config(
-        vocab_size=16,
-        hidden_size=width,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
-    model = adapters.add_adapters(Qwen3ForCausalLM(config), names, rank=rank, alpha=alpha, seed=seed)
+    model = adapters.add_adapters(small_model(hidden_size=width), names, rank=rank, alpha=alpha, seed=seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:

@@ -50,13 +50,16 @@ class EngineBench:
         return self.settings.deals_per_step * self.settings.num_generations
 
     async def plays(self, count: int) -> list[list[GameCalls]]:
-        """Return the games of so many steps with the served adapters, each step played once and on empty caches."""
-        while len(self._plays) < count:
+        """Return the games of so many steps with the served adapters, each step played once and on empty caches.
+
+        One step before them is thrown away: a new engine's first batches are slow.
+        """
+        while len(self._plays) < count + 1:
             await self.engine.reset_prefix_cache()
             recorder = Recorder(self.engine)
             await self._play(recorder, self.settings.deals_per_step)
             self._plays.append(recorder.games)
-        return self._plays[:count]
+        return self._plays[1 : count + 1]
 
     async def recorded_games(self) -> list[GameCalls]:
         """Return the games that arms play again: those of the first step."""

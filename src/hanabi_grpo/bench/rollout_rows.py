@@ -36,7 +36,7 @@ async def cached_share(bench: Bench) -> list[Row]:
     engine = bench.needed_engine
     size = engine.engine.config.block_size
     # Not forced: a forced reply takes the place of the one whose keys the engine holds.
-    counts = [sharing(games, block_size=size) for games in (await engine.plays(bench.pairs + 1))[1:]]
+    counts = [sharing(games, block_size=size) for games in await engine.plays(bench.pairs)]
     reachable = statistics.median(count.sharable_in_blocks / max(1, count.sharable) for count in counts)
     return [
         Row(
@@ -55,7 +55,7 @@ async def tail(bench: Bench) -> list[Row]:
     """R7: how long few games keep the others waiting."""
     engine = bench.needed_engine
     tails, active = [], []
-    for games in (await engine.plays(bench.pairs + 1))[1:]:
+    for games in await engine.plays(bench.pairs):
         tails.append(tail_share(games))
         active.append(mean_active(games))
     how = f"freely played steps of {engine.num_games} games, all asked for at once; times of their last replies"
