@@ -61,6 +61,8 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
+    os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))
