@@ -3,7 +3,7 @@
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
 #                                 seed, steps and deals, and sets the training's settings; those of the shell and of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
-#   warm_start [STEPS]            makes the model that training starts from, unless it is there (after tools/session.sh)
+#   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
@@ -41,8 +41,7 @@ must_be_new() {
 }
 
 warm_start() {
-    local length=${1:-400}
-    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$board-$length-seed-$seed
+    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$board-seed-$seed
     export MODEL=$tiny DATASET=$folder/deals.jsonl
     run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
@@ -54,8 +53,8 @@ warm_start() {
     if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
         say "warm start: games of $start with 10 % random moves, log $folder/warm_start.log"
-        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps "$length" --deals $((length * 5)) \
-            --noise 0.1 --learn-noise --learning-rate 3e-3 --out "$warm"
+        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps 400 --noise 0.1 \
+            --learn-noise --learning-rate 3e-3 --out "$warm"
         export MODEL=$warm/model
     fi
 }
