@@ -1,6 +1,7 @@
 import asyncio
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hanabi_grpo.bench.pairing import Measure, Pair, Stopwatch, descendants, mea
 from hanabi_grpo.bench.prefix_trie import PrefixTrie, sharing
 from hanabi_grpo.bench.recording import Call, ForcedSampler, Recorder, mean_active, reply_tokens, tail_share
 from hanabi_grpo.bench.row import Row, at_least, at_most, not_measured, quartiles
+from hanabi_grpo.bench.show import notes
 from hanabi_grpo.bench.stock_rows import seat_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.server.engine import SamplingConfig
@@ -82,6 +84,15 @@ def test_a_row_says_median_quartiles_and_whether_the_target_is_met() -> None:
     assert at_least(0.9).met_by(math.nan) is False
     assert quartiles([3.0]) == (3.0, 3.0)
     assert json.loads(json.dumps(row.as_json()))["quartiles"] == pytest.approx([0.875, 1.075])
+
+
+def test_a_missed_target_says_by_how_much_and_why_and_a_met_one_says_nothing() -> None:
+    row = partial(Row, id="R1", name="a ÷ b", arms=("a", "b"), target=at_least(0.9), if_missed="small models")
+    assert row(ratios=(0.8, 0.85, 0.7)).shortfall == "misses by 0.1: small models"
+    assert row(ratios=(0.8,)).as_json()["shortfall"] == "misses by 0.1: small models"
+    assert notes([row(ratios=(0.8,), how="so")]) == ["R1: so; misses by 0.1: small models"]
+    assert row(ratios=(0.9,)).shortfall == row().shortfall == ""
+    assert Row(id="R7", name="c", arms=("a", "b"), ratios=(0.8,), if_missed="no target").shortfall == ""
 
 
 def test_a_row_without_ratios_or_with_one_that_is_no_number_meets_nothing_and_is_still_json() -> None:

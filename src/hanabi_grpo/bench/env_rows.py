@@ -113,6 +113,7 @@ async def loop_lag(bench: Bench) -> list[Row]:
                 f"the real app on a socket, {deals * per_deal} games at once, {source}; the client shares the loop; "
                 f"in 99 % of the sleeps its own callbacks took at most {statistics.median(busy[1:]):.2g} CPU s"
             ),
+            if_missed="the engine's threads want the same cores as this loop",
             details={"busy_p99": statistics.median(busy[1:]), "samples_a_run": len(seen)},
         )
     ]

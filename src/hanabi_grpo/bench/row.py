@@ -61,7 +61,9 @@ class Row:
     how: str = ""
     """One sentence: which work, which clock."""
     why_not: str = ""
-    """Why there is no ratio, or why it misses its target."""
+    """Why there is no ratio."""
+    if_missed: str = ""
+    """What is known to cost so much where the target is missed."""
     details: dict[str, Any] = field(default_factory=dict)
     """Further figures for the JSON file: counts, absolute times, parts."""
 
@@ -87,6 +89,14 @@ class Row:
             return None
         return self.target.met_by(self.median)
 
+    @property
+    def shortfall(self) -> str:
+        """By how much the target is missed, and why; empty where it is not."""
+        if self.met is not False or self.target is None or self.median is None:
+            return ""
+        missed = f"misses by {abs(self.median - self.target.limit):.2g}"
+        return f"{missed}: {self.if_missed}" if self.if_missed else missed
+
     def as_json(self) -> dict[str, Any]:
         """Return everything that the JSON file says of this row; a ratio that is no number becomes null."""
         low, high = self.quartiles or (None, None)
@@ -103,6 +113,7 @@ class Row:
             "met": self.met,
             "how": self.how,
             "why_not": self.why_not,
+            "shortfall": self.shortfall,
             "details": self.details,
         }
 

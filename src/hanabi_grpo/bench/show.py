@@ -40,8 +40,8 @@ def rich_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return a line per row: how it was measured, or why not."""
-    return [f"{row.id}: " + "; ".join(part for part in (row.how, row.why_not) if part) for row in rows]
+    """Return a line per row: how it was measured, or why not, and what keeps it from its target."""
+    return [f"{row.id}: " + "; ".join(part for part in (row.how, row.why_not, row.shortfall) if part) for row in rows]
 
 
 def markdown(rows: Sequence[Row], facts: dict[str, Any]) -> str:

@@ -63,6 +63,7 @@ async def against_stock(bench: Bench) -> list[Row]:
             cpu_ratios=cpu,
             target=at_least(2.0),
             how=f"{len(games)} recorded games with forced moves, base model, same engine, caches reset before each arm",
+            if_missed="both arms wait for the same engine most of the time; CPU seconds say what is their own",
             details={
                 "our_requests": sum(map(len, games)),
                 "stock_requests": pairs[-1].second.notes["requests"] if pairs else 0,
