@@ -21,12 +21,8 @@ source tools/launch.sh
 name=laptop_headline
 source tools/recipe.sh
 
-if [ "${BOARD:-laptop}" = laptop ]; then
-    # Less than in the ablation, which is about the first steps.
-    default_env HANABI_ENTROPY_BONUS 0.05
-    RECIPE_STEPS=${RECIPE_STEPS:-300}
-fi
-recipe_settings 200 2000
+recipe_settings 300 2000
+if [ "$board" = marshal-mini ]; then steps=${RECIPE_STEPS:-200}; fi
 variant=$board-${RECIPE_START:+$start-}$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"
