@@ -4,9 +4,8 @@
 #   bash tools/demo.sh
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
 #
-#   DEMO_BOARD   marshal-mini, or laptop: the same with one life (marshal-mini)
 #   DEMO_SEED    seed of the tiny model, the adapters and the sampling (unset: SEED's own default)
-#   DEMO_STEPS   optimizer steps (70)
+#   DEMO_STEPS   optimizer steps (60)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
@@ -15,37 +14,26 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS=0
 source tools/launch.sh
 
-board=${DEMO_BOARD:-marshal-mini} steps=${DEMO_STEPS:-70} deals=${DEMO_DEALS:-1000}
+steps=${DEMO_STEPS:-60} deals=${DEMO_DEALS:-1000}
 for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
         exit 2
     fi
 done
-case $board in
-laptop | marshal-mini) ;;
-*)
-    echo "demo: DEMO_BOARD='$board': must be marshal-mini or laptop." >&2
-    exit 2
-    ;;
-esac
 folder=outputs/demo-$(date +%Y%m%d-%H%M%S)-$$
 mkdir -p "$folder"
 
 # Other settings keep their meaning here; a variable of these names in the shell would make it another demo.
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
-export MODEL=outputs/tiny-$board${DEMO_SEED:+-seed-$DEMO_SEED} DATASET=$folder/deals.jsonl
-# What docs/results.md found for both boards.
-default_env LEARNING_RATE 1e-3
-default_env LR_SCHEDULER_TYPE cosine
-default_env HANABI_ENTROPY_BONUS 0.03
+export MODEL=outputs/tiny-model${DEMO_SEED:+-seed-$DEMO_SEED}
+export DATASET=data/hanabi.laptop.jsonl
 name=demo
 source tools/session.sh
 start_session "${DEMO_PORT:-}"
 
-say "tiny model of $board"
-run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
-run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
+say "tiny model"
+run - hanabi-grpo tiny-model --out "$MODEL"
 
 say "rollout server on port $PORT, log $folder/server.log"
 start_server

@@ -148,7 +148,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "marshal-mini": _preset(2, 2, 3, 3, {2: 3}, "MARSHAL's Mini Hanabi, maximum 4"),
         "marshal-simple": _preset(3, 2, 8, 3, {2: 5}, "MARSHAL's Simple Hanabi, maximum 6, reachable 4"),
         "marshal-full": _preset(3, 3, 8, 3, {2: 5}, "MARSHAL's largest board, maximum 9"),
-        "laptop": _preset(2, 2, 3, 1, {2: 3}, "the default on CPU: one life, so only communication scores; maximum 4"),
+        "laptop": _preset(2, 2, 3, 1, {2: 3}, "the demo's board: one life, so only communication scores; maximum 4"),
         # The largest hands with which every point can still be reached.
         "mini": _preset(2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}, "2 colours, 2 ranks, maximum 4"),
         "simple": _preset(3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}, "3 colours, 2 ranks, maximum 6"),
