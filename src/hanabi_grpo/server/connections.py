@@ -83,6 +83,18 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read; a complete request head stops the clock, single bytes do not."""
         super().data_received(data)
+        if self._in_request() and not self.flow.write_paused:
+            self._stop_clock()
+
+    def pause_writing(self) -> None:
+        """Start the clock: the client reads its answer more slowly than it is written, or not at all."""
+        super().pause_writing()
+        self._unsent = 0
+        self._start_clock()
+
+    def resume_writing(self) -> None:
+        """Stop the clock in the middle of an answer; after it, the clock waits for the next request."""
+        super().resume_writing()
         if self._in_request():
             self._stop_clock()
 
