@@ -39,6 +39,11 @@ def _case(dtype: torch.dtype, slots: int = 3, tokens: int = 37, rank: int = 8) -
     }
 
 
+def test_a_batch_of_no_rows_is_no_error() -> None:
+    case = _case(torch.float32, tokens=0)
+    lora_cpu._add_lora_linear(_Wrapper(torch.tensor([], dtype=torch.long)), **case)
+
+
 @pytest.mark.parametrize("indices", [[0] * 37, [0, 1, 2] * 12 + [1], [2] * 20 + [0] * 17])
 def test_it_equals_the_stock_op_in_float32(indices: list[int]) -> None:
     case = _case(torch.float32)

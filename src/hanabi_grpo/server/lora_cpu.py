@@ -2,8 +2,9 @@
 
 The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the product itself.
 A batch holds few adapters of small rank, so every row is multiplied with all of them side by side, and what belongs to
-another adapter than the row's own is set to zero in between: no row is gathered or scattered. For a handful of
-adapters that is about twice as fast as a product for each adapter's rows, which is what this was before.
+another adapter than the row's own is set to zero in between: no row is gathered or scattered. With two adapters the
+layer's method took about half as long as with a product for each adapter's rows, with four the same, with eight up to
+twice as long (measured once, on a machine with other work).
 Installed over `PunicaWrapperCPU.add_lora_linear`; `tests/conformance/test_lora_cpu.py` compares it with the
 stock op and fails when a new vLLM changes the signature.
 """
@@ -60,6 +61,8 @@ def add_side_by_side(
         indices: [tokens], the slot of each row; negative for rows without an adapter.
     """
     indices = indices[: x.shape[0]]
+    if not len(indices):
+        return
     first, last = (max(int(bound), 0) for bound in torch.aminmax(indices))
     others = (indices.unsqueeze(1) != torch.arange(first, last + 1, device=indices.device)).unsqueeze(2)
     start = 0
