@@ -27,6 +27,7 @@ _DryRun = Annotated[
         "--dry-run", help="Check everything and show what would start; start nothing. Exits with 1 when a check fails."
     ),
 ]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 _LookJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
 
 
@@ -111,7 +112,7 @@ def evaluate(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
     label: Annotated[str | None, typer.Option(help="Name in tables; what was typed when left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    as_json: _Json = False,
     no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")] = False,
     own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
@@ -192,7 +193,7 @@ def cross_play(
     suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; an interrupted one is gone on with.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
+    as_json: _Json = False,
     own_server: Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")] = False,
 ) -> None:
     """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners.
@@ -239,6 +240,7 @@ def report(
     out_markdown: Annotated[Path | None, typer.Option(help="Table; beside --after when left out.")] = None,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
+    as_json: _Json = False,
 ) -> None:
     """Show what a training changed: a table and the learning curve."""
     from hanabi_grpo.commands.report import report as run_report
@@ -251,6 +253,7 @@ def report(
         out_markdown=out_markdown,
         min_rise=min_rise,
         min_sigma=min_sigma,
+        as_json=as_json,
     )
 
 
@@ -258,11 +261,12 @@ def report(
 def dynamics(
     run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
     out: Annotated[Path | None, typer.Option(help="Picture; dynamics.png in the run folder when left out.")] = None,
+    as_json: _Json = False,
 ) -> None:
     """Show how a run's play changed and which collapse alarms were raised: a table and a picture."""
     from hanabi_grpo.commands.dynamics import dynamics as show
 
-    show(run, out=out)
+    show(run, out=out, as_json=as_json)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -11,7 +12,7 @@ from hanabi_grpo.deal_statistics import Estimate
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation import evaluate_line_up, paired_difference
-from hanabi_grpo.evaluation_result import EvaluationResult
+from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.lineups import parse_line_up, short_name
 from hanabi_grpo.policies import REFERENCES
 from hanabi_grpo.seating import is_frozen
@@ -124,6 +125,29 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
         rows_of = [[_order(result, number) for number in range(len(result.orders))] for result in told]
         sheets.append(Sheet(title="Seat orders; the first moves first", columns=_ORDERS, groups=rows_of, num_names=2))
     return sheets
+
+
+def evaluation_document(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Return all that an evaluation found, as `--json` prints it: each result with its deals, and every comparison."""
+    differences = []
+    for one, other in compared_pairs(results):
+        found = paired_difference(one, other)
+        differences.append(
+            {
+                "of": other.label,
+                "minus": one.label,
+                "mean": found.mean,
+                "standard_error": found.standard_error,
+                "interval_95": [found.low, found.high],
+                "num_deals": found.num_deals,
+                "num_decks": found.num_decks,
+            }
+        )
+    return {
+        "results": [result_to_json(result) for result in results],
+        "references": [result_to_json(result) for result in references],
+        "differences": differences,
+    }
 
 
 def board_title(result: EvaluationResult) -> str:

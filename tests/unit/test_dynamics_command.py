@@ -102,3 +102,19 @@ def test_short_runs_and_five_players_are_drawn(tmp_path: Path, num: int) -> None
         row.update({f"score/board {number}": float(number) for number in range(7)})
     draw_dynamics(tmp_path / "p.png", found, title="$x_1$ <b> ünïcode")
     assert size(tmp_path / "p.png")[1] > 200
+
+
+def test_a_machine_reads_what_a_person_reads(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", rows(60, collapsed=True))
+    lines = RUNNER.invoke(app, ["dynamics", str(run)]).output.splitlines()
+    found = json.loads(RUNNER.invoke(app, ["dynamics", str(run), "--json"]).stdout)
+    raised = {(one["alarm"], one["of"]): one for one in found["alarms"] if one["raised_since"] is not None}
+    one = raised["blind_play", "player_1"]
+    assert one["raised_since"] == 37
+    assert one["last_10"] > one["raised_above"]
+    assert [f"step {change['step']}: {change['message']}" for change in found["changes"]] == [
+        line for line in lines if line.startswith("step ")
+    ]
+    assert {change["is"] for change in found["changes"]} == {"raised"}
+    assert found["picture"] == str(run / "dynamics.png")
+    assert found["step"] == 60

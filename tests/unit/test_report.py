@@ -150,3 +150,16 @@ def test_a_mixed_line_up_shows_who_sat_first() -> None:
     rows = [row for group in sheet.groups for row in group]
     assert [row[:2] for row in rows] == [("iggi,random", "iggi, random"), ("", "random, iggi")]
     assert rows[0][2].startswith(f"{result.orders[0].mean:.3f} ± ")
+
+
+def test_a_machine_reads_the_rise_and_both_results(tmp_path: Path) -> None:
+    before, after = results(tmp_path)
+    answer = CliRunner().invoke(app, ["report", "--before", before, "--after", after, "--min-rise", "9", "--json"])
+    assert answer.exit_code == 1
+    assert "wanted at least +9.000" in answer.stderr
+    found = json.loads(answer.stdout)
+    scores = [sum(one["scores"]) / 60 for one in found["results"]]
+    (rise,) = found["differences"]
+    assert rise["mean"] == pytest.approx(scores[1] - scores[0])
+    assert rise["interval_95"][0] < rise["mean"] < rise["interval_95"][1]
+    assert [one["label"] for one in found["references"]] == ["random", "blind", "hint-bot"]

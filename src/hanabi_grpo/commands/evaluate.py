@@ -14,14 +14,14 @@ from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation import default_label, evaluate_line_up, line_up_key, paired_difference
+from hanabi_grpo.evaluation import default_label, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.games import is_held_out
 from hanabi_grpo.ledger import key_digest
 from hanabi_grpo.lineups import SERVED, LineUp, parse_line_up
 from hanabi_grpo.matches import Served
 from hanabi_grpo.policies import REFERENCES
-from hanabi_grpo.report import compared_pairs, evaluation_sheets, reference_results
+from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results
 from hanabi_grpo.runs import finite
 from hanabi_grpo.settings import load_settings
 
@@ -185,7 +185,7 @@ def _publish(
     *,
     as_json: bool,
 ) -> None:
-    document = _document(results, references)
+    document = evaluation_document(results, references)
     if out is not None:
         write_document(out, result_to_json(results[0]) if len(results) == 1 else document)
     if as_json:
@@ -195,26 +195,3 @@ def _publish(
             console.print(sheet.rich())
     if out is not None:
         console.print(f"wrote {out}", markup=False, soft_wrap=True)
-
-
-def _document(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """Return all that an evaluation found, as JSON has it."""
-    differences = []
-    for one, other in compared_pairs(results):
-        found = paired_difference(one, other)
-        differences.append(
-            {
-                "of": other.label,
-                "minus": one.label,
-                "mean": found.mean,
-                "standard_error": found.standard_error,
-                "interval_95": [found.low, found.high],
-                "num_deals": found.num_deals,
-                "num_decks": found.num_decks,
-            }
-        )
-    return {
-        "results": [result_to_json(result) for result in results],
-        "references": [result_to_json(result) for result in references],
-        "differences": differences,
-    }

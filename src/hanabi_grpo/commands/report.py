@@ -1,5 +1,6 @@
 """`hanabi-grpo report`: what a training changed, as a table and a picture."""
 
+import json
 from pathlib import Path
 
 import typer
@@ -7,9 +8,11 @@ from rich.console import Console
 
 from hanabi_grpo.charts import learning_curve
 from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.playing import stderr_console
 from hanabi_grpo.evaluation import paired_difference
 from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.report import evaluation_sheets, reference_results, shortfall
+from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results, shortfall
+from hanabi_grpo.runs import finite
 
 
 def report(
@@ -21,6 +24,7 @@ def report(
     out_markdown: Path | None,
     min_rise: float | None,
     min_sigma: float | None,
+    as_json: bool = False,
 ) -> None:
     """Print the table, write it as Markdown, draw the learning curve.
 
@@ -32,18 +36,22 @@ def report(
         out_markdown: The table; None: `report.md` beside `after`.
         min_rise: Least paired rise of the mean score.
         min_sigma: Least paired rise in standard errors.
+        as_json: One JSON document on standard output instead of the table, as `evaluate --json` prints it.
 
     Raises:
         SettingsError: A file cannot be read, or the two evaluations are of different deals.
         typer.Exit: With code 1 when the rise is smaller than asked for.
     """
-    console = make_console()
+    console = stderr_console() if as_json else make_console()
     old, new = read_result(before), read_result(after)
     difference = paired_difference(old, new)
     references = reference_results(new)
     sheets = evaluation_sheets([old, new], references)
-    for sheet in sheets:
-        console.print(sheet.rich())
+    if as_json:
+        print(json.dumps(finite(evaluation_document([old, new], references)), ensure_ascii=False, allow_nan=False))
+    else:
+        for sheet in sheets:
+            console.print(sheet.rich())
     markdown = out_markdown or after.with_name("report.md")
     markdown.parent.mkdir(parents=True, exist_ok=True)
     markdown.write_text("\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
