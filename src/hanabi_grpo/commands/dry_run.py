@@ -77,7 +77,8 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         plan |= {
             "command": [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
             "listens_on": f"http://{settings.host}:{settings.port}",
-            "engine": {**asdict(config), **slots},
+            # What adapters cover is read from the model when it is started, and it may not be here yet.
+            "engine": {**{key: value for key, value in asdict(config).items() if key != "lora_modules"}, **slots},
         }
     else:
         from hanabi_grpo.client import each_server, server_url

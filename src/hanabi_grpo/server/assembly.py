@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,8 +37,14 @@ class RolloutServer:
     app: "FastAPI"
 
 
-def engine_config(settings: "Settings", model: str) -> "EngineConfig":
-    """Return what the engine is started with; `model` is the folder that MODEL means."""
+def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) -> "EngineConfig":
+    """Return what the engine is started with.
+
+    Args:
+        settings: Resolved settings.
+        model: The folder that MODEL means.
+        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: adapters may cover anything.
+    """
     from hanabi_grpo.server.engine import EngineConfig
 
     return EngineConfig(
@@ -52,6 +58,7 @@ def engine_config(settings: "Settings", model: str) -> "EngineConfig":
         data_parallel_size=settings.vllm_data_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         seed=settings.seed,
+        lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
     )
 
 
@@ -103,11 +110,12 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
-    engine = Engine(engine_config(settings, str(folder)), list(extra_args))
+    shapes = linear_shapes(folder)
+    engine = Engine(engine_config(settings, str(folder), shapes), list(extra_args))
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,
-        shapes=linear_shapes(folder),
+        shapes=shapes,
         session_timeout=settings.session_timeout,
     )
     try:
