@@ -257,6 +257,21 @@ def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(tmp
     assert condition_notes(loaded(a=base, b=other)) == []
 
 
+def test_what_differs_alike_in_several_arms_is_said_once(tmp_path: Path) -> None:
+    def arm(name: str, *models: str, **settings: object) -> list[Path]:
+        return [
+            made_run(tmp_path / f"{name}{seed}", [1.0], settings={"SEED": seed, "MODEL": model, **settings})
+            for seed, model in enumerate(models)
+        ]
+
+    a, b, c = arm("a", "x", "y"), arm("b", "x", "y", BETA=0.1), arm("c", "x")
+    notes = condition_notes(loaded(a=a, b=b))
+    assert notes[-1] == "The runs of each arm differ in MODEL: x, y."
+    assert sum("MODEL" in note for note in notes) == 1
+    assert "The runs of a, b differ in MODEL: x, y." in condition_notes(loaded(a=a, b=b, c=c))
+    assert "The runs of a differ in MODEL: x, y." in condition_notes(loaded(a=a))
+
+
 def test_most_points_come_from_the_evaluation_or_from_a_recorded_game(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
     assert compare_arms("laptop", loaded(a=[run])).most_points is None

@@ -36,10 +36,15 @@ def condition_notes(arms: Sequence[Arm]) -> list[str]:
         ]
         if changed:
             notes.append(f"Settings of {arm.name} that differ from those of {arms[0].name}: {', '.join(changed)}.")
+    spread: dict[str, list[str]] = {}
     for arm, own in zip(arms, values, strict=True):
         for name, found in own.items():
             if len(found) > 1:
-                notes.append(f"The runs of {arm.name} differ in {name}: {', '.join(map(_shown, found))}.")
+                spread.setdefault(f"{name}: {', '.join(map(_shown, found))}", []).append(arm.name)
+    for what, names in spread.items():
+        of = "each arm" if 1 < len(names) == len(arms) else ", ".join(names)
+        notes.append(f"The runs of {of} differ in {what}.")
+    for arm in arms:
         seeds = [tuple(run.settings.get(name) for name in _SEEDS) for run in arm.runs if "SEED" in run.settings]
         if len(set(seeds)) < len(seeds):
             notes.append(f"Runs of {arm.name} share SEED and HANABI_DEAL_SEED: they are no independent seeds.")

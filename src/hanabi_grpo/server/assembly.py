@@ -73,8 +73,9 @@ def prepare_environment(on_cpu: bool) -> None:
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))
-        # "auto" leaves the worker one of two cores.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+        # The last one is for games, tokens and HTTP: with a small model they are as much work as its products are, and
+        # threads that wait for a core that is taken hold the others up. vLLM's "auto" finds none on a single core.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1] or cores)))
         # Threads that spin while they wait would take the cores from the trainer, whose turn it then is.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -1,0 +1,40 @@
+"""What the server sets before vLLM is imported."""
+
+import os
+
+import pytest
+
+from hanabi_grpo.server.assembly import prepare_environment
+from hanabi_grpo.server.plugin import PLUGIN_NAME
+
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("VLLM_", "OMP_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("cores", "bound"), [({3}, "3"), ({0, 1}, "0"), ({7, 2, 4, 6}, "2,4,6")])
+def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
+    cores: set[int], bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    prepare_environment(on_cpu=True)
+    assert os.environ[BIND] == bound
+
+
+def test_what_the_user_set_stays_but_for_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BIND, "0-1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    monkeypatch.setenv("VLLM_PLUGINS", "some,others")
+    prepare_environment(on_cpu=True)
+    assert (os.environ[BIND], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("0-1", "7")
+    assert os.environ["VLLM_PLUGINS"] == PLUGIN_NAME
+
+
+def test_a_gpu_gets_no_settings_of_a_cpu() -> None:
+    prepare_environment(on_cpu=False)
+    assert BIND not in os.environ
+    assert "OMP_WAIT_POLICY" not in os.environ
