@@ -1,14 +1,17 @@
 """What both terminals print and set: the settings table, the other terminal's command, offline switches."""
 
+import json
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from hanabi_grpo.checkpoint_words import HUB, split_seat
+from hanabi_grpo.runs import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
 from hanabi_grpo.settings.variables import is_secret, typed
 
@@ -19,6 +22,11 @@ TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 def make_console() -> Console:
     """Return a console for standard output; wide enough for a whole table when it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
+
+
+def print_json(document: Any) -> None:
+    """Write a document as one line to standard output; a number that is not finite becomes null."""
+    sys.stdout.write(json.dumps(finite(document), ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def announce(console: Console, sections: Sequence[str], terminal: str) -> LoadedSettings:

@@ -1,12 +1,10 @@
 """`hanabi-grpo conventions`: what the moves of line-ups mean to each other, as one page."""
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
 from hanabi_grpo.conventions import ConventionCounts, convention_json, convention_report, render_conventions
@@ -18,7 +16,7 @@ from hanabi_grpo.lineups import LineUp, parse_line_up
 from hanabi_grpo.matches import Served, play_line_up
 from hanabi_grpo.replays.recording import read_recordings, recording_files
 from hanabi_grpo.replays.timeline import replayed_game
-from hanabi_grpo.runs import finite, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs import write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import load_settings
 
 _FOLDER = Path("outputs")
@@ -98,7 +96,7 @@ def conventions(
     for book in books:
         book.unlink(missing_ok=True)
     if as_json:
-        sys.stdout.write(json.dumps(finite(figures), ensure_ascii=False) + "\n")
+        print_json(figures)
     console = aside if as_json else make_console()
     console.print(f"wrote {page} and {page.with_suffix('.json').name}", markup=False, soft_wrap=True)
 

@@ -1,8 +1,6 @@
 """`hanabi-grpo cross-play`: every entry with every other on common deals, in both orders."""
 
-import json
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
@@ -11,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, serving, stderr_console
 from hanabi_grpo.crossplay.cells import Cell, CellStore, find_cells, play_cells
@@ -24,7 +22,6 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.games import is_held_out
 from hanabi_grpo.lineups import parse_line_up, short_name
 from hanabi_grpo.matches import Served
-from hanabi_grpo.runs import finite
 from hanabi_grpo.settings import load_settings
 
 _WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
@@ -105,7 +102,7 @@ def cross_play(
         summary = summarise(plans[0], cells)
         files = write_report(folder, summary)
     if as_json:
-        sys.stdout.write(json.dumps(finite(summary_json(summary)), ensure_ascii=False, allow_nan=False) + "\n")
+        print_json(summary_json(summary))
     else:
         _show(summary, console)
     for file in files:

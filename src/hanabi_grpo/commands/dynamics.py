@@ -1,6 +1,5 @@
 """`hanabi-grpo dynamics`: how a run's play changed, and what its alarms say."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hanabi_grpo.charts.dynamics import draw_dynamics
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.dynamics import AlarmChange, AlarmWatch, Reading, read_history
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs import finite
 
 
 def dynamics(run: Path, *, out: Path | None, as_json: bool = False) -> None:
@@ -49,7 +47,7 @@ def dynamics(run: Path, *, out: Path | None, as_json: bool = False) -> None:
     if as_json:
         alarms = [_alarm(one, watch.raised.get(key)) for key, one in standing.items()]
         found = {"step": step, "alarms": alarms, "changes": list(map(_change, changes)), "picture": str(picture)}
-        print(json.dumps(finite(found), ensure_ascii=False, allow_nan=False))
+        print_json(found)
         return
     console = make_console()
     table = Table(title=Text(f"After step {step}"), title_justify="left")

@@ -1,7 +1,5 @@
 """`hanabi-grpo evaluate`: line-ups on held-out deals, beside what the scripts score on them."""
 
-import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
 from hanabi_grpo.env_config import EnvConfig
@@ -22,7 +20,6 @@ from hanabi_grpo.lineups import SERVED, LineUp, parse_line_up
 from hanabi_grpo.matches import Served
 from hanabi_grpo.policies import REFERENCES
 from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results
-from hanabi_grpo.runs import finite
 from hanabi_grpo.settings import load_settings
 
 __all__ = ["evaluate", "game_config"]
@@ -189,7 +186,7 @@ def _publish(
     if out is not None:
         write_document(out, result_to_json(results[0]) if len(results) == 1 else document)
     if as_json:
-        sys.stdout.write(json.dumps(finite(document), ensure_ascii=False, allow_nan=False) + "\n")
+        print_json(document)
     else:
         for sheet in evaluation_sheets(results, references):
             console.print(sheet.rich())

@@ -1,18 +1,16 @@
 """`hanabi-grpo report`: what a training changed, as a table and a picture."""
 
-import json
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from hanabi_grpo.charts import learning_curve
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.playing import stderr_console
 from hanabi_grpo.evaluation import paired_difference
 from hanabi_grpo.evaluation_result import read_result
 from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results, shortfall
-from hanabi_grpo.runs import finite
 
 
 def report(
@@ -48,7 +46,7 @@ def report(
     references = reference_results(new)
     sheets = evaluation_sheets([old, new], references)
     if as_json:
-        print(json.dumps(finite(evaluation_document([old, new], references)), ensure_ascii=False, allow_nan=False))
+        print_json(evaluation_document([old, new], references))
     else:
         for sheet in sheets:
             console.print(sheet.rich())
