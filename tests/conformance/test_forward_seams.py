@@ -13,9 +13,12 @@ from swift.trainers.mixin import SwiftMixin
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer as TRLTrainer
 
+from hanabi_grpo.token_wise import token_wise
 from hanabi_grpo.training import adapters
-from hanabi_grpo.training.forward import _token_wise, reply_logps
+from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.lora_op import join_lora_products
+from hanabi_grpo.warm_start.batches import reply_logits
+from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 SIZES = {
@@ -106,10 +109,10 @@ def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is
     model = _model()
     ids, _, mask = _rows()
     expected = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
-    assert len(_token_wise(model)) == 2
+    assert len(token_wise(model)) == 2
     model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
     model.enable_input_require_grads()
-    assert _token_wise(model) == []
+    assert token_wise(model) == []
     found = _gradients(model, reply_logps(model, model, ids, mask, 1.0))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value)
@@ -137,7 +140,7 @@ def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:
     watch.remove()
     with pytest.raises(RuntimeError, match="planted"):
         reply_logps(_failing, model, ids, mask, 1.0)
-    modules = [head, *_token_wise(model)]
+    modules = [head, *token_wise(model)]
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
     assert model(input_ids=ids).logits.shape == (3, 12, 40)
 
@@ -188,3 +191,24 @@ def test_the_loss_reads_no_entropies_unless_they_are_asked_for() -> None:
     assert loss.count("entropies") == loss[: loss.index("apply the completion_mask")].count("entropies")
     assert "compute_entropy=self.compute_entropy" in loss
     assert "log_entropy or self.top_entropy_quantile < 1.0" in inspect.getsource(GRPOTrainer)
+
+
+def test_what_warm_starts_learn_from_has_the_values_and_gradients_of_the_whole_pass() -> None:
+    ids, _, mask = _rows()
+    marks = torch.nn.functional.pad(mask, (1, 0))
+    whole = small_model(vocab_size=40, num_hidden_layers=2)
+    for model in (whole, _model()):
+        ours, targets = reply_logits(model, ids, marks)
+        found = _all_gradients(model, ours)
+        expected = model(input_ids=ids).logits[:, :-1][mask]
+        torch.testing.assert_close(ours, expected)
+        assert torch.equal(targets, ids[:, 1:][mask])
+        for name, value in _all_gradients(model, expected).items():
+            torch.testing.assert_close(found[name], value, msg=name)
+        assert not any(one._forward_hooks or one._forward_pre_hooks for one in token_wise(model))
+
+
+def _all_gradients(model: torch.nn.Module, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    logits.square().mean().backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}

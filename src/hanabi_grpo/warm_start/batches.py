@@ -64,15 +64,21 @@ def padded(batch: Sequence[TokenSample], pad_id: int) -> tuple[Any, Any]:
 def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens' ids.
 
-    The head sees the marked positions alone: over a large vocabulary the other ones would be most of the memory.
+    The head and the last layer's feed-forward part see the marked positions alone, see `token_wise`.
 
     Args:
         model: A transformers causal language model, adapters inside it or not.
         ids: (rows, length) int64.
         is_reply: (rows, length) bool.
     """
-    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    return model.get_output_embeddings()(hidden[:, :-1][is_reply[:, 1:]]), ids[:, 1:][is_reply[:, 1:]]
+    from torch.nn.functional import pad
+
+    from hanabi_grpo.token_wise import only_at
+
+    marked = is_reply[:, 1:]
+    with only_at(model, pad(marked, (0, 1))):
+        hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+        return model.get_output_embeddings()(hidden)[0], ids[:, 1:][marked]
 
 
 def num_exact_replies(logits: Any, targets: Any, is_reply: Any) -> tuple[int, int]:
