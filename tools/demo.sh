@@ -28,7 +28,7 @@ mkdir -p "$folder"
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
 export MODEL=outputs/tiny-model${DEMO_SEED:+-seed-$DEMO_SEED}
 export DATASET=data/hanabi.laptop.jsonl
-# Two updates from each step's games learn as much in 30 steps as one does in 60 (docs/results.md).
+# Two updates from each step's games: 30 steps end where 60 of one update do (docs/results.md).
 default_env HANABI_UPDATES_PER_STEP 2
 name=demo
 source tools/session.sh

@@ -98,7 +98,7 @@ def draw_bands(
     _write_labels(axes, labels)
     most = f", at most {most_points}" if most_points else ""
     axes.set_ylabel(f"mean score of training games{most}")
-    axes.set_xlabel("optimizer step" if axis is Axis.STEPS else "games seen")
+    axes.set_xlabel("training step" if axis is Axis.STEPS else "games seen")
     heading = title or (f"Training on {board}" if board else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
     figure.supxlabel(_caption(curves, window, board if title else ""), fontsize=8.5, x=0.01, ha="left", color="#333333")

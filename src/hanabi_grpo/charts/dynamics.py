@@ -62,7 +62,7 @@ def draw_dynamics(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) 
         grid[index // columns][index % columns].set_visible(False)
     for column in range(columns):
         last = (len(pictures) - 1 - column) // columns
-        grid[last][column].set_xlabel("optimizer step", fontsize=8)
+        grid[last][column].set_xlabel("training step", fontsize=8)
         grid[last][column].tick_params(labelbottom=True)
     shown = [axes for axes in grid.flat if axes.get_visible()]
     if color_of:

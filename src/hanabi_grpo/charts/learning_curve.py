@@ -114,7 +114,7 @@ def learning_curve(
         _curve(illegal, [step for step, _ in known], [value for _, value in known], "illegal replies")
     illegal.set_ylim(bottom=0)
     illegal.set_ylabel("illegal replies\nper game")
-    illegal.set_xlabel("optimizer step")
+    illegal.set_xlabel("training step")
     for axes in (score, illegal):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

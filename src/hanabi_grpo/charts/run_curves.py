@@ -50,7 +50,7 @@ def draw_score(paths: Sequence[Path], rows: _Rows, *, title: str, most_points: i
     axes.plot(steps, smooth(scores, _SMOOTH), color=_COLORS[0], linewidth=2.2, label=f"mean of {_SMOOTH} steps",
               marker="o" if len(steps) == 1 else None)  # fmt: skip
     axes.set_ylabel("mean score of training games" + (f"\n(at most {most_points})" if most_points else ""))
-    axes.set_xlabel("optimizer step")
+    axes.set_xlabel("training step")
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     axes.legend(fontsize=9, frameon=False, loc="best")
     _tidy(axes)
@@ -88,7 +88,7 @@ def draw_players(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
         axes.set_title(found[place].title, loc="left", fontsize=9)
         axes.tick_params(labelsize=7)
         if place >= len(found) - columns:
-            axes.set_xlabel("optimizer step", fontsize=8)
+            axes.set_xlabel("training step", fontsize=8)
         _tidy(axes)
     handles = [grid[0][0].plot([], [], color=color, label=name)[0] for color, name in zip(_COLORS, names, strict=False)]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
@@ -126,7 +126,7 @@ def draw_phases(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
         axes.set_xlim(steps[0], steps[-1])
     axes.set_ylim(bottom=0)
     axes.set_ylabel(f"seconds a step,\nmean of {_SMOOTH} steps")
-    axes.set_xlabel("optimizer step")
+    axes.set_xlabel("training step")
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False, reverse=True)
     _tidy(axes)
