@@ -6,7 +6,7 @@
 #   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn mixed
 #
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps of each arm (60)
+#   RECIPE_STEPS  steps of 128 games, of each arm (60)
 #   RECIPE_DEALS  held-out deals of each evaluation, sampled at temperature 1 (1000)
 #   BOARD         laptop or marshal-mini (laptop)
 #

@@ -7,7 +7,7 @@
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (hint-bot)
-#   RECIPE_STEPS  optimizer steps (300 on laptop, 200 on marshal-mini)
+#   RECIPE_STEPS  steps of 128 games (300 on laptop, 200 on marshal-mini)
 #   RECIPE_DEALS  held-out deals of each evaluation (2000)
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
