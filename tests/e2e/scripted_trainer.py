@@ -175,5 +175,5 @@ if __name__ == "__main__":
     HanabiGRPOTrainer._get_per_token_logps_and_entropies = _logps
     checkpoints.save_adapter = _save
     if PLAN.get("plain"):
-        trainer.reply_logps, trainer.join_lora_products = _plain_logps, _nothing
+        trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = _plain_logps, _nothing, _nothing
     sys.exit(main(sys.argv[1:]))

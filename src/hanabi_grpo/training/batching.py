@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from swift.rl_core.data import GRPOBatch
 
@@ -22,6 +23,7 @@ from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.partners import is_trained
 from hanabi_grpo.training.cutting import cut_by_rows, cut_by_tokens
+from hanabi_grpo.training.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 _MAX_REASONS = 2
@@ -50,6 +52,8 @@ class PlayerBatch(GRPOBatch):
     player: str = ""
     games: tuple[int, ...] = ()
     """Per row the number of its game, see `TokenRow`."""
+    tree: PrefixTree | None = None
+    """Of its rows, where what they begin with alike is computed once."""
 
 
 def usable_groups(
@@ -210,38 +214,60 @@ def plan_batches(
     tokens_per_micro_batch: int = 0,
     whiten: bool = False,
     unit: LossUnit = "token",
+    shared: bool = False,
 ) -> list[dict[str, Any]]:
     """Return this rank's micro-batches of one step, player by player in the order of `own`.
 
     Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
-    the ranks in turn. A share that holds nothing becomes one row without loss, so that no rank waits for another.
-    With `tokens_per_micro_batch` a player has as many micro-batches as its tokens fill, the same number on every rank;
-    without, `micro_batches_per_player` of equally many sequences.
+    the ranks in turn; with `shared`, so that those that begin alike are together. A share that holds nothing becomes
+    one row without loss, so that no rank waits for another. With `tokens_per_micro_batch` a player has as many
+    micro-batches as its tokens fill, the same number on every rank; without, `micro_batches_per_player` of equally
+    many sequences.
     """
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
-        sequences = sorted(rows, key=lambda one: -len(one.ids))
-        num_tokens = max(sum(sum(one.mask) for one in sequences), 1)
-        spans = (
-            cut_by_tokens([len(one.ids) for one in sequences], tokens_per_micro_batch, world_size)
-            if tokens_per_micro_batch
-            else cut_by_rows(len(sequences), micro_batches_per_player)
+        num_tokens = max(sum(sum(one.mask) for one in rows), 1)
+        shares = (_together if shared else _by_length)(
+            rows, tokens_per_micro_batch, micro_batches_per_player, rank, world_size
         )
-        batches += [
-            collate(sequences[start:end][rank::world_size], player_name(player), num_tokens, pad_id, device)
-            for start, end in spans
-        ]
+        batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
     return batches
 
 
-def useful_share(batches: Iterable[Mapping[str, Any]]) -> float:
-    """Return the share of the tokens of micro-batches that are no padding."""
-    found = [(batch["grpo_batch"].seq_lengths, batch["model_inputs"]["input_ids"]) for batch in batches]
-    return sum(int(lengths.sum()) for lengths, _ in found) / max(sum(ids.numel() for _, ids in found), 1)
+def _by_length(rows: list[TokenRow], tokens: int, parts: int, rank: int, ranks: int) -> list[list[TokenRow]]:
+    ordered = sorted(rows, key=lambda one: -len(one.ids))
+    lengths = [len(one.ids) for one in ordered]
+    spans = cut_by_tokens(lengths, tokens, ranks) if tokens else cut_by_rows(len(rows), parts)
+    return [ordered[start:end][rank::ranks] for start, end in spans]
 
 
-def collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device) -> dict[str, Any]:
+def _together(rows: list[TokenRow], tokens: int, parts: int, rank: int, ranks: int) -> list[list[TokenRow]]:
+    if not rows:
+        return [[] for _ in range(1 if tokens else parts)]
+    # What comes after the last reply is not computed.
+    order = PrefixOrder([np.array(one.ids[: _last_reply(one.mask)], dtype=np.int64) for one in rows])
+    ordered = [rows[number] for number in order.order]
+    spans = order.cut(tokens, ranks) if tokens else cut_by_rows(len(rows), parts)
+    return [ordered[slice(*share_of(span, rank, ranks))] for span in spans]
+
+
+def _last_reply(mask: Sequence[bool]) -> int:
+    return max(position for position, said in enumerate(mask) if said)
+
+
+def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
+    """Return tokens of sequences over tokens computed: below 1 with padding, above where beginnings are shared."""
+    computed = 0
+    for batch in batches:
+        tree = batch["grpo_batch"].tree
+        computed += (batch["model_inputs"]["input_ids"] if tree is None else tree.ids).numel()
+    return sum(int(batch["grpo_batch"].seq_lengths.sum()) for batch in batches) / max(computed, 1)
+
+
+def collate(
+    rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device, shared: bool = False
+) -> dict[str, Any]:
     """Return rows as one micro-batch, padded on the right to the longest; without rows one row without loss.
 
     Args:
@@ -250,6 +276,7 @@ def collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, dev
         num_tokens: What its loss is divided by.
         pad_id: Fills rows up.
         device: Of the tensors.
+        shared: Whether it gets a tree.
     """
     nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
     rows = rows or [nothing]
@@ -277,5 +304,6 @@ def collate(rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, dev
             logits_to_keep=width - 1,
             player=player,
             games=tuple(row.game for row in rows),
+            tree=prefix_tree(ids, mask) if shared else None,
         ),
     }

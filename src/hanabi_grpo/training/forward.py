@@ -5,7 +5,8 @@ A sequence is a whole game of one player, and most of its tokens are prompts, wh
 ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
-may use its causal shortcut.
+may use its causal shortcut. What they begin with alike is computed once, where the model allows it: see
+`hanabi_grpo.training.shared_prefixes`.
 """
 
 import torch
@@ -13,10 +14,17 @@ from peft import PeftModel
 from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.token_wise import only_at
+from hanabi_grpo.training.prefix_tree import PrefixTree
+from hanabi_grpo.training.shared_prefixes import tree_logits
 
 
 def reply_logps(
-    model: torch.nn.Module, unwrapped: PeftModel, ids: torch.Tensor, mask: torch.Tensor, temperature: float
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    temperature: float,
+    tree: PrefixTree | None = None,
 ) -> torch.Tensor:
     """Return [rows, tokens - 1] logprobs of the tokens in `mask`, in nats; 0 at all others.
 
@@ -26,10 +34,17 @@ def reply_logps(
         ids: [rows, tokens] token ids, padded on the right.
         mask: [rows, tokens - 1], True where the token at the next position is a reply's.
         temperature: That the replies were sampled at.
+        tree: Of these `ids` and this `mask`, for a model that shares prefixes; None: each row by itself.
     """
-    positions = torch.nn.functional.pad(mask, (0, 1))
-    with only_at(unwrapped, positions):
-        logits = model(input_ids=ids, use_cache=False).logits
+    if tree is None:
+        with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
+            logits = model(input_ids=ids, use_cache=False).logits
+    else:
+        predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
+        with only_at(unwrapped, predicts[None]):
+            logits = tree_logits(model, tree)
+        # One node predicts a token of each sequence that it is in.
+        logits = logits[:, (predicts.cumsum(0) - 1)[tree.predicting]]
     if temperature != 1:
         logits = logits / temperature
     found = selective_log_softmax(logits, ids[:, 1:][mask][None])[0]

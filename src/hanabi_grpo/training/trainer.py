@@ -5,7 +5,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 - `_generate_and_score_completions`: games come from the rollout server as token ids; no re-encoding, no
   grouping of rewards by position, a player without a turn is left out.
 - `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, logits are computed for replies
-  only (`forward`), and parity is checked.
+  only, and for what sequences begin with alike once (`forward`), and parity is checked.
 - `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games (`overlap`: beside the games).
 - `training_step`: several updates from one step's games (`updating`), micro-batches by tokens (`micro_steps`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
@@ -60,6 +60,7 @@ from hanabi_grpo.training.parity import ParityGate
 from hanabi_grpo.training.saving import CheckpointSaving
 from hanabi_grpo.training.schedule import PlayerSchedule
 from hanabi_grpo.training.shaping import shape_advantages
+from hanabi_grpo.training.shared_prefixes import share_prefixes
 from hanabi_grpo.training.staleness import KeptAdapters
 from hanabi_grpo.training.start_from import recorded_start
 from hanabi_grpo.training.training_state import (
@@ -104,6 +105,8 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         self.add_callback(_AfterStep(self))
         if stage != 3:
             join_lora_products(self.model)
+        # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
+        self.shared = stage != 3 and share_prefixes(self.model)
         self._base_checksum = adapters.base_checksum(self.model)
         # ms-swift asks this process's vllm, which is not the one that samples, whether its logprobs are of use.
         self.disable_rollout_importance_sampling = False
@@ -192,6 +195,7 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
             estimator=choose_estimator(self.settings.advantage, self.settings.advantage_scale, before),
             whiten=self.settings.whiten,
             unit=self.settings.loss_unit,
+            shared=self.shared,
             pad_id=self.processing_class.pad_token_id,
             device=self.accelerator.device,
         )
@@ -280,7 +284,7 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         unwrapped = self.accelerator.unwrap_model(self.model)
         adapters.use_adapter(unwrapped, adapter_of(grpo_batch.player, self.adapter_names))
         ids = model_inputs["input_ids"]
-        logps = reply_logps(model, unwrapped, ids, grpo_batch.completion_mask, self.temperature)
+        logps = reply_logps(model, unwrapped, ids, grpo_batch.completion_mask, self.temperature, grpo_batch.tree)
         if self.in_first_pass and grpo_batch.old_per_token_logps is None:
             # What later passes, and the players after this one, compare with.
             grpo_batch.old_per_token_logps = logps.detach()
@@ -295,9 +299,10 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""
         # This is not the policy that sampled, so there is no parity to check.
-        ids, mask = batch["model_inputs"]["input_ids"], batch["grpo_batch"].completion_mask
+        ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
+        unwrapped = self.accelerator.unwrap_model(self.model)
         with torch.no_grad():
-            return reply_logps(self.model, self.accelerator.unwrap_model(self.model), ids, mask, self.temperature)
+            return reply_logps(self.model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.

@@ -1,0 +1,127 @@
+"""What a player's sequences begin with alike, computed once.
+
+Everything in a transformer but attention works token by token, so the model is called with the nodes of a
+`PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is registered
+with transformers as an implementation of attention of its own, which without a tree is PyTorch's (`sdpa`).
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from hanabi_grpo.training.prefix_tree import PrefixTree, prefix_tree
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "hanabi_prefix_tree"
+_LARGEST_GAP = {torch.float32: 1e-3}
+_LARGEST_ROUNDED_GAP = 0.1
+"""Of the largest logit, in a number format of 16 bits; where sharing does not hold, the gap is about 1."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    prefix_tree: PrefixTree | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within the tree's sequences.
+
+    Args:
+        module: The attention layer.
+        query: [1, heads, nodes, size]; so are `key` and `value`, perhaps with fewer heads.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Not looked at with a tree.
+        prefix_tree: None: PyTorch's attention of these rows.
+        options: Of the layer, handed on.
+
+    Returns:
+        [1, nodes, heads, size] outputs, and no weights.
+    """
+    if prefix_tree is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
+    flat = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
+    size, found = query.shape[-1], []
+    for rows in prefix_tree.blocks:
+        laid_out = [embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat]
+        output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
+        found.append(output.flatten(0, 1))
+    nodes = embedding(prefix_tree.homes, torch.cat(found).flatten(1))
+    return nodes.unflatten(-1, (-1, size))[None], None
+
+
+def share_prefixes(model: Any) -> bool:
+    """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives the same logits.
+
+    Args:
+        model: A transformers causal language model, or PEFT's wrapper of it, with whole weights (not ZeRO-3's).
+
+    Returns:
+        Whether it does from now on; if not, the log says why and the model is as it was.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before = base.config._attn_implementation
+    if before != "sdpa":
+        logger.info("shared prefixes are computed for each sequence: attention is %r, not 'sdpa'", before)
+        return False
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    base.set_attn_implementation(ATTENTION)
+    problem = _trial(model)
+    if problem:
+        base.set_attn_implementation(before)
+        logger.warning("shared prefixes are computed for each sequence: %s", problem)
+    return not problem
+
+
+def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
+    """Return the model's logits at the nodes, [1, nodes, vocabulary] or as many nodes as its head is shown."""
+    # A mask of four dimensions is taken as it is, so that none is made of all nodes times all nodes; one of integers is
+    # refused by any attention that looks at it.
+    no_mask = tree.ids.new_zeros(1, 1, 1, 1)
+    logits: torch.Tensor = model(
+        input_ids=tree.ids[None],
+        attention_mask=no_mask,
+        position_ids=tree.positions[None],
+        use_cache=False,
+        prefix_tree=tree,
+    ).logits
+    return logits
+
+
+def _trial(model: Any) -> str | None:
+    # A window longer than the trial's sequences would not show in it.
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+    if kinds != {"full_attention"}:
+        return f"layers of {', '.join(sorted(kinds))}"
+    ids = torch.arange(24, device=model.device).remainder(min(config.vocab_size, 7)).repeat(3, 1)
+    ids[1, 8:], ids[2, 16:] = ids[1, 8:].flip(0), 0
+    mask = torch.ones(3, 23, dtype=torch.bool, device=model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            tree = prefix_tree(ids, mask)
+            shared = tree_logits(model, tree)[0][tree.predicting].float()
+            whole = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"{type(model).__name__} does not hand a tree to its attention ({error})"
+    finally:
+        model.train(was_training)
+    gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
+    allowed = _LARGEST_GAP.get(whole.dtype, _LARGEST_ROUNDED_GAP)
+    return None if gap <= allowed else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"

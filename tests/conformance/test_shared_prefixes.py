@@ -1,0 +1,178 @@
+"""What sequences begin with alike is computed once, with the values and gradients of each sequence by itself."""
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+import torch
+from test_forward_seams import MODELS, _model
+from transformers import MistralConfig, MistralForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import _preprocess_mask_arguments
+
+from hanabi_grpo.token_wise import token_wise
+from hanabi_grpo.training import adapters
+from hanabi_grpo.training.forward import reply_logps
+from hanabi_grpo.training.lora_op import join_lora_products
+from hanabi_grpo.training.prefix_tree import prefix_tree
+from hanabi_grpo.training.shared_prefixes import ATTENTION, attend, share_prefixes
+from small_models import small_model
+
+
+def _rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Seven sequences: forks after 3, 6 and 9 tokens, two alike, one that others begin with, one of its own."""
+    ids = torch.randint(1, 40, (7, 15), generator=torch.Generator().manual_seed(3))
+    ids[1:6, :3] = ids[0, :3]
+    ids[2:6, :6] = ids[1, :6]
+    ids[3, :9] = ids[2, :9]
+    ids[4] = ids[3]
+    mask = torch.zeros(7, 14, dtype=torch.bool)
+    mask[:, [1, 4, 5, 8, 12]] = True
+    # Row 5 ends at its fork.
+    ids[5, 6:], mask[5, 5:] = 0, False
+    return ids, mask
+
+
+def _both(model: Any, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any], dict[str, Any]]:
+    """Logprobs shared and each by itself, and the gradients of both."""
+    ids, mask = _rows()
+    found = []
+    for tree in (prefix_tree(ids, mask), None):
+        logps = reply_logps(model, model, ids, mask, temperature, tree)
+        weights = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5))
+        model.zero_grad()
+        (logps * weights).sum().backward()
+        gradients = {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}
+        found.append((logps.detach(), gradients))
+    (shared, gradients), (alone, expected) = found
+    return shared, alone, gradients, expected
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["whole", "checkpointing"])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_are_those_of_each_sequence_by_itself(
+    kind: str, checkpointing: bool, temperature: float
+) -> None:
+    model = _model(kind)
+    join_lora_products(model)
+    assert share_prefixes(model)
+    if checkpointing:
+        model.get_base_model().gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    shared, alone, gradients, expected = _both(model, temperature)
+    torch.testing.assert_close(shared, alone)
+    assert alone.any() and gradients.keys() == expected.keys() and len(expected) == 3 * 7 * 2
+    flat, other = (torch.cat([one[name].flatten() for name in expected]) for one in (gradients, expected))
+    assert torch.cosine_similarity(flat, other, 0) > 0.99999
+    assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
+
+
+def test_in_bfloat16_the_values_are_the_same_up_to_its_rounding() -> None:
+    model = _model(dtype=torch.bfloat16)
+    assert share_prefixes(model)
+    shared, alone, gradients, _ = _both(model)
+    assert shared.dtype == torch.bfloat16
+    assert float((shared - alone).abs().max()) < 0.05
+    assert all(torch.isfinite(value).all() for value in gradients.values())
+
+
+def test_the_layers_see_each_beginning_once() -> None:
+    model = _model()
+    assert share_prefixes(model)
+    ids, mask = _rows()
+    tree = prefix_tree(ids, mask)
+    # 13 of row 0, 10 more of row 1, 7 of row 2, 4 of row 3, none of rows 4 and 5, 13 of row 6.
+    assert len(tree.ids) == 13 + 10 + 7 + 4 + 13
+    shapes = []
+    first, last = model.get_base_model().get_decoder().layers[0].mlp, token_wise(model)[-1]
+    for module in (first, last):
+        module.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape[:2])))
+    reply_logps(model, model, ids, mask, 1.0, tree)
+    # The last layer, only where a reply token is predicted from.
+    assert shapes == [(1, len(tree.ids)), (1, len(set(tree.predicting.tolist())))]
+    assert model.config._attn_implementation == ATTENTION
+
+
+def test_without_a_tree_attention_is_pytorchs_masks_included() -> None:
+    plain, shared = _model(), _model()
+    assert share_prefixes(shared)
+    ids, _ = _rows()
+    for mask in (None, torch.ones_like(ids), (torch.arange(15) >= 4).long().expand(7, 15)):
+        expected = plain(input_ids=ids, attention_mask=mask).logits[:, 4:]
+        torch.testing.assert_close(shared(input_ids=ids, attention_mask=mask).logits[:, 4:], expected, rtol=0, atol=0)
+
+
+def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight() -> None:
+    model = _model()
+    join_lora_products(model)
+    assert share_prefixes(model)
+    _learn(model, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool))
+    gradients = [value.grad for name, value in model.named_parameters() if ".player_0." in name]
+    assert len(gradients) == 42
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_adapters_of_two_players_stay_apart() -> None:
+    model = _model()
+    assert share_prefixes(model)
+    adapters.use_adapter(model, "player_1")
+    _learn(model, *_rows())
+    touched = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
+    assert touched and all(".player_1." in name for name in touched)
+
+
+def _learn(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
+    reply_logps(model, model, ids, mask, 1.0, prefix_tree(ids, mask)).sum().backward()
+
+
+def test_a_model_whose_attention_is_not_pytorchs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = _model()
+    model.get_base_model().set_attn_implementation("eager")
+    with caplog.at_level(logging.INFO):
+        assert not share_prefixes(model)
+    assert model.config._attn_implementation == "eager"
+    assert "'eager'" in caplog.text
+
+
+def test_a_sliding_window_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=64))
+    assert not share_prefixes(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert "sliding" in caplog.text
+    assert share_prefixes(MistralForCausalLM(MistralConfig(**sizes, **heads, sliding_window=None)))
+
+
+def test_a_model_that_hands_no_tree_on_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = small_model(vocab_size=40, num_hidden_layers=2)
+    forward = type(model).forward
+
+    def without(name: str) -> Any:
+        return lambda self, **options: forward(self, **{key: options[key] for key in options if key != name})
+
+    def refusing(self: Any, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        return forward(self, input_ids=input_ids, use_cache=use_cache)
+
+    reasons = "does not hand a tree to its attention", "its logits differ by", "does not hand a tree to its attention"
+    for changed, reason in zip((without("prefix_tree"), without("position_ids"), refusing), reasons, strict=True):
+        caplog.clear()
+        monkeypatch.setattr(type(model), "forward", changed)
+        assert not share_prefixes(model)
+        assert model.config._attn_implementation == "sdpa"
+        assert reason in caplog.text
+
+
+def test_attention_is_registered_and_asked_as_the_sharing_expects() -> None:
+    # A tree travels with a layer's options, and a mask of four dimensions is not replaced.
+    for kind in MODELS:
+        layer = _model(kind).get_base_model().get_decoder().layers[0]
+        assert "**kwargs,\n        )" in inspect.getsource(type(layer.self_attn).forward)
+    assert "len(attention_mask.shape) == 4" in inspect.getsource(_preprocess_mask_arguments)
+    theirs = inspect.signature(sdpa_attention_forward).parameters
+    assert "is_causal" in theirs, "it finds out by itself that it is causal"
+    assert list(inspect.signature(attend).parameters)[:5] == list(theirs)[:5]
