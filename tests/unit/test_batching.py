@@ -36,12 +36,14 @@ def _plan(
     groups: Sequence[Sequence[Episode]] = (GROUP,),
     estimator: Estimator = grpo,
     tokens: int = 0,
+    shared: bool = False,
 ) -> list[dict]:
     return plan_batches(
         groups,
         own=OWN,
         micro_batches_per_player=micro_batches,
         tokens_per_micro_batch=tokens,
+        shared=shared,
         rank=rank,
         world_size=world_size,
         estimator=estimator,
@@ -99,6 +101,42 @@ def test_by_tokens_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_m
     for batch in batches:
         rows, width = batch["model_inputs"]["input_ids"].shape
         assert rows == 1 or rows * width <= tokens
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 8, 1000])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_shared_every_sequence_is_in_one_micro_batch_with_its_own_columns(tokens: int, world_size: int) -> None:
+    plans = [_plan(rank, world_size, 2, tokens=tokens, shared=True) for rank in range(world_size)]
+    assert len({tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}) == 1
+    found = _rows_of([batch for plan in plans for batch in plan])
+    assert len(found) == 5 and found == _rows_of(_plan())
+
+
+def _rows_of(batches: list[dict]) -> list[list]:
+    """Each row with loss: player, game, and what its reply tokens carry."""
+    rows = []
+    for batch in batches:
+        data, ids = batch["grpo_batch"], batch["model_inputs"]["input_ids"]
+        for row, mask in enumerate(data.completion_mask):
+            columns = ids[row, 1:], data.advantages[row], data.rollout_per_token_logps[row]
+            if mask.any():
+                rows.append([data.player, data.games[row], *(column[mask].tolist() for column in columns)])
+    return sorted(rows)
+
+
+def test_a_player_without_games_shares_nothing() -> None:
+    for tokens, parts in ((0, 2), (8, 1)):
+        first, *others = [one for one in _plan(0, 1, 2, groups=([GROUP[2]] * 2,), tokens=tokens, shared=True)]
+        assert first["grpo_batch"].player == "player_0"
+        alone = [batch for batch in others if batch["grpo_batch"].player == "player_1"]
+        assert len(alone) == parts
+        assert [batch["grpo_batch"].tree.ids.tolist() for batch in alone] == [[0]] * parts
+
+
+def test_what_is_shared_counts_once_in_the_useful_share() -> None:
+    # Player 0: 100 101 102 7 8 100 7 and 100 101 102 103 7 and, shorter, 100 101 7: of 8 + 6 + 4 tokens 7 + 2 + 1.
+    # Player 1: 100 101 7 and 100 101 102 103 104 7: of 4 + 7 tokens 3 + 4.
+    assert useful_share(_plan(shared=True)) == pytest.approx((18 + 11) / (10 + 7))
 
 
 def test_the_useful_share_counts_what_is_no_padding() -> None:

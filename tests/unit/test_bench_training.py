@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from hanabi_grpo.bench.prefix_rows import group_rows
 from hanabi_grpo.bench.stand_in import compact_config
 from hanabi_grpo.bench.training_rows import (
+    gradient_of,
     learn,
     made_rows,
     sequences_against_turns,
@@ -14,6 +16,7 @@ from hanabi_grpo.bench.training_rows import (
     useful_share_of_bots,
 )
 from hanabi_grpo.training.batching import TokenRow
+from hanabi_grpo.training.shared_prefixes import share_prefixes
 
 
 def test_each_reply_becomes_a_sequence_with_all_that_came_before_it() -> None:
@@ -46,6 +49,17 @@ def test_another_loss_has_another_gradient() -> None:
     other = [value.grad for value in model.parameters() if value.grad is not None]
     assert len(one) == 2 * 3 * 7
     assert any(not a.allclose(b) for a, b in zip(one, other, strict=True))
+
+
+def test_shared_beginnings_have_the_gradient_of_each_sequence_by_itself() -> None:
+    rows = asyncio.run(group_rows(deals=2, games=4, seed=1))
+    assert 2 < len(rows) <= 8 and all(any(row.mask) for row in rows)
+    plain, sharing = small_model(), small_model()
+    assert share_prefixes(sharing)
+    learn(plain, rows, 512)
+    learn(sharing, rows, 512, shared=True)
+    found, expected = gradient_of(sharing), gradient_of(plain)
+    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("limit", [300, 2048])

@@ -3,7 +3,16 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from hanabi_grpo.bench import env_rows, lora_rows, parity_rows, push_rows, rollout_rows, stock_rows, training_rows
+from hanabi_grpo.bench import (
+    env_rows,
+    lora_rows,
+    parity_rows,
+    prefix_rows,
+    push_rows,
+    rollout_rows,
+    stock_rows,
+    training_rows,
+)
 from hanabi_grpo.bench.context import Bench
 from hanabi_grpo.bench.overlap_rows import overlap_rows
 from hanabi_grpo.bench.row import Row, Target, at_least, at_most
@@ -85,6 +94,13 @@ FAMILIES = (
         needs_engine=False,
         measure=training_rows.training,
         also=("R11",),
+    ),
+    Family(
+        id="R8b",
+        title="shared beginnings once ÷ each sequence by itself",
+        target=None,
+        needs_engine=False,
+        measure=prefix_rows.shared_beginnings,
     ),
     Family(id="R9a", title="env time ÷ turn", target=at_most(0.01), needs_engine=False, measure=env_rows.env_share),
     Family(id="R9b", title="event-loop lag", target=env_rows.LAG_TARGET, needs_engine=False, measure=env_rows.loop_lag),

@@ -63,7 +63,7 @@ async def training(bench: Bench) -> list[Row]:
             arms=("tokens of conversations", "tokens of micro-batches, padding included"),
             ratios=tuple(shares),
             target=at_least(0.9),
-            how=f"{games} games of random players on laptop, cut at {limit} tokens; a run's own is tokens/useful_share",
+            how=f"{games} games of random players on laptop, cut at {limit} tokens, nothing shared",
         ),
     ]
 
@@ -163,9 +163,9 @@ async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, lim
 
     measured = await measure_pairs(whole, by_turn, pairs=pairs)
     learn(model, rows, limit)
-    found = _gradient(model)
+    found = gradient_of(model)
     learn(model, turns, limit)
-    expected = _gradient(model)
+    expected = gradient_of(model)
     return Sequences(
         pairs=measured,
         cosine=float((found @ expected) / (found.norm() * expected.norm())),
@@ -174,20 +174,20 @@ async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, lim
     )
 
 
-def learn(model: Any, rows: Sequence["TokenRow"], limit: int) -> Measure:
+def learn(model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = False) -> Measure:
     """Leave the gradient of the policy's loss over rows in the model; returns its cost.
 
     The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the policy is still the
-    one that sampled.
+    one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once.
     """
     from hanabi_grpo.training.forward import reply_logps
 
     model.zero_grad()
     num_tokens = max(sum(sum(row.mask) for row in rows), 1)
     with Stopwatch() as watch:
-        for batch in _cut(rows, limit, model.device):
+        for batch in _cut(rows, limit, model.device, shared):
             data = batch["grpo_batch"]
-            logps = reply_logps(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0)
+            logps = reply_logps(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0, data.tree)
             (-(logps * data.advantages).sum() / num_tokens).backward()
         _wait_for(model.device)
     return watch.measure(num_tokens)
@@ -220,18 +220,17 @@ async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int,
     return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
 
 
-def _cut(rows: Sequence["TokenRow"], limit: int, device: Any) -> list[dict[str, Any]]:
+def _cut(rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False) -> list[dict[str, Any]]:
     import torch
 
-    from hanabi_grpo.training.batching import collate
-    from hanabi_grpo.training.cutting import cut_by_tokens
+    from hanabi_grpo.training.batching import collate, cut_rows
 
-    ordered = sorted(rows, key=lambda row: -len(row.ids))
-    spans = cut_by_tokens([len(row.ids) for row in ordered], limit, 1)
-    return [collate(ordered[start:end], _PLAYER, 1, 0, torch.device(device)) for start, end in spans]
+    shares = cut_rows(list(rows), tokens=limit, parts=1, rank=0, world_size=1, shared=shared)
+    return [collate(share, _PLAYER, 1, 0, torch.device(device), shared) for share in shares]
 
 
-def _gradient(model: Any) -> Any:
+def gradient_of(model: Any) -> Any:
+    """Return the gradients of all weights that have one, as one tensor."""
     import torch
 
     return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None]).double()

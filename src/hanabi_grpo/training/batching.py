@@ -228,28 +228,43 @@ def plan_batches(
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
         num_tokens = max(sum(sum(one.mask) for one in rows), 1)
-        shares = (_together if shared else _by_length)(
-            rows, tokens_per_micro_batch, micro_batches_per_player, rank, world_size
+        shares = cut_rows(
+            rows,
+            tokens=tokens_per_micro_batch,
+            parts=micro_batches_per_player,
+            rank=rank,
+            world_size=world_size,
+            shared=shared,
         )
         batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
     return batches
 
 
-def _by_length(rows: list[TokenRow], tokens: int, parts: int, rank: int, ranks: int) -> list[list[TokenRow]]:
-    ordered = sorted(rows, key=lambda one: -len(one.ids))
-    lengths = [len(one.ids) for one in ordered]
-    spans = cut_by_tokens(lengths, tokens, ranks) if tokens else cut_by_rows(len(rows), parts)
-    return [ordered[start:end][rank::ranks] for start, end in spans]
+def cut_rows(
+    rows: list[TokenRow], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool
+) -> list[list[TokenRow]]:
+    """Return this rank's rows of each micro-batch of one player, see `plan_batches`; every rank has equally many.
 
-
-def _together(rows: list[TokenRow], tokens: int, parts: int, rank: int, ranks: int) -> list[list[TokenRow]]:
+    Args:
+        rows: In any order.
+        tokens: Of a micro-batch at most; 0: `parts` micro-batches of equally many rows.
+        parts: See `tokens`.
+        rank: Of this process.
+        world_size: Processes.
+        shared: Whether what rows begin with alike counts once.
+    """
+    if not shared:
+        ordered = sorted(rows, key=lambda one: -len(one.ids))
+        lengths = [len(one.ids) for one in ordered]
+        spans = cut_by_tokens(lengths, tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
+        return [ordered[start:end][rank::world_size] for start, end in spans]
     if not rows:
         return [[] for _ in range(1 if tokens else parts)]
     # What comes after the last reply is not computed.
     order = PrefixOrder([np.array(one.ids[: _last_reply(one.mask)], dtype=np.int64) for one in rows])
     ordered = [rows[number] for number in order.order]
-    spans = order.cut(tokens, ranks) if tokens else cut_by_rows(len(rows), parts)
-    return [ordered[slice(*share_of(span, rank, ranks))] for span in spans]
+    spans = order.cut(tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
+    return [ordered[slice(*share_of(span, rank, world_size))] for span in spans]
 
 
 def _last_reply(mask: Sequence[bool]) -> int:

@@ -43,9 +43,22 @@ def reply_logps(
         predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
         with only_at(unwrapped, predicts[None]):
             logits = tree_logits(model, tree)
-        # One node predicts a token of each sequence that it is in.
-        logits = logits[:, (predicts.cumsum(0) - 1)[tree.predicting]]
     if temperature != 1:
         logits = logits / temperature
-    found = selective_log_softmax(logits, ids[:, 1:][mask][None])[0]
+    targets = ids[:, 1:][mask]
+    if tree is None:
+        found = selective_log_softmax(logits, targets[None])[0]
+    else:
+        found = _of_each_sequence(logits, (predicts.cumsum(0) - 1)[tree.predicting], targets)
     return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
+
+
+def _of_each_sequence(logits: torch.Tensor, nodes: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return [replies] logprobs of `targets` at `nodes` of [1, nodes, vocabulary] `logits`; no row is copied."""
+    vocabulary = logits.shape[-1]
+    pairs, which = (nodes * vocabulary + targets).unique(return_inverse=True)
+    rows = pairs // vocabulary
+    slots = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+    wanted = targets.new_zeros(logits.shape[1], int(slots.max()) + 1 if len(slots) else 1)
+    wanted[rows, slots] = pairs % vocabulary
+    return selective_log_softmax(logits, wanted[None])[0][rows[which], slots[which]]
