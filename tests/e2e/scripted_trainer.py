@@ -143,7 +143,7 @@ def _logps(trainer: Any, model: Any, model_inputs: Any, grpo_batch: Any, **optio
     return logps, entropies
 
 
-def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float) -> Any:
+def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None) -> Any:
     template = SimpleNamespace(padding_free=False)
     options = SimpleNamespace(
         model_kwarg_keys={"use_cache", "logits_to_keep"}, temperature=temperature, template=template

@@ -48,6 +48,7 @@ def test_gradients_and_metrics_are_those_of_ms_swifts_own_pass_over_equal_shares
         ours = _train(tmp_path / cut, tiny_model, {**variables, **CUTS[cut]}, processes=processes)
         for row, expected in zip(ours[0], plain[0], strict=True):
             assert row.keys() == expected.keys()
+            assert row["tokens/useful_share"] > 1 >= expected["tokens/useful_share"], "ours shares, the plain one not"
             for name, value in expected.items():
                 if isinstance(value, float) and not name.startswith(_OWN_CUT):
                     # A mean over micro-batches is one over other micro-batches here.
