@@ -1,9 +1,11 @@
 """One tiny model and one real rollout server for all end-to-end tests; trainers are started per test."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -151,6 +153,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that all tests share; each trainer opens a session of its own on it."""
-    server = start_server(tiny_model, tmp_path_factory.mktemp("server") / "server.log")
+    # A short name: paths of sockets are limited.
+    temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
+    server = start_server(tiny_model, tmp_path_factory.mktemp("server") / "server.log", TMPDIR=temporary)
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"
+    assert [path for path in temporary.rglob("*") if path.is_socket()] == [], "vLLM's sockets outlived the server"
+    shutil.rmtree(temporary)

@@ -1,8 +1,11 @@
 """The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
 
+import atexit
 import contextlib
 import logging
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,6 +73,8 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
+    if "VLLM_RPC_BASE_PATH" not in os.environ:
+        _gather_sockets()
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))
@@ -78,6 +83,13 @@ def prepare_environment(on_cpu: bool) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1] or cores)))
         # Threads that spin while they wait would take the cores from the trainer, whose turn it then is.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def _gather_sockets() -> None:
+    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
+    if len(tempfile.gettempdir()) + len(f"/hanabi-12345678/{uuid.uuid4()}") <= 107:
+        os.environ["VLLM_RPC_BASE_PATH"] = folder = tempfile.mkdtemp(prefix="hanabi-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -190,7 +190,7 @@ class Settings(BaseModel):
     tokens_per_micro_batch: int = setting(
         "HANABI_TOKENS_PER_MICRO_BATCH",
         "trainer",
-        "Tokens of one micro-batch, padding included; 0, or PER_DEVICE_TRAIN_BATCH_SIZE set alone: by trajectories.",
+        "Tokens of one micro-batch, shared ones once; 0, or PER_DEVICE_TRAIN_BATCH_SIZE set alone: by trajectories.",
         2048,
         gpu=16384,
         ge=0,
