@@ -5,8 +5,6 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
-# The two share the cores with what they start; threads of one operation would wait for each other.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 ruff check
 ruff format --check
