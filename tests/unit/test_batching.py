@@ -126,7 +126,7 @@ def _rows_of(batches: list[dict]) -> list[list]:
 
 def test_a_player_without_games_shares_nothing() -> None:
     for tokens, parts in ((0, 2), (8, 1)):
-        first, *others = [one for one in _plan(0, 1, 2, groups=([GROUP[2]] * 2,), tokens=tokens, shared=True)]
+        first, *others = _plan(0, 1, 2, groups=([GROUP[2]] * 2,), tokens=tokens, shared=True)
         assert first["grpo_batch"].player == "player_0"
         alone = [batch for batch in others if batch["grpo_batch"].player == "player_1"]
         assert len(alone) == parts

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from hanabi_grpo.bench.context import Bench
 from hanabi_grpo.bench.pairing import Measure, measure_pairs, ratios_of
 from hanabi_grpo.bench.row import Row
-from hanabi_grpo.bench.stand_in import SUITE, chat_of, compact_config
-from hanabi_grpo.bench.training_rows import gradient_of, learn, small_model
+from hanabi_grpo.bench.stand_in import compact_config
+from hanabi_grpo.bench.training_rows import bot_rows, gradient_of, learn, small_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.training.batching import TokenRow
@@ -60,24 +60,8 @@ async def shared_beginnings(bench: Bench) -> list[Row]:
 async def group_rows(*, deals: int, games: int, seed: int) -> "list[TokenRow]":
     """Return the first player's sequences of groups of one deal each, with random advantages on its replies."""
     from hanabi_grpo.policies import HintBot
-    from hanabi_grpo.replays.recording import Recording
-    from hanabi_grpo.rollouts import play_episode
-    from hanabi_grpo.training.batching import TokenRow
-    from hanabi_grpo.warm_start.encoding import Encoder
 
-    config = compact_config("laptop")
-    encoder = Encoder(config=config, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
-    policies = [HintBot(noise=_NOISE)] * config.players
+    numbers = [(seed * deals + deal, game) for deal in range(deals) for game in range(games)]
+    first, *_ = await bot_rows(HintBot(noise=_NOISE), compact_config("laptop"), numbers)
     drawn = random.Random(seed)
-    row = TokenRow(ids=[], mask=[], logprobs=[], advantages=[])
-    rows = []
-    for deal in range(deals):
-        for game in range(games):
-            episode = await play_episode(config, policies, suite=SUITE, seed=seed * deals + deal, game=game)
-            for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
-                if sample.player == 0:
-                    mask = [bool(said) for said in sample.is_reply]
-                    values = [drawn.gauss(0.0, 1.0) * said for said in mask]
-                    zeros = [0.0] * len(mask)
-                    rows.append(replace(row, ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=values))
-    return rows
+    return [replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask]) for row in first]

@@ -1,7 +1,7 @@
 """R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is padding."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hanabi_grpo.bench.stand_in import SUITE, chat_of, compact_config
 from hanabi_grpo.env_config import EnvConfig
 
 if TYPE_CHECKING:
+    from hanabi_grpo.policies import Policy
     from hanabi_grpo.training.batching import TokenRow
 
 _PLAYER = "player_0"
@@ -203,21 +204,36 @@ async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int,
         seed: Of the first game.
     """
     from hanabi_grpo.policies import make_policy
+    from hanabi_grpo.training.batching import useful_share
+
+    deals = [(seed * num_games + game, game) for game in range(num_games)]
+    rows = await bot_rows(make_policy("random"), config, deals)
+    return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
+
+
+async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[int, int]]) -> "list[list[TokenRow]]":
+    """Return each player's sequences, without advantages, of games with one bot in every seat.
+
+    Args:
+        policy: The bot.
+        config: The board.
+        deals: Seed and number of each game.
+    """
     from hanabi_grpo.replays.recording import Recording
     from hanabi_grpo.rollouts import play_episode
-    from hanabi_grpo.training.batching import TokenRow, useful_share
+    from hanabi_grpo.training.batching import TokenRow
     from hanabi_grpo.warm_start.encoding import Encoder
 
     encoder = Encoder(config=config, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
-    policies = [make_policy("random")] * config.players
+    policies = [policy] * config.players
     rows: list[list[TokenRow]] = [[] for _ in policies]
-    for game in range(num_games):
-        episode = await play_episode(config, policies, suite=SUITE, seed=seed * num_games + game, game=game)
+    for seed, game in deals:
+        episode = await play_episode(config, policies, suite=SUITE, seed=seed, game=game)
         for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
             mask = [bool(said) for said in sample.is_reply]
             rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))
-    return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
+    return rows
 
 
 def _cut(rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False) -> list[dict[str, Any]]:

@@ -85,7 +85,7 @@ def batch_plan(settings: Settings) -> BatchPlan:
 
 
 def tokens_per_micro_batch(settings: Settings) -> int:
-    """Return the tokens that a micro-batch holds, padding included; 0 where trajectories are counted instead.
+    """Return the most tokens that a micro-batch holds, see `training.batching`; 0 where trajectories are counted.
 
     PER_DEVICE_TRAIN_BATCH_SIZE that is given alone counts trajectories.
     """

@@ -19,9 +19,8 @@ from hanabi_grpo.training.prefix_tree import PrefixTree, prefix_tree
 logger = logging.getLogger(__name__)
 
 ATTENTION = "hanabi_prefix_tree"
-_LARGEST_GAP = {torch.float32: 1e-3}
-_LARGEST_ROUNDED_GAP = 0.1
-"""Of the largest logit, in a number format of 16 bits; where sharing does not hold, the gap is about 1."""
+_LARGEST_GAP, _LARGEST_ROUNDED_GAP = 1e-3, 0.1
+"""Between two logits of the trial, as a share of the largest: in float32, and in number formats of 16 bits."""
 
 
 def attend(
@@ -123,5 +122,5 @@ def _trial(model: Any) -> str | None:
     finally:
         model.train(was_training)
     gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
-    allowed = _LARGEST_GAP.get(whole.dtype, _LARGEST_ROUNDED_GAP)
+    allowed = _LARGEST_GAP if whole.dtype == torch.float32 else _LARGEST_ROUNDED_GAP
     return None if gap <= allowed else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"
