@@ -1,5 +1,6 @@
 """What sequences begin with alike is computed once, with the values and gradients of each sequence by itself."""
 
+import copy
 import inspect
 import logging
 from typing import Any
@@ -16,7 +17,8 @@ from hanabi_grpo.training import adapters
 from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.lora_op import join_lora_products
 from hanabi_grpo.training.prefix_tree import prefix_tree
-from hanabi_grpo.training.shared_prefixes import ATTENTION, attend, share_prefixes
+from hanabi_grpo.training.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
+from hanabi_grpo.warm_start.batches import reply_logits
 from small_models import small_model
 
 
@@ -121,6 +123,24 @@ def test_adapters_of_two_players_stay_apart() -> None:
     _learn(model, *_rows())
     touched = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
     assert touched and all(".player_1." in name for name in touched)
+
+
+def test_warm_starts_learn_the_same_and_see_each_beginning_once() -> None:
+    ids, mask = _rows()
+    marks = torch.nn.functional.pad(mask, (1, 0))
+    alone = small_model(vocab_size=40, num_hidden_layers=2)
+    shared = copy.deepcopy(alone)
+    assert share_prefixes(shared) and shares_prefixes(shared) and not shares_prefixes(alone)
+    seen: list[int] = []
+    shared.get_decoder().layers[0].mlp.register_forward_hook(lambda *call: seen.append(call[2].shape[1]))
+    (logits, targets), (expected, wanted) = (reply_logits(model, ids, marks) for model in (shared, alone))
+    torch.testing.assert_close(logits, expected)
+    assert torch.equal(targets, wanted)
+    assert seen == [len(prefix_tree(ids, mask).ids)]
+    for values in (logits, expected):
+        torch.nn.functional.cross_entropy(values, targets).backward()
+    for (name, one), other in zip(shared.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=name)
 
 
 def _learn(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:

@@ -15,6 +15,8 @@ from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.tiny_model.corpus import SUITE, Sample, ShownPolicy, play_corpus, single_turns
 from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.tiny_model.warm_start import new_model, warm_start
+from hanabi_grpo.training.shared_prefixes import shares_prefixes
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 WORDS = compact_vocabulary(make_spec("laptop"))
@@ -204,6 +206,17 @@ def test_the_warm_start_reads_as_many_games_of_each_board(tmp_path: Path, monkey
     assert len(full) == 40
     assert 20 < len(seen) - len(full) <= 40
     assert not any("<unk>" in text for text in seen)
+
+
+def test_the_warm_start_computes_once_what_conversations_begin_with_alike() -> None:
+    model = new_model(build_tokenizer(WORDS))
+    assert not shares_prefixes(model)
+    is_reply = (False, False, True, True)
+    samples = [Sample(ids=(5, 6, last, 8), is_reply=is_reply) for last in (7, 9)]
+    recipe = Recipe(preset="laptop", players=2, legal_moves=False, seed=0, steps=1, batch_size=2, single_turn_share=0)
+    losses: list[float] = []
+    warm_start(model, samples, recipe, pad_id=0, on_step=lambda step, loss: losses.append(loss))
+    assert shares_prefixes(model) and len(losses) == 1
 
 
 @pytest.mark.parametrize("presets", [("laptop", "laptop"), ()])

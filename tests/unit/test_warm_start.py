@@ -24,6 +24,8 @@ from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
 from hanabi_grpo.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.prefix_tree import prefix_tree
+from hanabi_grpo.warm_start.batches import padded, reply_logits
 from hanabi_grpo.warm_start.games import Sources
 from hanabi_grpo.warm_start.learning import Lesson, held_out_figures, learn
 from hanabi_grpo.warm_start.recorded import GameFilter
@@ -255,6 +257,19 @@ def test_the_base_model_is_not_moved_by_its_adapters(base: Path) -> None:
     assert sum(len(student.parameters) for student in students) == sum(
         "lora_" in n for n, _ in model.named_parameters()
     )
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "model"])
+def test_what_conversations_begin_with_alike_is_computed_once(base: Path, full: bool) -> None:
+    model, students = start(base, student_names(2, full=full, shared=False))
+    seen: list[int] = []
+    model.get_decoder().layers[0].register_forward_hook(lambda *call: seen.append(call[2].shape[1]))
+    batch = next(students[0].batches)
+    students[0].select()
+    marked = padded(batch, 0)
+    reply_logits(model, *marked)
+    assert seen == [len(prefix_tree(marked[0], marked[1][:, 1:]).ids)]
+    assert seen[0] < sum(len(sample.ids) - 1 for sample in batch)
 
 
 def test_how_a_batch_is_cut_changes_no_update(base: Path) -> None:

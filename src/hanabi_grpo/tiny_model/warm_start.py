@@ -51,6 +51,9 @@ def warm_start(
     """
     import torch
 
+    from hanabi_grpo.training.shared_prefixes import share_prefixes
+
+    share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
     model.train()

@@ -15,7 +15,7 @@ from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.token_wise import only_at
 from hanabi_grpo.training.prefix_tree import PrefixTree
-from hanabi_grpo.training.shared_prefixes import tree_logits
+from hanabi_grpo.training.shared_prefixes import reply_logits
 
 
 def reply_logps(
@@ -40,16 +40,14 @@ def reply_logps(
         with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
             logits = model(input_ids=ids, use_cache=False).logits
     else:
-        predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
-        with only_at(unwrapped, predicts[None]):
-            logits = tree_logits(model, tree)
+        logits, nodes = reply_logits(model, unwrapped, tree)
     if temperature != 1:
         logits = logits / temperature
     targets = ids[:, 1:][mask]
     if tree is None:
         found = selective_log_softmax(logits, targets[None])[0]
     else:
-        found = _of_each_sequence(logits, (predicts.cumsum(0) - 1)[tree.predicting], targets)
+        found = _of_each_sequence(logits, nodes, targets)
     return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
 
 

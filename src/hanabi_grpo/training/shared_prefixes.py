@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hanabi_grpo.token_wise import only_at
 from hanabi_grpo.training.prefix_tree import PrefixTree, prefix_tree
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,27 @@ def share_prefixes(model: Any) -> bool:
         base.set_attn_implementation(before)
         logger.warning("shared prefixes are computed for each sequence: %s", problem)
     return not problem
+
+
+def shares_prefixes(model: Any) -> bool:
+    """Tell whether `share_prefixes` was tried on this model and worked."""
+    return bool(model.config._attn_implementation == ATTENTION)
+
+
+def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
+
+    Args:
+        model: What is called: the model, or DDP's or DeepSpeed's wrapper of it.
+        unwrapped: The model itself, which shares prefixes.
+        tree: Of a batch.
+
+    Returns:
+        [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`.
+    """
+    predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
+    with only_at(unwrapped, predicts[None]):
+        return tree_logits(model, tree), (predicts.cumsum(0) - 1)[tree.predicting]
 
 
 def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import add_adapters, use_adapter
+from hanabi_grpo.training.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name, player_names
 from hanabi_grpo.warm_start.batches import length_batches, reply_logits
 from hanabi_grpo.warm_start.samples import Sample
@@ -74,6 +75,7 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
     if on_gpu and model.num_parameters() > _LARGE:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _check_head(model, settings.model)
+    share_prefixes(model)
     return model
 
 
