@@ -10,7 +10,7 @@
 #
 # Whatever way the script ends, server and command end with it.
 
-server="" child="" peak=0
+server="" child="" peak=0 next_look=0
 
 start_session() {
     PORT=${1:-$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
@@ -22,11 +22,19 @@ start_session() {
 
 # Every process that descends from the given ones, children before grandchildren.
 descendants() {
-    local level=$* next all=""
+    local level=$* next all="" pid thread children
     while [ -n "$level" ]; do
         next=""
         for pid in $level; do
-            next+=" $(cat /proc/"$pid"/task/*/children 2>/dev/null || pgrep -P "$pid" || true)"
+            for thread in /proc/"$pid"/task/*/children; do
+                children=""
+                if [ -r "$thread" ]; then
+                    read -r children 2>/dev/null <"$thread" || true
+                else
+                    children=$(pgrep -P "$pid" || true)
+                fi
+                next+=" $children"
+            done
         done
         level=$(echo $next)
         all+=" $level"
@@ -34,10 +42,16 @@ descendants() {
     echo $all
 }
 
+# Is this process neither gone nor a zombie? Starts none itself, as it is asked every second.
+is_running() {
+    local stat
+    kill -0 "$1" 2>/dev/null && read -r stat 2>/dev/null <"/proc/$1/stat" && [[ ${stat##*) } != Z* ]]
+}
+
 alive() {
     local pid
     for pid in "$@"; do
-        if kill -0 "$pid" 2>/dev/null && [ "$(ps -o stat= -p "$pid" | cut -c1)" != Z ]; then echo "$pid"; fi
+        if is_running "$pid"; then echo "$pid"; fi
     done
 }
 
@@ -68,11 +82,15 @@ clean_up() {
     exit "$status"
 }
 
-# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells.
+# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells. It walks
+# through all of their pages, which costs a tenth of a second; once a second that was a tenth of a core.
 memory() {
-    local pid total=0 size
+    local pid total=0 size key value
     for pid in $server $child $(descendants $server $child); do
-        size=$(awk '/^Pss:/ {print $2}' /proc/"$pid"/smaps_rollup 2>/dev/null || true)
+        size=""
+        while read -r key value _; do
+            if [ "$key" = Pss: ]; then size=$value; fi
+        done 2>/dev/null <"/proc/$pid/smaps_rollup" || true
         [ -n "$size" ] || size=$(ps -o rss= -p "$pid" 2>/dev/null || echo 0)
         total=$((total + ${size:-0}))
     done
@@ -85,9 +103,12 @@ run() {
     shift
     if [ "$log" = - ]; then "$@" & else "$@" > >(tee "$log") 2>&1 & fi
     child=$!
-    while [ -n "$(alive "$child")" ]; do
-        memory
-        if [ -n "$server" ] && [ -z "$(alive "$server")" ]; then
+    while is_running "$child"; do
+        if [ "$SECONDS" -ge $next_look ]; then
+            memory
+            next_look=$((SECONDS + 5))
+        fi
+        if [ -n "$server" ] && ! is_running "$server"; then
             echo "$name: the rollout server died; the end of $folder/server.log:" >&2
             tail -n 25 "$folder/server.log" >&2
             exit 1

@@ -1,7 +1,7 @@
 """What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-Two things must hold inside the engine core and its workers, where no other code of ours runs: they die with
-the server, and the CPU build applies LoRA per adapter instead of per token.
+What must hold inside the engine core and its workers, where no other code of ours runs: they die with the server, and
+the CPU build applies LoRA per adapter instead of per token and waits without spinning.
 """
 
 import multiprocessing
@@ -14,7 +14,7 @@ PLUGIN_NAME = "hanabi_grpo"
 
 
 def register() -> None:
-    """Tie this process to its parent and install the CPU LoRA override. vLLM may call it more than once."""
+    """Tie this process to its parent and install what is ours on a CPU. vLLM may call it more than once."""
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None:
         die_with_parent(signal.SIGKILL)
@@ -26,6 +26,7 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from hanabi_grpo.server.lora_cpu import install
+        from hanabi_grpo.server import idle_cpu, lora_cpu
 
-        install()
+        idle_cpu.install()
+        lora_cpu.install()
