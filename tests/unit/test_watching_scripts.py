@@ -44,6 +44,7 @@ def test_grandchildren_and_children_of_threads_are_found() -> None:
         while [ $(descendants $one $other | wc -w) -lt 2 ]; do sleep 0.05; done
         for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done
         echo none: $(descendants 999999999)
+        kill $(descendants $one $other)
         end_family $one $other
         echo left: $(alive $one $other)
     """)
@@ -53,7 +54,7 @@ def test_grandchildren_and_children_of_threads_are_found() -> None:
 def test_memory_is_that_of_the_whole_family_at_its_most() -> None:
     holds = f'{sys.executable} -c "{HOLDS}"'
     lines = session(f"""
-        coproc {{ {holds}; }}
+        coproc {{ exec {holds}; }}
         read -r _ <&"${{COPROC[0]}}"
         child=$COPROC_PID
         memory
