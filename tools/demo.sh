@@ -5,7 +5,7 @@
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
 #
 #   DEMO_SEED    seed of the tiny model, the adapters and the sampling (unset: SEED's own default)
-#   DEMO_STEPS   steps of 128 games (30)
+#   DEMO_STEPS   steps of 128 games (60)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS=0
 source tools/launch.sh
 
-steps=${DEMO_STEPS:-30} deals=${DEMO_DEALS:-1000}
+steps=${DEMO_STEPS:-60} deals=${DEMO_DEALS:-1000}
 for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
@@ -28,8 +28,6 @@ mkdir -p "$folder"
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
 export MODEL=outputs/tiny-model${DEMO_SEED:+-seed-$DEMO_SEED}
 export DATASET=data/hanabi.laptop.jsonl
-# Two updates from each step's games: 30 steps end where 60 of one update do (docs/results.md).
-default_env HANABI_UPDATES_PER_STEP 2
 name=demo
 source tools/session.sh
 start_session "${DEMO_PORT:-}"

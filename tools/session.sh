@@ -22,19 +22,11 @@ start_session() {
 
 # Every process that descends from the given ones, children before grandchildren.
 descendants() {
-    local level=$* next all="" pid thread children
+    local level=$* next all="" pid
     while [ -n "$level" ]; do
         next=""
         for pid in $level; do
-            for thread in /proc/"$pid"/task/*/children; do
-                children=""
-                if [ -r "$thread" ]; then
-                    read -r children 2>/dev/null <"$thread" || true
-                else
-                    children=$(pgrep -P "$pid" || true)
-                fi
-                next+=" $children"
-            done
+            next+=" $(cat /proc/"$pid"/task/*/children 2>/dev/null || pgrep -P "$pid" || true)"
         done
         level=$(echo $next)
         all+=" $level"
@@ -82,15 +74,12 @@ clean_up() {
     exit "$status"
 }
 
-# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells. It walks
-# through all of their pages, which costs a tenth of a second; once a second that was a tenth of a core.
+# Kilobytes that the script's processes hold together now, shared pages counted once where the system tells. The system
+# walks through all of their pages at every read: a tenth of a second, so not done every second.
 memory() {
-    local pid total=0 size key value
+    local pid total=0 size
     for pid in $server $child $(descendants $server $child); do
-        size=""
-        while read -r key value _; do
-            if [ "$key" = Pss: ]; then size=$value; fi
-        done 2>/dev/null <"/proc/$pid/smaps_rollup" || true
+        size=$(awk '/^Pss:/ {print $2}' /proc/"$pid"/smaps_rollup 2>/dev/null || true)
         [ -n "$size" ] || size=$(ps -o rss= -p "$pid" 2>/dev/null || echo 0)
         total=$((total + ${size:-0}))
     done

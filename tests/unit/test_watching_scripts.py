@@ -17,7 +17,7 @@ def session(body: str) -> list[str]:
 
 
 def test_a_process_runs_until_it_is_gone_or_a_zombie() -> None:
-    starts = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(60)"
+    starts = "import subprocess as s, time; own = s.Popen(['true']); print(own.pid, flush=True); time.sleep(60)"
     lines = session(f"""
         sleep 60 & child=$!
         is_running $child && echo runs
@@ -39,7 +39,7 @@ def test_grandchildren_and_children_of_threads_are_found() -> None:
         "import subprocess, threading; p = lambda: subprocess.run(['sleep', '60']); threading.Thread(target=p).start()"
     )
     lines = session(f"""
-        (sleep 60; true) & one=$!
+        (sleep 60; true) 2>/dev/null & one=$!
         {sys.executable} -c "{starts}" & other=$!
         while [ $(descendants $one $other | wc -w) -lt 2 ]; do sleep 0.05; done
         for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done
