@@ -13,8 +13,6 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, Sp
 
 from hanabi_grpo.server import idle_cpu
 
-SECONDS = 0.5
-
 
 @pytest.fixture(params=["stock", "ours"])
 def is_ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -41,14 +39,18 @@ def pair(tmp_path: Path) -> Iterator[tuple[SpinCondition, SpinCondition]]:
 
 
 def test_after_a_read_the_stock_reader_spins_and_ours_waits(
-    is_ours: bool, pair: tuple[SpinCondition, SpinCondition]
+    is_ours: bool, pair: tuple[SpinCondition, SpinCondition], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, reader = pair
-    start, waits, last = time.monotonic(), 0, reader.last_read
-    while time.monotonic() < start + SECONDS:
+    spins: list[None] = []
+    monkeypatch.setattr(shm_broadcast, "sched_yield", lambda: spins.append(None))
+    reader.busy_loop_s = 60
+    last = reader.last_read
+    start = time.monotonic()
+    for _ in range(20):
         reader.wait(timeout_ms=60_000)
-        waits += 1
-    assert (waits <= 1000 * SECONDS) == is_ours
+    assert time.monotonic() - start < 30
+    assert len(spins) == (0 if is_ours else 20)
     assert reader.last_read == last
 
 
