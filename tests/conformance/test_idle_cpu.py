@@ -82,12 +82,16 @@ def test_a_notification_or_the_end_wakes_it(
 def test_messages_arrive_in_order_and_soon_whatever_comes_between(is_ours: bool) -> None:
     queue = MessageQueue(n_reader=1, n_local_reader=1, max_chunks=3)
     found: list[object] = []
+    delays: list[float] = []
     handle = queue.export_handle()
 
     def read() -> None:
         reader = MessageQueue.create_from_handle(handle, 0)
         reader.wait_until_ready()
-        found.extend(reader.dequeue(timeout=60) for _ in range(300))
+        for _ in range(300):
+            number, sent = reader.dequeue(timeout=60)
+            found.append(number)
+            delays.append(time.monotonic() - sent)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -95,9 +99,11 @@ def test_messages_arrive_in_order_and_soon_whatever_comes_between(is_ours: bool)
     for number in range(300):
         # In bursts, at once, and so soon that a notification is lost.
         time.sleep((0, 0, 0.0005, 0.02)[number // 10 % 4])
-        queue.enqueue(number, timeout=60)
+        queue.enqueue((number, time.monotonic()), timeout=60)
     thread.join(60)
     assert found == list(range(300))
+    # Nobody slept until vLLM's own look after a lost notification.
+    assert max(delays) < shm_broadcast.SHM_READER_RECHECK_INTERVAL_MS / 1000 / 2
 
 
 def test_vllm_waits_in_the_way_that_is_changed() -> None:

@@ -35,20 +35,19 @@ def test_a_process_runs_until_it_is_gone_or_a_zombie() -> None:
 
 
 def test_grandchildren_and_children_of_threads_are_found() -> None:
-    starts = (
-        "import subprocess, threading; p = lambda: subprocess.run(['sleep', '60']); threading.Thread(target=p).start()"
-    )
+    starts = "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', '60'],)).start()"
     lines = session(f"""
         (sleep 60; true) 2>/dev/null & one=$!
         {sys.executable} -c "{starts}" & other=$!
-        while [ $(descendants $one $other | wc -w) -lt 2 ]; do sleep 0.05; done
-        for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done
+        names() {{ local pid; for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done; }}
+        # Until both are there and have become what they are told to be.
+        until [ "$(echo $(names))" = "(sleep) (sleep)" ]; do sleep 0.05; done
         echo none: $(descendants 999999999)
         kill $(descendants $one $other)
         end_family $one $other
         echo left: $(alive $one $other)
     """)
-    assert lines == ["(sleep)", "(sleep)", "none:", "left:"]
+    assert lines == ["none:", "left:"]
 
 
 def test_memory_is_that_of_the_whole_family_at_its_most() -> None:
