@@ -1,6 +1,7 @@
 """vLLM's processes wait for each other without spinning, and are woken as before."""
 
 import inspect
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -23,9 +24,16 @@ def is_ours(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[SpinCondition, SpinCondition]]:
+def sockets() -> Iterator[Path]:
+    """A folder with a name so short that a socket's name has room behind it."""
+    with tempfile.TemporaryDirectory(prefix="hanabi-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def pair(sockets: Path) -> Iterator[tuple[SpinCondition, SpinCondition]]:
     """A writer and a reader that has just read something."""
-    context, address = zmq.Context(), f"ipc://{tmp_path}/notify"
+    context, address = zmq.Context(), f"ipc://{sockets}/notify"
     writer = SpinCondition(is_reader=False, context=context, notify_address=address)
     reader = SpinCondition(is_reader=True, context=context, notify_address=address)
     # A subscription takes a moment; what was sent before it is lost.
@@ -79,7 +87,10 @@ def test_a_notification_or_the_end_wakes_it(
         timer.join()
 
 
-def test_messages_arrive_in_order_and_soon_whatever_comes_between(is_ours: bool) -> None:
+def test_messages_arrive_in_order_and_soon_whatever_comes_between(
+    is_ours: bool, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(sockets))
     queue = MessageQueue(n_reader=1, n_local_reader=1, max_chunks=3)
     found: list[object] = []
     delays: list[float] = []
