@@ -69,6 +69,9 @@ def prepare_environment(on_cpu: bool) -> None:
     """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
+    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads none, so nothing ties it
+    # to the server, and it keeps the listening socket.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
