@@ -23,7 +23,7 @@ def made_of_settings(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
-        return engine_args(config, ["--max-num-seqs", "7", "--skip-tokenizer-init"]).create_engine_config()
+        return engine_args(config, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]).create_engine_config()
 
 
 def test_vllm_adapts_the_linear_layers_and_nothing_else(made_of_settings: VllmConfig) -> None:
@@ -38,4 +38,4 @@ def test_logprobs_are_those_of_the_sampled_distribution(made_of_settings: VllmCo
 
 
 def test_vllms_own_options_win(made_of_settings: VllmConfig) -> None:
-    assert made_of_settings.scheduler_config.max_num_seqs == 7
+    assert made_of_settings.scheduler_config.max_num_batched_tokens == 777
