@@ -58,11 +58,14 @@ app = typer.Typer(
 def serve(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Start the rollout server (terminal 1). Further options go to vLLM.
+    """Start the rollout server (terminal 1). Further options go to vLLM, see docs/pass-through.md.
 
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
     HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
+    from hanabi_grpo.settings.pass_through import check_options
+
+    check_options("server", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -77,11 +80,14 @@ def serve(
 def train(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Wait for the server, then train (terminal 2). Further options go to ms-swift.
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see docs/pass-through.md.
 
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
     NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
+    from hanabi_grpo.settings.pass_through import check_options
+
+    check_options("trainer", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -273,14 +279,20 @@ def dynamics(
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
+    pass_through: Annotated[
+        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
+    ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     import json
 
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
+    from hanabi_grpo.settings.pass_through import pass_through_markdown
 
-    if as_markdown:
+    if pass_through:
+        sys.stdout.write(pass_through_markdown())
+    elif as_markdown:
         sys.stdout.write(environment_markdown())
     elif as_json:
         sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")

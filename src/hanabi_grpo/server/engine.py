@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -90,12 +91,16 @@ def engine_args(config: EngineConfig, extra_args: Sequence[str] = ()) -> "AsyncE
 
     Args:
         config: Resolved settings.
-        extra_args: vLLM's own command-line options; they win over `config`.
+        extra_args: vLLM's own command-line options.
+
+    Raises:
+        SettingsError: One of them would break a guarantee.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    check_options("server", extra_args)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     on_cpu = current_platform.is_cpu()
     parser.set_defaults(
@@ -129,7 +134,7 @@ class Engine:
 
         Args:
             config: Resolved settings.
-            extra_args: vLLM's own command-line options, e.g. ["--swap-space", "0"]; they win over `config`.
+            extra_args: vLLM's own command-line options, e.g. ["--max-num-batched-tokens", "8192"].
         """
         from vllm.v1.engine.async_llm import AsyncLLM
 

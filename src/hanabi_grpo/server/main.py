@@ -24,7 +24,7 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
 
     Args:
         settings: Resolved settings.
-        extra_args: Options for vLLM itself, e.g. ["--max-num-seqs", "64"].
+        extra_args: Options for vLLM itself, e.g. ["--max-num-batched-tokens", "8192"].
 
     Raises:
         ServerError: The port is taken.
