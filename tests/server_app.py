@@ -193,12 +193,16 @@ def running_app(
             raise RuntimeError("the app's thread did not end within 20 s")
 
 
-def adapter_bytes(value: float = 0.5, *, dtype: torch.dtype = torch.float32, rank: int = RANK) -> bytes:
-    """A valid upload whose tensors all hold `value`."""
+def adapter_bytes(
+    value: float = 0.5, up: float | None = None, *, dtype: torch.dtype = torch.float32, rank: int = RANK
+) -> bytes:
+    """A valid upload whose tensors all hold `value`, those of B `up` where it is given."""
     tensors = {}
     for module, (num_out, num_in) in SHAPES.items():
         tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, rank), value, dtype=dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full(
+            (num_out, rank), value if up is None else up, dtype=dtype
+        )
     return save(tensors)
 
 

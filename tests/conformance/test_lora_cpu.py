@@ -64,6 +64,18 @@ def test_rows_without_an_adapter_stay_as_they_are() -> None:
     assert not torch.equal(result[1::2], case["y"][1::2])
 
 
+def test_an_adapter_that_no_row_uses_reaches_no_row_whatever_it_holds() -> None:
+    for used in ([0, 2] * 18 + [0], [2] * 37, [-1, 2] * 18 + [0]):
+        case = _case(torch.float32, slots=4)
+        before, after = case["y"].clone(), case["y"].clone()
+        lora_cpu._add_lora_linear(_Wrapper(torch.tensor(used)), **{**case, "y": before})
+        for unused in {0, 1, 2, 3} - set(used):
+            for weight in (*case["lora_a_stacked"], *case["lora_b_stacked"]):
+                weight[unused] = torch.inf
+        lora_cpu._add_lora_linear(_Wrapper(torch.tensor(used)), **{**case, "y": after})
+        assert torch.equal(after, before), used
+
+
 def test_an_adapter_moves_no_row_of_another_one() -> None:
     """Not by a bit, however large its product is."""
     case = _case(torch.float32)

@@ -32,6 +32,7 @@ class AdapterStore:
         *,
         max_rank: int,
         shapes: Shapes,
+        dtype: str = "float32",
         session_timeout: float = 60.0,
         home: Path | None = None,
         clock: Callable[[], float] | None = None,
@@ -42,12 +43,13 @@ class AdapterStore:
             engine: Loads and unloads them.
             max_rank: Largest LoRA rank; bounds an upload.
             shapes: What an adapter of the base model covers.
+            dtype: Number format in which the engine holds adapters.
             session_timeout: Seconds of silence after which another trainer may take over.
             home: Where the files go; None: memory-backed storage where the machine has it.
             clock: See `Ownership`.
         """
         self._folders = AdapterFolders(home or adapter_home())
-        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank)
+        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank, dtype=dtype)
         self._lock = asyncio.Lock()
         self._ownership = Ownership(session_timeout, **({"clock": clock} if clock else {}))
         self._served: dict[str, HeldAdapter] = {}
@@ -104,6 +106,14 @@ class AdapterStore:
             SessionError: No session is open, or it is another trainer's.
         """
         self._ownership.check(headers)
+
+    def is_owner(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request is from the session's trainer; see `check_owner`."""
+        try:
+            self._ownership.check(headers)
+        except SessionError:
+            return False
+        return True
 
     def release(self, headers: Mapping[str, str]) -> None:
         """Let another trainer in at once; what is served stays served.

@@ -129,6 +129,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         engine,
         max_rank=settings.lora_rank,
         shapes=shapes,
+        dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
     try:
