@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, HanabiGrpoError, SessionError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, SessionError, VersionError
 from hanabi_grpo.handshake import SessionRequest, config_digest
 from hanabi_grpo.seating import is_frozen
 from hanabi_grpo.server.adapter_files import Shapes
@@ -209,7 +209,8 @@ class AdapterStore:
             Per adapter its receipt.
 
         Raises:
-            VersionError: Not every adapter is staged with this version, or games still hold too many older ones.
+            VersionError: Not every adapter is staged with this version.
+            BusyError: Games still hold too many older versions.
             SessionError: Another trainer took over before it began.
             AdapterError: The engine refused one; the old version stays served.
         """
@@ -305,7 +306,7 @@ class AdapterStore:
             held = [one for one in self._loaded.values() if one.adapter == adapter]
             if len(held) >= MAX_VERSIONS:
                 users = ", ".join(f"{one.name} by {one.users} rollout(s)" for one in held)
-                raise VersionError(
+                raise BusyError(
                     f"commit of version {version}: the engine holds {len(held)} versions of {adapter} ({users}), at "
                     f"most {MAX_VERSIONS} fit. Wait for those games or end their clients, then commit again."
                 )
