@@ -69,6 +69,7 @@ class WordEngine:
     def __init__(self) -> None:
         self.is_dead = False
         self.stopped = False
+        self.silence = 0.0
         self.seconds = 0.0
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
@@ -89,6 +90,10 @@ class WordEngine:
             raise RuntimeError("engine dead")
         self.num_samples += 1
         return word_reply(lora, prompt_ids)
+
+    @property
+    def state(self) -> str:
+        return "engine dead" if self.is_dead else "ok"
 
     async def reset_prefix_cache(self) -> bool:
         return True

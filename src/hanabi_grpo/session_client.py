@@ -2,8 +2,8 @@
 
 Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless. A server
 that is busy for others is asked again for a while, see `ClientTimeouts.busy`. One that was not reached, hung up or did
-not answer in time is a `ServerGoneError`; everything else that it may answer is a `ServerError`, and asking again cannot
-help.
+not answer in time is a `ServerGoneError`; everything else that it may answer is a `ServerError`, and asking again
+cannot help.
 """
 
 import logging

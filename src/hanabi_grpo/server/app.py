@@ -83,7 +83,8 @@ def create_app(
     @app.get("/health/")
     async def health() -> Response:
         body = {
-            "status": "engine dead: the server starts again or ends; its log says which" if engine.is_dead else "ok",
+            "status": engine.state,
+            "engine_silence_s": round(engine.silence, 1),
             "instance_id": identity.instance_id,
             "games_in_flight": scheduler.games_in_flight,
             "games_played": scheduler.games_played,

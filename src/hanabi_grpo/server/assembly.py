@@ -61,6 +61,7 @@ def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) 
         data_parallel_size=settings.vllm_data_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         seed=settings.seed,
+        patience=settings.engine_timeout,
         lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
     )
 
