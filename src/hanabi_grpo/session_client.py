@@ -19,6 +19,7 @@ import httpx
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.http_calls import as_model, as_object, call_json
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.servers import split_address
@@ -63,13 +64,13 @@ def server_name(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimeouts:
-    """Longest waits, in seconds."""
+    """Longest waits, in seconds, each for a whole call: until the last byte of its answer."""
 
     connect: float = 5.0
     health: float = 5.0
     """For health, heartbeats and the release of a session."""
     answer: float = 60.0
-    """For every other answer but games."""
+    """For every other answer but games; an upload has a second more for each MiB."""
     rollout: float = 1800.0
     """For the games of one request."""
     busy: float = 1800.0
@@ -97,13 +98,8 @@ class SessionClient:
         self._patience = limits.busy
         self._rollout_timeout = httpx.Timeout(limits.rollout, connect=limits.connect)
         self._short_timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
-        # trust_env=False: a proxy variable must not catch traffic to a server of ours.
-        self._http = httpx.Client(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(limits.answer, connect=limits.connect),
-            trust_env=False,
-        )
+        self._answer_timeout = httpx.Timeout(limits.answer, connect=limits.connect)
+        self._http = bounded_client(base_url=url, headers=headers, timeout=self._answer_timeout)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
