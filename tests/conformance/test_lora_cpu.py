@@ -5,8 +5,9 @@ import inspect
 import pytest
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-from hanabi_grpo.server import lora_cpu
+from hanabi_grpo.server import kv_cpu, lora_cpu
 
 
 class _Wrapper(PunicaWrapperCPU):
@@ -102,3 +103,13 @@ def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
 def test_the_stock_method_still_has_the_signature_that_is_replaced() -> None:
     expected = ["self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices", "buffer", "kwargs"]
     assert list(inspect.signature(lora_cpu.stock_add_lora_linear).parameters) == expected
+
+
+def test_only_finite_keys_and_values_reach_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached: list[torch.Tensor] = []
+    monkeypatch.setattr(kv_cpu, "_stock_update", lambda self, layer, key, value, *_: cached.extend((key, value)))
+    odd = torch.tensor([[1.5, torch.nan], [torch.inf, -torch.inf]])
+    kv_cpu._update(None, None, odd, torch.ones(2, 2), None, None)
+    assert cached[0].tolist() == [[1.5, 0.0], [0.0, 0.0]] and cached[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    stock = CPUAttentionBackendImpl.do_kv_cache_update
+    assert inspect.signature(stock).parameters.keys() == inspect.signature(kv_cpu._update).parameters.keys()
