@@ -16,6 +16,7 @@ from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.wire import PROTOCOL
 
@@ -23,7 +24,8 @@ _CLAIMS = {
     "chat_hash": "the chat format differs (another tokenizer, or HANABI_THINKING)",
     "tokenizer_hash": "the tokenizer differs (copy the tokenizer files of one side's MODEL)",
 }
-_LIMIT = httpx.Timeout(3.0)
+_LIMIT = 3.0
+"""Seconds of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ def ask(url: str, settings: Settings) -> Answer:
     """Send one GET with the key and a time limit."""
     headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
     try:
-        # trust_env=False, as everywhere: a proxy variable must not catch it.
-        answer = httpx.get(url, headers=headers, timeout=_LIMIT, trust_env=False)
+        with bounded_client(headers=headers, timeout=_LIMIT) as client:
+            answer = client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return Answer(problem=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     try:

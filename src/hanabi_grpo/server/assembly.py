@@ -61,6 +61,7 @@ def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) 
         data_parallel_size=settings.vllm_data_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         seed=settings.seed,
+        patience=settings.engine_timeout,
         lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
     )
 
@@ -132,6 +133,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         engine,
         max_rank=settings.lora_rank,
         shapes=shapes,
+        dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
     try:

@@ -121,6 +121,9 @@ class Settings(BaseModel):
         gt=0,
     )
     games_at_once: int = setting("HANABI_GAMES_AT_ONCE", "server", "Games in play at once.", 256, ge=1)
+    engine_timeout: float = setting(
+        "HANABI_ENGINE_TIMEOUT", "server", "Seconds without an answer until the engine counts as hung.", 300.0, gt=0
+    )
     engine_restarts: int = setting(
         "HANABI_ENGINE_RESTARTS",
         "server",
