@@ -49,6 +49,9 @@ PEFT_CONFIG: dict[str, Any] = {
     "use_rslora": False,
     "inference_mode": True,
 }
+JSON = {"content-type": "application/json"}
+POST_INFER = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+"""The beginning of a request that a test writes by hand."""
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 

@@ -99,7 +99,7 @@ def guarded(limits: Limits | None = None, engine: WordEngine | None = None) -> I
 
 
 def request_bytes(method: str, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: x", f"content-length: {len(body)}"]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 

@@ -199,7 +199,7 @@ def _games(app: RunningApp) -> list[dict[str, Any]]:
 def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None:
     body = adapter_bytes(0.7)
     with _client(app, "slow upload") as slow:
-        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "x"}
+        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "localhost"}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         with app.connect() as connection:
             connection.sendall(f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100])

@@ -158,7 +158,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         )
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
         with heap_left_alone():
             yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:
