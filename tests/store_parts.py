@@ -65,6 +65,7 @@ def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionReq
         "protocol": PROTOCOL,
         "run_id": run_id,
         "trainer_id": trainer_id,
+        "secret": "5" * 64,
         "adapters": list(PLAYERS),
         "lora_rank": 2,
         "model_fingerprint": "m",

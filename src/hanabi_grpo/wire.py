@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from hanabi_grpo.errors import ServerError, shown
 from hanabi_grpo.types import MAX_PLAYERS, DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of the rollout server's routes; both sides name it when a run is introduced."""
 
 _Str = Annotated[str, Field(strict=True)]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from guarded import guarded, http_of
 
+from hanabi_grpo.handshake import public_run, session_headers
 from hanabi_grpo.server import adapter_store
 from server_app import JSON, rollout_body, session_body
 
@@ -50,6 +51,22 @@ def test_what_a_web_page_can_send_is_neither_answered_nor_played() -> None:
                 assert answer.json()["detail"].endswith((".", "/json"))
         assert http.get("/identity/", headers={"host": "evil.example"}).status_code == 403
         assert one.app.engine.num_samples == played
+
+
+def test_what_is_public_of_a_run_takes_nothing_from_its_trainer() -> None:
+    with guarded() as one, http_of(one.app) as http:
+        mine = session_body(one.app.identity)
+        theft = {**mine, "trainer_id": "7" * 32, "secret": "6" * 64}
+        refused = http.post("/session/", json={**theft, "run_id": "another"}).json()["detail"]
+        public = http.get("/identity/").text + http.get("/log/").text + http.get("/health/").text + refused
+        assert mine["secret"] not in public and mine["trainer_id"] not in public
+        for body in (theft, {**theft, "secret": public_run(mine["run_id"]).ljust(64, "0")}):
+            answer = http.post("/session/", json=body)
+            assert answer.status_code == 409 and "not the secret of its folder" in answer.json()["detail"]
+        named = session_headers(mine["run_id"], "7" * 32)
+        for method, path in (("POST", "/adapters/commit?version=5"), ("DELETE", "/session/")):
+            answer = http.request(method, path, headers=named)
+            assert answer.status_code == 409 and mine["trainer_id"] not in answer.text
 
 
 def test_a_body_of_millions_of_empty_rows_costs_a_few_times_its_size_and_is_told_why() -> None:

@@ -119,7 +119,7 @@ def identity(folder: Path, **changes: Any) -> dict[str, Any]:
         "max_players": 2,
         "max_model_len": 1024,
     }
-    return {**ServerIdentity.model_validate(fields).model_dump(), "run_id": None, **changes}
+    return {**ServerIdentity.model_validate(fields).model_dump(), "run": None, **changes}
 
 
 def test_a_server_that_fits_is_ok(folder: Path) -> None:

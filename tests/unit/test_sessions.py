@@ -48,6 +48,23 @@ def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -
     ownership.refuse_stranger(wanted("another run of the same process", A))
 
 
+def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() -> None:
+    ownership, clock = _owned()
+    thief = wanted("run", B, secret="6" * 64)
+    with pytest.raises(SessionError, match=r"0 s ago; this trainer has its name but not the secret of its folder"):
+        ownership.refuse_stranger(thief)
+    clock.now += 61
+    # After the timeout anybody may come, but as another run: what this one pushed is not the thief's.
+    ownership.refuse_stranger(thief)
+    assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {}
+    assert ownership.session is not None
+    assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (False, True)
+    ownership.open(thief)
+    with pytest.raises(SessionError, match="a second trainer process of the same run took over") as caught:
+        ownership.check(session_headers("run", A))
+    assert A not in str(caught.value) and B not in str(caught.value)
+
+
 def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in() -> None:
     ownership, clock = _owned()
     for _ in range(5):

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.handshake import public_run
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, status_of
@@ -101,10 +102,9 @@ def create_app(
 
     @app.get("/identity/")
     async def describe() -> dict[str, Any]:
-        session = store.session.run_id if store.session else None
         return {
             **identity.model_dump(),
-            "run_id": session,
+            "run": public_run(store.session.run_id) if store.session else None,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),

@@ -45,7 +45,7 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
             raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
-        value = "" if first["type"] == "missing" else f"={shown(first['input'])}"
+        value = "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
         raise SettingsError(f"session request: {name}{value}: {first['msg']}; {_SAME_CODE}.") from error
 
 
