@@ -36,7 +36,7 @@ from hanabi_grpo.wire import PROTOCOL
 SHAPES = {f"model.layers.{layer}.self_attn.{name}": (8, 6) for layer in (0, 1) for name in ("q_proj", "v_proj")}
 RANK = 8
 PLAYERS = player_names(2)
-RUN_ID, TRAINER_ID = "outputs/run", "0" * 32
+RUN_ID, TRAINER_ID, SECRET = "outputs/run", "0" * 32, "5" * 64
 OWNER = session_headers(RUN_ID, TRAINER_ID)
 PEFT_CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -49,6 +49,9 @@ PEFT_CONFIG: dict[str, Any] = {
     "use_rslora": False,
     "inference_mode": True,
 }
+JSON = {"content-type": "application/json"}
+POST_INFER = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+"""The beginning of a request that a test writes by hand."""
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 
@@ -226,6 +229,7 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "run_id": RUN_ID,
         "trainer_id": TRAINER_ID,
+        "secret": SECRET,
         "adapters": list(PLAYERS),
         "lora_rank": RANK,
         "games": game_claims([LAPTOP]),

@@ -5,8 +5,9 @@ import fcntl
 import json
 import math
 import os
+import re
+import secrets
 import socket
-import tempfile
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,6 +19,7 @@ from hanabi_grpo.settings import Settings
 
 LOCK = ".lock"
 RUN_ID = ".run-id"
+SECRET = ".run-secret"
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
@@ -130,6 +132,25 @@ def run_identity(folder: Path) -> str:
     return f"{folder.resolve()} ({number.strip(chr(34))})"
 
 
+def run_secret(folder: Path) -> str:
+    """Return what proves to a rollout server that a trainer works in this folder; readable by its user alone.
+
+    It is made once and stays, so that a resumed run takes over its session at once.
+
+    Raises:
+        RunFolderError: The file holds something else.
+    """
+    path = folder / SECRET
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        secret = secrets.token_hex(32)
+        write_text_atomic(path, f"{secret}\n", mode=0o600)
+    if not re.fullmatch("[0-9a-f]{64}", secret):
+        raise RunFolderError(f"{path}: not 64 hexadecimal digits; remove it, and the next start makes another.")
+    return secret
+
+
 def leave_run_folder(folder: Path) -> None:
     """Remove a folder that holds nothing but this process's lock; for a run that ends before it began."""
     if [entry.name for entry in folder.iterdir()] == [LOCK]:
@@ -145,18 +166,29 @@ def write_json_atomic(path: Path, data: Any) -> None:
     write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_text_atomic(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a text file so that a reader, or a crash, sees the old file or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    write_bytes_atomic(path, text.encode("utf-8"), mode=mode)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash, sees the old file or the whole new one.
+
+    Args:
+        path: Where.
+        data: What.
+        mode: Rights, of which the process's umask takes its share, as of every file.
+    """
+    # Not by mkstemp, whose files only their owner reads.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -7,6 +7,7 @@ cannot help.
 """
 
 import logging
+import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ class SessionClient:
         self.url = url
         self.trainer_id = uuid.uuid4().hex
         """Names this trainer process to the server, which works for one at a time."""
+        self._secret = secrets.token_hex(32)
         self.session_timeout: float | None = None
         """Seconds of silence after which the server lets another trainer in; None without a session."""
         limits = timeouts or ClientTimeouts()
@@ -137,6 +139,7 @@ class SessionClient:
         adapters: Sequence[str],
         lora_rank: int,
         configs: Sequence[EnvConfig],
+        secret: str | None = None,
         version: int = 0,
         replaces: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
@@ -148,6 +151,7 @@ class SessionClient:
             adapters: Names.
             lora_rank: Of every adapter.
             configs: The games that this run will ask for.
+            secret: See `open_session`.
             version: The first version that will be pushed.
             replaces: Newer versions of the same run that the server may drop.
         """
@@ -168,6 +172,7 @@ class SessionClient:
             chat_hash=chat.hash,
             dtype=settings.dtype,
             games=game_claims(configs),
+            secret=secret,
             version=version,
             replaces=replaces,
         )
@@ -183,6 +188,7 @@ class SessionClient:
         chat_hash: str,
         dtype: str,
         games: Sequence[Mapping[str, Any]],
+        secret: str | None = None,
         version: int = 0,
         replaces: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
@@ -197,6 +203,8 @@ class SessionClient:
             chat_hash: See `ChatFormat.hash`.
             dtype: Number format of the base model.
             games: See `handshake.game_claims`.
+            secret: Of the run folder, see `runs.run_secret`; None: one of this client, so that no other trainer
+                succeeds it while it lives.
             version: The first version that will be pushed.
             replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
 
@@ -215,6 +223,7 @@ class SessionClient:
             "protocol": PROTOCOL,
             "run_id": run_id,
             "trainer_id": self.trainer_id,
+            "secret": secret or self._secret,
             "adapters": list(adapters),
             "lora_rank": lora_rank,
             "model_fingerprint": model_fingerprint,

@@ -1,7 +1,6 @@
 """Ports, proxies, the running server, leftovers; with real sockets, processes and folders."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,7 +16,9 @@ from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.owned_folders import OwnedFolder
 
 LISTENER = """
 import socket, sys
@@ -118,7 +119,7 @@ def identity(folder: Path, **changes: Any) -> dict[str, Any]:
         "max_players": 2,
         "max_model_len": 1024,
     }
-    return {**ServerIdentity.model_validate(fields).model_dump(), "run_id": None, **changes}
+    return {**ServerIdentity.model_validate(fields).model_dump(), "run": None, **changes}
 
 
 def test_a_server_that_fits_is_ok(folder: Path) -> None:
@@ -211,31 +212,21 @@ def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]
     assert process.pid not in {found.pid for found in rollout_servers()}
 
 
-@pytest.fixture
-def adapters_of_a_dead_server(start_process: Callable[..., Any]) -> Iterator[Path]:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("this machine has no /dev/shm")
-    process = start_process(["true"])
-    process.wait()
-    folder = Path(f"/dev/shm/hanabi-adapters-{process.pid}-test")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them(adapters_of_a_dead_server: Path) -> None:
-    alive = Path(f"/dev/shm/hanabi-adapters-{os.getpid()}-test")
-    alive.mkdir()
-    try:
-        found = network.stale_adapter_folders(Path("/dev/shm"))
-        assert adapters_of_a_dead_server in found and alive not in found
-    finally:
-        alive.rmdir()
-    remedies = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
-    pattern = f"{adapters_of_a_dead_server.parent}/{adapters_of_a_dead_server.name.removesuffix('test')}*"
-    assert pattern in remedies
-    subprocess.run(f"rm -r {pattern}", shell=True, check=True)
-    assert not adapters_of_a_dead_server.exists()
+def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "adapter_home", lambda: tmp_path)
+    alive, killed = OwnedFolder(tmp_path, PREFIX), OwnedFolder(tmp_path, PREFIX)
+    os.close(killed._descriptor)  # what the kernel does for a killed process
+    check = only(
+        [check for check in find(network.leftover_checks, PORT=free_port()) if "adapter folder" in check.finding]
+    )
+    assert check.finding.startswith("1 adapter folder(s) of servers that were killed")
+    assert str(killed.path) in check.remedy and str(alive.path) not in check.remedy
+    subprocess.run(check.remedy.replace(str(killed.path), str(alive.path)), shell=True, check=False)
+    subprocess.run(check.remedy, shell=True, check=True)
+    assert list(tmp_path.iterdir()) == [alive.path]
+    alive.close()
 
 
 def test_every_server_of_a_list_is_looked_at(folder: Path) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs import (
+    SECRET,
     append_jsonl,
     leave_run_folder,
     lock_run_folder,
     prepare_run_folder,
     run_folder_name,
+    run_secret,
     used_entries,
     write_json_atomic,
 )
@@ -144,6 +147,23 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json_atomic(path, {"step": object()})
     assert json.loads(path.read_text()) == {"step": 1, "loss": None}
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_user(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json_atomic(tmp_path / "state.json", {})
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+        cut_records(tmp_path, 1)
+        secret = run_secret(tmp_path)
+    finally:
+        os.umask(before)
+    rights = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert (rights["state.json"], rights["metrics.jsonl"], rights[SECRET]) == ("0o640", "0o640", "0o600")
+    assert (run_secret(tmp_path), len(secret)) == (secret, 64)
+    (tmp_path / SECRET).write_text("short")
+    with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
+        run_secret(tmp_path)
 
 
 def test_rows_are_appended_one_a_line(tmp_path: Path) -> None:

@@ -1,20 +1,18 @@
 """Ports, proxies, and what earlier servers left behind."""
 
 import errno
-import shlex
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from hanabi_grpo.client import each_server
 from hanabi_grpo.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.processes import orphaned_engines, port_owner, rollout_servers
 from hanabi_grpo.doctor.server import ask_health, is_local
+from hanabi_grpo.server.adapter_folders import PREFIX, adapter_home
+from hanabi_grpo.server.owned_folders import LOCK, leftovers
 
 _PROXIES = ("HTTP_PROXY", "ALL_PROXY")
-_ADAPTERS = "hanabi-adapters-"
 
 
 def port_checks(context: Context) -> Iterator[Check]:
@@ -98,23 +96,16 @@ def leftover_checks(context: Context) -> Iterator[Check]:
     if orphans:
         pids = " ".join(str(process.pid) for process in orphans)
         yield warn("leftovers", f"engine processes without their server: pid {pids}", f"kill {pids}")
-    home = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    stale = stale_adapter_folders(home)
+    home = adapter_home()
+    stale = leftovers(home, PREFIX)
     if stale:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
-        dead = sorted({folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in stale})
         finding = f"{len(stale)} adapter folder(s) of servers that were killed ({size / 1e6:.1f} MB)"
-        # The pattern is safe: no process has this number.
-        patterns = " ".join(f"{shlex.quote(str(home))}/{_ADAPTERS}{pid}-*" for pid in dead)
-        yield warn("leftovers", f"{finding}; the next server removes them", f"rm -r {patterns}")
+        # The lock is asked again when the command is typed, which may be later.
+        remedy = "\n".join(f"flock -n {folder / LOCK} rm -r {folder}" for folder in stale)
+        yield warn("leftovers", f"{finding}; the next server removes them", remedy)
     if not (others or orphans or stale):
         yield ok("leftovers", "no other rollout server, nothing left by killed ones")
-
-
-def stale_adapter_folders(home: Path) -> list[Path]:
-    """Return the adapter folders in `home` whose server is gone."""
-    owners = {folder: folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in home.glob(f"{_ADAPTERS}*-*")}
-    return sorted(folder for folder, pid in owners.items() if pid.isdecimal() and not Path(f"/proc/{pid}").exists())
 
 
 def _is_exempt(host: str, exempt: str) -> bool:

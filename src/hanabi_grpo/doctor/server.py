@@ -110,7 +110,7 @@ def _fits(context: Context, where: str) -> Iterator[Check]:
         yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")
         return
     differing = list(_differences(context, identity))
-    session = f", working for {identity['run_id']}" if identity.get("run_id") else ""
+    session = f", working for run {identity['run']}" if identity.get("run") else ""
     if differing:
         finding = f"{where} does not fit: {'; '.join(differing)}{session}"
         yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")

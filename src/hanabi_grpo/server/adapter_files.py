@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.adapter_config import WIRE_KEYS
-from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.errors import AdapterError, shown
 from hanabi_grpo.server.strict_json import strict_json
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shape
         raise AdapterError(f"{adapter}: PEFT config keys {unknown[:5]} are not accepted; allowed: {sorted(WIRE_KEYS)}.")
     if config.get("peft_type") != "LORA" or config.get("r") != lora_rank:
         raise AdapterError(
-            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; "
+            f"{adapter}: peft_type={shown(config.get('peft_type'))} r={shown(config.get('r'))}; "
             f"this session takes LORA of rank {lora_rank}."
         )
     try:
@@ -180,7 +180,7 @@ def _first_problem(error: ValidationError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     item = error.errors(include_url=False, include_context=False)[0]
-    return f"{item['loc'][0] if item['loc'] else 'all of it'}={item['input']!r:.80}: {item['msg']}"
+    return f"{item['loc'][0] if item['loc'] else 'all of it'}={shown(item['input'])}: {item['msg']}"
 
 
 def _check_header(body: bytes, adapter: str, expected: Mapping[str, tuple[int, int]]) -> None:
@@ -205,10 +205,10 @@ def _check_header(body: bytes, adapter: str, expected: Mapping[str, tuple[int, i
         fields = entry if isinstance(entry, dict) else {}
         dtype, shape = fields.get("dtype"), fields.get("shape")
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-            raise AdapterError(f"{adapter}: {name!r} has dtype {dtype!r:.80}; allowed are {', '.join(DTYPE_BYTES)}.")
+            raise AdapterError(f"{adapter}: {name!r} has dtype {shown(dtype)}; allowed are {', '.join(DTYPE_BYTES)}.")
         if not _same_numbers(shape, list(expected[name])):
-            shown = tuple(shape) if isinstance(shape, list) else shape
-            raise AdapterError(f"{adapter}: {name!r} has shape {shown!r:.80}, this model needs {expected[name]}.")
+            given = tuple(shape) if isinstance(shape, list) else shape
+            raise AdapterError(f"{adapter}: {name!r} has shape {shown(given)}, this model needs {expected[name]}.")
         total += DTYPE_BYTES[dtype] * expected[name][0] * expected[name][1]
     if total != len(body) - 8 - size:
         raise AdapterError(

@@ -87,10 +87,8 @@ class AdapterStore:
             if session is not old:
                 leaving += self._staged.values()
                 self._staged = {}
-            if old is not None and (old.run_id, old.adapters, old.lora_rank) != (
-                session.run_id,
-                session.adapters,
-                session.lora_rank,
+            if old is not None and not (
+                old.is_of_run(wanted) and (old.adapters, old.lora_rank) == (session.adapters, session.lora_rank)
             ):
                 dropped = self.versions()
             if dropped:

@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hanabi_grpo.server.owned_folders import OwnedFolder
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hanabi_grpo.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+SOCKETS = "hanabi-sockets-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,10 @@ def prepare_environment(on_cpu: bool) -> None:
 
 def _gather_sockets() -> None:
     # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
-    if len(tempfile.gettempdir()) + len(f"/hanabi-12345678/{uuid.uuid4()}") <= 107:
-        os.environ["VLLM_RPC_BASE_PATH"] = folder = tempfile.mkdtemp(prefix="hanabi-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(tempfile.gettempdir()) + len(f"/{SOCKETS}12345678/{uuid.uuid4()}") <= 107:
+        folder = OwnedFolder(Path(tempfile.gettempdir()), SOCKETS)
+        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
+        atexit.register(folder.close)
 
 
 @contextlib.contextmanager
@@ -160,7 +163,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         )
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
         with heap_left_alone():
             yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:

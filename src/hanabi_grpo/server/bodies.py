@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hanabi_grpo.errors import RequestError
+from hanabi_grpo.errors import RequestError, shown
 from hanabi_grpo.server.answers import problem
 from hanabi_grpo.server.limits import BodyRule, Limits, body_rule
 
@@ -173,15 +173,18 @@ def too_large(what: str, size: object, limit: int) -> RequestError:
 def _check_head(scope: Scope, rule: BodyRule) -> int | None:
     headers: dict[bytes, bytes] = dict(scope["headers"])
     given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    if given and rule.content_types is not None and given not in rule.content_types:
-        raise RequestError(415, f"{rule.what}: content-type {given!r}; allowed is {' or '.join(rule.content_types)}.")
+    allowed = " or ".join(rule.content_types or ())
+    if given and allowed and given not in (rule.content_types or ()):
+        raise RequestError(415, f"{rule.what}: content-type {shown(given)}; allowed is {allowed}.")
     encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
     if encoding not in ("identity", ""):
-        raise RequestError(415, f"{rule.what}: content-encoding {encoding!r}; send it uncompressed.")
+        raise RequestError(415, f"{rule.what}: content-encoding {shown(encoding)}; send it uncompressed.")
     # h11 has made sure that it is one number; its own bound of 20 digits keeps int() harmless.
     length = headers.get(b"content-length")
-    if length is None:
-        return None
-    if int(length) > rule.max_bytes:
+    if length is not None and int(length) > rule.max_bytes:
         raise too_large(rule.what, int(length), rule.max_bytes)
-    return int(length)
+    has_body = b"transfer-encoding" in headers if length is None else int(length) > 0
+    if has_body and allowed and not given and scope["method"] == "POST":
+        # Without one a browser posts a body for any page; with one, and with PUT, it asks first and is refused.
+        raise RequestError(415, f"{rule.what}: a body without content-type; send content-type: {allowed}.")
+    return None if length is None else int(length)

@@ -112,6 +112,10 @@ class GuardedProtocol(H11Protocol):
         limit = f"; allowed are {self.limits.header_bytes} bytes of headers" if status == 431 else ""
         self._refuse(status, f"not a valid HTTP request: {error or msg}{limit}.")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        # Anybody may ask for a websocket, before the key is looked at: it is answered as any request, without a line.
+        pass
+
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, BusyError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.seating import frozen_name
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
 
@@ -74,7 +74,7 @@ class FrozenAdapters:
         rank = config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
-                f"lent adapter: r={rank!r:.80}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
+                f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
         digest = await check_digest("lent adapter", body, sha256)
