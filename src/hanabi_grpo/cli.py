@@ -217,18 +217,22 @@ def cross_play(
 
 @app.command("tiny-model")
 def tiny_model(
-    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("outputs/tiny-model"),
+    out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
     preset: Annotated[
         list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
     ] = None,
+    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
     steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
-    """Make the tiny model that trains on a laptop, for HANABI_PLAYERS players; at once when it is there already."""
+    """Make the tiny model that trains on a laptop, for one board or several; at once when it is there already.
+
+    It knows the words of these boards and players only.
+    """
     from hanabi_grpo.commands.tiny_model import tiny_model as run
 
-    run(out, presets=preset or [], seed=seed, steps=steps, force=force)
+    run(out, presets=preset or [], players=players, seed=seed, steps=steps, force=force)
 
 
 @app.command()

@@ -22,7 +22,7 @@ RUN_ID = ".run-id"
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run that was given no OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
-    return f"{settings.preset or Path(settings.dataset).stem}-{now:%Y%m%d-%H%M%S}"
+    return f"{settings.preset or Path(settings.dataset or 'run').stem}-{now:%Y%m%d-%H%M%S}"
 
 
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:

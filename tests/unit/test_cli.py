@@ -113,7 +113,7 @@ def test_dataset_writes_the_file_and_refuses_an_unknown_board(tmp_path: Path) ->
 def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> None:
     here = loaded(MODEL="my model", HANABI_PLAYERS="3", VLLM_SERVER_PORT="8123", HANABI_API_KEY="k", LEARNING_RATE="1")
     assert server_command(here) == (
-        "MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" HANABI_PLAYERS=3 PORT=8123 "
+        "HANABI_PLAYERS=3 MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" PORT=8123 "
         "bash tools/rollout/rollout_hanabi_gym.sh"
     )
     there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k")

@@ -10,7 +10,7 @@ from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, load_settings, variables
 from hanabi_grpo.settings.load import resolve
-from hanabi_grpo.settings.sources import SHELL, read_sources
+from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, read_sources
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?==| \(from)")
 _ALIKE = 0.88
@@ -82,6 +82,15 @@ def name_checks(context: Context) -> Iterator[Check]:
         )
     else:
         yield ok("names", "no variable looks like a misspelt setting")
+
+
+def unset(context: Context, field: str) -> str:
+    """Return what takes a setting away from where it was given."""
+    name = next(variable.env for variable in variables(Settings) if variable.field == field)
+    origin = context.loaded.origins[field]
+    if origin == SHELL:
+        return f"unset {name}"
+    return f"sed -i '/^{name}=/d' {context.settings.profile if origin == PROFILE else DOTENV}"
 
 
 def _remedy(name: str, meant: str | None, in_shell: bool, dotenv: str) -> str:
