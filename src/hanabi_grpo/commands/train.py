@@ -25,6 +25,7 @@ from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_s
 from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
 from hanabi_grpo.settings.board import tiny_model_command
+from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.variables import is_secret, typed
 from hanabi_grpo.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.vocabulary import boards_of
@@ -43,6 +44,7 @@ def train(extra_args: list[str]) -> None:
     Args:
         extra_args: ms-swift's own options, handed on.
     """
+    check_names()
     console = make_console()
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
