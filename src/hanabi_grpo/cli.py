@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hanabi_grpo import __version__
 from hanabi_grpo.cli_games import games
 from hanabi_grpo.commands.bench import bench
 from hanabi_grpo.commands.chart import chart
@@ -34,6 +35,13 @@ _LookJson = Annotated[bool, typer.Option("--json", help="One JSON object, with o
 class _Group(TyperGroup):
     """Turns the package's own errors into a message and exit code 2; any other error keeps its traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Here and not as an option of each command: also those that pass options on must not start anything.
+        if "--version" in args:
+            print(f"hanabi-grpo {__version__}")
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -48,9 +56,11 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
-    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings",
+    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings. "
+    "-h and --version work behind every command.",
 )
 
 
