@@ -15,6 +15,7 @@ from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.export import export
 from hanabi_grpo.commands.report_page import report_page
 from hanabi_grpo.commands.simulate import simulate
+from hanabi_grpo.commands.tiny_model import tiny_model
 from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.commands.watch import watch
@@ -40,7 +41,8 @@ class _Group(TyperGroup):
         if "--version" in args:
             print(f"hanabi-grpo {__version__}")
             raise typer.Exit
-        return super().parse_args(ctx, args)
+        # Only as a word of its own: vLLM has options such as -dph.
+        return super().parse_args(ctx, ["--help" if word == "-h" else word for word in args])
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -56,7 +58,6 @@ class _Group(TyperGroup):
 app = typer.Typer(
     cls=_Group,
     no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
     help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings. "
@@ -225,26 +226,6 @@ def cross_play(
     )
 
 
-@app.command("tiny-model")
-def tiny_model(
-    out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
-    preset: Annotated[
-        list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
-    ] = None,
-    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
-    force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
-) -> None:
-    """Make the tiny model that trains on a laptop, for one board or several; at once when it is there already.
-
-    It knows the words of these boards and players only.
-    """
-    from hanabi_grpo.commands.tiny_model import tiny_model as run
-
-    run(out, presets=preset or [], players=players, seed=seed, steps=steps, force=force)
-
-
 @app.command()
 def report(
     before: Annotated[Path, typer.Option(help="Evaluation of the base model.")],
@@ -400,6 +381,7 @@ app.command()(watch)
 app.command()(chart)
 app.command()(simulate)
 app.command("report-page")(report_page)
+app.command("tiny-model")(tiny_model)
 app.command()(export)
 app.command()(upload)
 app.command()(bench)

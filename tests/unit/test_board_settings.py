@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from doctor_machines import NOWHERE, find, free_port, make_model, only
+from hanabi_grpo import tiny_model
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands import tiny_model as tiny_model_command_module
 from hanabi_grpo.commands.dataset import dataset_row, write_dataset
 from hanabi_grpo.datasets import deals, load_rows, num_steps, training_rows
 from hanabi_grpo.doctor import games
@@ -76,9 +76,7 @@ def test_training_starts_in_any_folder(tmp_path: Path) -> None:
 
 def test_the_tiny_model_is_that_of_the_board_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        tiny_model_command_module, "build_tiny_model", lambda out, **given: made.append({"out": str(out), **given})
-    )
+    monkeypatch.setattr(tiny_model, "build_tiny_model", lambda out, **given: made.append({"out": str(out), **given}))
     for environ, words, folder, boards in (
         ({}, [], "outputs/tiny-model", ("laptop",)),
         ({"HANABI_PRESET": "marshal-mini"}, [], "outputs/tiny-marshal-mini", ("marshal-mini",)),

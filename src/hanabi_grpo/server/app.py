@@ -100,6 +100,7 @@ def create_app(
         return {
             **identity.model_dump(),
             "run_id": session,
+            "session_alive": store.session_alive,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),
