@@ -67,6 +67,11 @@ class AdapterStore:
         """The trainer that opened the last session; it may have left since."""
         return self._ownership.session
 
+    @property
+    def session_alive(self) -> bool:
+        """True while nobody but the session's trainer may open one."""
+        return self._ownership.is_alive
+
     async def open_session(self, wanted: SessionRequest) -> None:
         """Give the server to a trainer that fits it.
 

@@ -106,6 +106,7 @@ def create_app(
         return {
             **identity.model_dump(),
             "run": public_run(store.session.run_id) if store.session else None,
+            "session_alive": store.session_alive,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),

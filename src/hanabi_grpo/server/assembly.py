@@ -125,8 +125,10 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     from hanabi_grpo.server.pacing import heap_left_alone
     from hanabi_grpo.server.restart import stop_within
     from hanabi_grpo.server.scheduler import Scheduler
+    from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
-    folder: Path = resolve_model(settings.model)
+    board = settings.preset or LAPTOP
+    folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
