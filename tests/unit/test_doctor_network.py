@@ -18,6 +18,7 @@ from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.starting import StartingServer
 
 LISTENER = """
 import socket, sys
@@ -203,6 +204,15 @@ def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> No
     assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
     check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
     assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
+
+
+def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
+        port = listener.getsockname()[1]
+        assert only(find(network.port_checks, PORT=port)).status == "ok"
+        check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
+    assert (check.status, check.remedy) == ("skip", "")
+    assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
 
 
 def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:
