@@ -304,6 +304,6 @@ def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(answer:
 
 def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> None:
     said: list[str] = []
-    with _raw_server(None) as (url, _), pytest.raises(ServerGoneError, match="not ready after 0.5 s: it accepts"):
+    with _raw_server(None) as (url, _), pytest.raises(ServerGoneError, match=r"not ready after 0\.5 s: it accepts"):
         wait_for_server(_settings(url, 0.5), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
     assert not any("serve.sh" in text for text in said)
