@@ -54,7 +54,7 @@ class _Health(BaseHTTPRequestHandler):
             status = 200 if len(server.seen) > 2 else 503
         self.send_response(status)
         self.end_headers()
-        self.wfile.write(b"starting" if status == 503 else b'{"instance_id": "i"}')
+        self.wfile.write(b'{"status": "starting", "seconds": 146.2}' if status == 503 else b'{"instance_id": "i"}')
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -156,8 +156,8 @@ def test_waiting_ends_when_the_server_is_healthy(health_server: Any) -> None:
     wait_for_server(here, console, poll=0.01)
     assert health_server.seen == [("/health/", "Bearer k")] * 3
     text = console.export_text()
-    assert "it answers 503: starting" in text
-    assert f"PORT={health_server.server_port} bash tools/rollout/rollout_hanabi_gym.sh" in text
+    where = f"the rollout server at http://127.0.0.1:{health_server.server_port}"
+    assert text.splitlines() == [f"{where} is starting, 146 s", f"{where} is ready."]
 
 
 def test_a_refused_key_is_an_error_at_once(health_server: Any) -> None:
@@ -173,7 +173,7 @@ def test_waiting_for_nobody_reminds_and_then_gives_up_with_the_command() -> None
     with pytest.raises(ServerError) as caught:
         wait_for_server(here, console, remind=0.05, poll=0.01)
     assert "after 2.5 s (ConnectError" in str(caught.value)
-    assert "bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
+    assert f"PORT={here.settings.vllm_server_port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
     assert console.export_text().count("Type in another terminal") > 1
 
 

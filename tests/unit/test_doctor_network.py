@@ -21,6 +21,7 @@ from hanabi_grpo.runs import run_identity
 from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.owned_folders import OwnedFolder
+from hanabi_grpo.server.starting import StartingServer
 from server_app import running_app, session_body
 
 LISTENER = """
@@ -230,6 +231,15 @@ def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> No
     assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
     check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
     assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
+
+
+def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
+        port = listener.getsockname()[1]
+        assert only(find(network.port_checks, PORT=port)).status == "ok"
+        check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
+    assert (check.status, check.remedy) == ("skip", "")
+    assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
 
 
 def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.cut_records import cut_records
 from doctor_machines import find, only
+from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.doctor import starts
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs import (

@@ -15,7 +15,7 @@ from hanabi_grpo.doctor.context import Context, read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import public_run, tokenizer_hash
+from hanabi_grpo.handshake import STARTING, public_run, tokenizer_hash
 from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.resume import plan_resume
 from hanabi_grpo.runs import RUN_ID, run_identity
@@ -43,8 +43,14 @@ class Answer:
 
     @property
     def is_ours(self) -> bool:
-        """True when a rollout server of this project answers, be it only that the key is wrong."""
-        return "instance_id" in self.body or (self.status == 401 and "HANABI_API_KEY" in str(self.body.get("detail")))
+        """True when a rollout server of this project answers, if only that it starts or refuses the key."""
+        wrong_key = self.status == 401 and "HANABI_API_KEY" in str(self.body.get("detail"))
+        return "instance_id" in self.body or wrong_key or self.is_starting
+
+    @property
+    def is_starting(self) -> bool:
+        """True when a rollout server answers that its engine is not up yet."""
+        return self.body.get("status") == STARTING
 
 
 def ask(url: str, settings: Settings) -> Answer:
@@ -98,6 +104,8 @@ def _server_checks(context: Context) -> Iterator[Check]:
     elif not answer.is_ours:
         way = f"export PORT={port + 1} VLLM_SERVER_PORT={port + 1}\n{start}"
         yield fail("server", f"{where} answers {answer.status}, but not as a rollout server of this project", way)
+    elif answer.is_starting:
+        yield skip("server", f"{where} is starting; the trainer waits for it")
     elif answer.status != 200:
         yield fail("server", f"{where} answers {answer.status}: {answer.body.get('status')}", start)
     else:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
-from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.server.pulse import Pulse
+from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs

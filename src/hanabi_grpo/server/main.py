@@ -76,8 +76,10 @@ async def _run(
     settings: "Settings", extra_args: list[str], listener: socket.socket, ring: LineRing, restarts: Restarts
 ) -> bool:
     from hanabi_grpo.server.serving import serve_until_dead
+    from hanabi_grpo.server.starting import StartingServer
 
-    with rollout_server(settings, ring, extra_args) as server:
+    with StartingServer(listener) as starting, rollout_server(settings, ring, extra_args) as server:
+        starting.stop()
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
         return await serve_until_dead(
             server.app,
