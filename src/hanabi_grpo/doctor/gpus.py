@@ -11,6 +11,8 @@ from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.software import cuda_build, installed_version
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.gpus import GpuShare, gpu_share
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
@@ -85,7 +87,7 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     import torch
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    expected = len(gpus) if visible is None else len(_listed(visible))
+    expected = len(gpus) if visible is None else len([name for name in visible.split(",") if name.strip()])
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
     if found == expected:
@@ -97,19 +99,23 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     settings = context.settings
-    given = context.environ.get("CUDA_VISIBLE_DEVICES")
-    server = _share(context, "server") or _script_default(ROLLOUT_SCRIPT)
-    trainer = _share(context, "trainer") or _script_default(TRAIN_SCRIPT)
+    given, layout = context.environ.get("CUDA_VISIBLE_DEVICES"), layout_commands(len(gpus))
+    try:
+        server_share = gpu_share(context.loaded, "server") if context.serves else None
+        trainer_share = gpu_share(context.loaded, "trainer") if context.trains else None
+    except SettingsError as error:
+        yield fail("gpu split", str(error), layout)
+        return
+    server, trainer = _names(server_share, ROLLOUT_SCRIPT), _names(trainer_share, TRAIN_SCRIPT)
     if not server or not trainer:
         yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
         return
-    layout = layout_commands(len(gpus))
     wanted = (server if context.serves else []) + (trainer if context.trains else [])
     known = {str(gpu.index) for gpu in gpus}
     missing = sorted({name for name in wanted if name.isdecimal() and name not in known})
     if missing:
-        chosen = context.loaded.gpus("server") or context.loaded.gpus("trainer")
-        whose = "the scripts' defaults" if chosen is None else f"the CUDA_VISIBLE_DEVICES of the {chosen[1]}"
+        chosen = server_share or trainer_share
+        whose = f"the CUDA_VISIBLE_DEVICES of the {chosen.origin}" if chosen else "the scripts' defaults"
         whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
         yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
         return
@@ -174,16 +180,9 @@ def layout_commands(count: int) -> str:
     )
 
 
-def _share(context: Context, role: str) -> list[str]:
-    chosen = context.loaded.gpus(role)
-    return _listed(chosen[0] if chosen else context.environ.get("CUDA_VISIBLE_DEVICES", ""))
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _script_default(script: str) -> list[str]:
+def _names(share: GpuShare | None, script: str) -> list[str]:
+    if share:
+        return list(share.names)
     path = Path(script)
-    match = re.search(r"default_env CUDA_VISIBLE_DEVICES (\S+)", path.read_text()) if path.is_file() else None
-    return _listed(match[1]) if match else []
+    match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
+    return match[1].split(",") if match else []
