@@ -211,6 +211,27 @@ def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(
     assert fake_uv.read_text().startswith(f"sync --extra {extra}")
 
 
+def test_setup_reads_the_driver_before_it_downloads(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    listing = """case "$*" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; *driver_version*) echo "$DRIVER";; esac"""
+    program(tmp_path / "bin" / "nvidia-smi", listing)
+    old = run("setup.sh", DRIVER="550.90.07")
+    assert old.returncode == 2 and not fake_uv.exists()
+    assert "NVIDIA driver 550.90.07" in old.stderr and "cuda-compat" in old.stderr and "SETUP_EXTRA=serve" in old.stderr
+    assert (
+        run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
+    )  # cuda-compat is there, says the user
+    (checkout_stamp := tmp_path / "checkout/.venv/.setup-stamp").unlink()
+    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and checkout_stamp.exists()
+
+
+def test_setup_says_when_the_cpu_engine_got_a_cuda_torch(run: Runner, fake_uv: Path, checkout: Path) -> None:
+    said = "torch is a CUDA build"
+    assert said in run("setup.sh", SETUP_EXTRA="cpu").stderr
+    (checkout / ".venv/.setup-stamp").unlink()
+    (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    assert said not in run("setup.sh", SETUP_EXTRA="cpu").stderr
+
+
 def test_setup_adds_pytorchs_cpu_wheels_when_no_folder_has_one(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(tmp_path / "other"))
