@@ -27,8 +27,8 @@ check_driver() {
     local driver
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed 1q || true)
     if [[ $driver =~ ^[0-9]+ ]] && [ "${BASH_REMATCH[0]}" -lt 580 ]; then
-        echo "set-up: NVIDIA driver $driver: the packages are built for CUDA 13, which needs 580 or newer. Update the driver, or" \
-            "install cuda-compat-13-0 and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
+        echo "set-up: NVIDIA driver $driver: the packages are built for CUDA 13, which needs 580 or newer. Update the" \
+            "driver, or install cuda-compat-13-0 and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
         exit 2
     fi
 }
@@ -143,7 +143,8 @@ if ! env -u VIRTUAL_ENV UV_COMPILE_BYTECODE=1 UV_FIND_LINKS="$links" "$uv" sync 
         "into a folder and run again with UV_FIND_LINKS=that/folder" >&2
     exit 1
 fi
-if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] && ! compgen -G ".venv/lib/python*/site-packages/torch-*+cpu.dist-info" >/dev/null; then
+if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] &&
+    ! compgen -G ".venv/lib/python*/site-packages/torch-*+cpu.dist-info" >/dev/null; then
     echo "set-up: torch is a CUDA build, since no folder has a CPU wheel for this Python: gigabytes that nothing here uses." \
         "For another Python: rm -rf .venv && UV_PYTHON=3.11 bash tools/setup.sh" >&2
 fi

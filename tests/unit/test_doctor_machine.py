@@ -165,7 +165,8 @@ def test_a_driver_older_than_torchs_cuda_fails_unless_cuda_compat_opens_the_gpus
     assert doctor(tmp_path / "c", 1, machine={"driver": "[N/A]"})["driver"]["status"] == "skip"
 
 
-def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path) -> None:
+def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     install(site, "torch", "2.13.0")
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").touch()
