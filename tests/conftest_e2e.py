@@ -95,6 +95,7 @@ def start_server(
         **VARIABLES,
         "HANABI_DIE_WITH_PARENT": "true",
     }
+    environment |= {"PYTHONPATH": str(ROOT / "tests/e2e/reporting"), "DEATH_SIGNALS": str(log.parent)}
     environment |= {name: str(value) for name, value in variables.items()}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -115,6 +116,26 @@ def start_server(
         time.sleep(0.5)
     stop(process, signal.SIGKILL)
     pytest.fail(f"no server after {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
+
+
+def death_signals(server: Server, seconds: float = 60.0) -> dict[str, int]:
+    """Ask the engine's processes themselves which signal the kernel sends them when their parent ends.
+
+    Returns:
+        Title of a process, such as "VLLM::EngineCore", to the signal; 0 means none.
+    """
+    answers = {}
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        title = " ".join(process.cmdline())
+        if not title.startswith("VLLM::"):
+            continue
+        told, deadline = server.log.with_name(str(process.pid)), time.monotonic() + seconds
+        process.send_signal(signal.SIGUSR2)
+        while not told.exists():
+            assert time.monotonic() < deadline, f"{title} does not answer"
+            time.sleep(0.05)
+        answers[title] = int(told.read_text())
+    return answers
 
 
 def stop(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGTERM) -> list[psutil.Process]:

@@ -22,6 +22,17 @@ choose_engine() {
     fi
 }
 
+# Read before gigabytes are downloaded; whoever sets SETUP_EXTRA knows better.
+check_driver() {
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sed 1q || true)
+    if [[ $driver =~ ^[0-9]+ ]] && [ "${BASH_REMATCH[0]}" -lt 580 ]; then
+        echo "set-up: NVIDIA driver $driver: the packages are built for CUDA 13, which needs 580 or newer. Update the" \
+            "driver, or install cuda-compat-13-0 and run again with SETUP_EXTRA=serve. Without the GPU: SETUP_EXTRA=cpu." >&2
+        exit 2
+    fi
+}
+
 digest() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi; }
 
 find_uv() {
@@ -115,6 +126,7 @@ if command -v flock >/dev/null; then
     fi
 fi
 echo "set-up: engine extra '$extra' ($reason)"
+[ "$extra" = cpu ] || [ -n "${SETUP_EXTRA:-}" ] || check_driver
 find_uv || { bootstrap_uv && find_uv; } || { echo "set-up: uv was installed but does not run: $uv_home" >&2 && exit 1; }
 find_wheels
 choose_wheels
@@ -130,6 +142,11 @@ if ! env -u VIRTUAL_ENV UV_COMPILE_BYTECODE=1 UV_FIND_LINKS="$links" "$uv" sync 
     echo "set-up: uv could not install the packages (see above). Without a network, put the wheels that are missing" \
         "into a folder and run again with UV_FIND_LINKS=that/folder" >&2
     exit 1
+fi
+if [ "$extra" = cpu ] && [ "$(uname -s)" = Linux ] &&
+    ! compgen -G ".venv/lib/python*/site-packages/torch-*+cpu.dist-info" >/dev/null; then
+    echo "set-up: torch is a CUDA build, since no folder has a CPU wheel for this Python: gigabytes that nothing here uses." \
+        "For another Python: rm -rf .venv && UV_PYTHON=3.11 bash tools/setup.sh" >&2
 fi
 echo "$wanted" >"$stamp"
 echo "set-up: done"

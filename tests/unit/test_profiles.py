@@ -26,6 +26,7 @@ from hanabi_grpo.settings import (
 )
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.device import Device
+from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")
 PROFILES = sorted((ROOT / "tools" / "profiles").glob("*.env"))
@@ -49,6 +50,11 @@ def profiled(folder: Path, text: str, dotenv: Path = NOWHERE, **shell: str) -> L
     return load_settings({"HANABI_PROFILE": "my.env", **shell}, dotenv)
 
 
+def gpus(loaded: LoadedSettings, terminal: Terminal) -> str:
+    share = gpu_share(loaded, terminal)
+    return f"{','.join(share.names)} {share.origin}" if share else ""
+
+
 def message(environ: dict[str, str], dotenv: Path = NOWHERE) -> str:
     with pytest.raises(SettingsError) as caught:
         load_settings(environ, dotenv)
@@ -70,14 +76,14 @@ def test_every_profile_loads_and_its_batch_divides(path: Path, monkeypatch: pyte
     plan = batch_plan(settings)
     assert plan.games == settings.deals_per_step * settings.num_generations
     # What each terminal is given is what it needs; a MIG slice has a name of its machine only.
-    server, trainer = loaded.gpus("server"), loaded.gpus("trainer")
+    server, trainer = gpu_share(loaded, "server"), gpu_share(loaded, "trainer")
     if path.stem in ("cpu", "mig"):
         assert server is trainer is None
     else:
-        assert server is not None and trainer is not None and server[1] == trainer[1] == "profile"
+        assert server is not None and trainer is not None and server.origin == trainer.origin == "profile"
         needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-        assert len(server[0].split(",")) == needed and len(trainer[0].split(",")) == settings.nproc_per_node
-        shared = set(server[0].split(",")) & set(trainer[0].split(","))
+        assert len(server.names) == needed and len(trainer.names) == settings.nproc_per_node
+        shared = set(server.names) & set(trainer.names)
         assert bool(shared) == (path.stem == "gpu-1") and (not shared or settings.gpu_memory_utilization <= 0.5)
 
 
@@ -154,20 +160,73 @@ def test_the_doctor_goes_on_without_a_profile_that_is_not_there(folder: Path) ->
 def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
     split = "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n"
     loaded = profiled(folder, split)
-    assert (loaded.gpus("server"), loaded.gpus("trainer")) == (("0", "profile"), ("1", "profile"))
-    assert profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n").gpus("trainer") == ("1", "profile")
-    assert profiled(folder, split, CUDA_VISIBLE_DEVICES="5").gpus("trainer") == ("5", "shell")
+    assert (gpus(loaded, "server"), gpus(loaded, "trainer")) == ("0 profile", "1 profile")
+    assert gpus(profiled(folder, split + "CUDA_VISIBLE_DEVICES=5\n"), "trainer") == "1 profile"
+    assert gpus(profiled(folder, split, CUDA_VISIBLE_DEVICES="5"), "trainer") == "5 shell"
     (folder / ".env").write_text("CUDA_VISIBLE_DEVICES_TRAINER=MIG-2\n")
     mixed = profiled(folder, "CUDA_VISIBLE_DEVICES=5\n", folder / ".env")
-    assert (mixed.gpus("server"), mixed.gpus("trainer")) == (("5", "profile"), ("MIG-2", ".env"))
-    assert load_settings({}, NOWHERE).gpus("server") is None
+    assert (gpus(mixed, "server"), gpus(mixed, "trainer")) == ("5 profile", "MIG-2 .env")
+    exported = profiled(folder, "", folder / ".env", CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
+    assert (gpus(exported, "server"), gpus(exported, "trainer")) == ("MIG-1 shell", "MIG-2 .env")
+    assert gpu_share(load_settings({}, NOWHERE), "server") is None
+
+
+EXPORTED = "0,1,2,3,4,5,6,7"
+
+
+@pytest.mark.parametrize(
+    ("given", "server", "trainer"),
+    [
+        # One list for both, as a scheduler exports it.
+        ({"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4}, "0,1,2,3", "4,5,6,7"),
+        ({"VLLM_TENSOR_PARALLEL_SIZE": 1, "VLLM_DATA_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 6}, "0,1", "2,3,4,5,6,7"),
+        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-8.env"}, "0,1,2,3", "4,5,6,7"),
+        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-4.env", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "4,5", "6,7"),
+        ({"HANABI_PROFILE": ROOT / "tools/profiles/mig.env", "CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "MIG-a", "MIG-b"),
+        ({"NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES_SERVER": "6,7", "CUDA_VISIBLE_DEVICES_TRAINER": "1"}, "6,7", "1"),
+        # A list of this terminal, or one GPU for both.
+        ({"VLLM_TENSOR_PARALLEL_SIZE": 2, "NPROC_PER_NODE": 2, "CUDA_VISIBLE_DEVICES": "2,3"}, "2,3", "2,3"),
+        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env"}, "0", "7"),
+        ({"HANABI_PROFILE": ROOT / "tools/profiles/gpu-1.env", "CUDA_VISIBLE_DEVICES": ""}, "0", "0"),
+        ({"VLLM_TENSOR_PARALLEL_SIZE": 4, "NPROC_PER_NODE": 4, "CUDA_VISIBLE_DEVICES": "5"}, "5", "5"),
+    ],
+)
+def test_a_list_that_both_terminals_were_given_is_divided(given: dict[str, object], server: str, trainer: str) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": EXPORTED} | {name: str(value) for name, value in given.items()}
+    loaded = load_settings(environ, NOWHERE)
+    shares = [gpu_share(loaded, "server"), gpu_share(loaded, "trainer")]
+    assert [",".join(share.names) for share in shares if share] == [server, trainer]
+    for share in shares:
+        said = environ["CUDA_VISIBLE_DEVICES"]
+        assert share and (f"GPUs {','.join(share.names)}: " in share.why) == (
+            bool(said) and said != ",".join(share.names)
+        )
+
+
+def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_out() -> None:
+    loaded = load_settings(
+        {"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2", "VLLM_TENSOR_PARALLEL_SIZE": "2"}, NOWHERE
+    )
+    with pytest.raises(SettingsError) as caught:
+        gpu_share(loaded, "trainer")
+    assert str(caught.value) == (
+        "CUDA_VISIBLE_DEVICES=0,1,2 (shell): too short for both terminals, NPROC_PER_NODE=2 uses 2 and "
+        "VLLM_TENSOR_PARALLEL_SIZE=2 2. Lower one of them, or name this terminal's GPUs: "
+        "CUDA_VISIBLE_DEVICES_TRAINER=1,2."
+    )
+    # What the other terminal uses is not known where it is not given here.
+    alone = load_settings({"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}, NOWHERE)
+    assert gpus(alone, "trainer") == "1,2 shell"
 
 
 def test_a_terminal_sets_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     loaded = profiled(folder, "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n")
-    set_environ(loaded, "trainer")
+    assert set_environ(loaded, "trainer") == ""
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    # Whoever is started from here reads the terminal's own list, and divides it no further.
+    again = load_settings({"CUDA_VISIBLE_DEVICES": "4,5", "NPROC_PER_NODE": "2"}, NOWHERE)
+    assert set_environ(again, "trainer") == "" and os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
     assert server_command(loaded).startswith("HANABI_PROFILE=my.env ")
 
 

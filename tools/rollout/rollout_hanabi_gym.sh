@@ -10,9 +10,9 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh
 
-if on_gpu && ! given CUDA_VISIBLE_DEVICES_SERVER; then
+if on_gpu && ! given CUDA_VISIBLE_DEVICES; then
     # Half of an 8-GPU machine; the train script takes the other half.
-    default_env CUDA_VISIBLE_DEVICES 0,1,2,3
+    default_env CUDA_VISIBLE_DEVICES_SERVER 0,1,2,3
 fi
 if ! on_gpu && ! given MODEL && ! only_looks "$@"; then
     # The CPU default is a model that the project makes itself; a finished one is kept.

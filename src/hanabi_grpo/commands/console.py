@@ -13,6 +13,7 @@ from rich.console import Console
 from hanabi_grpo.checkpoint_words import HUB, split_seat
 from hanabi_grpo.runs import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
+from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.variables import is_secret, typed
 
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
@@ -29,20 +30,30 @@ def print_json(document: Any) -> None:
     sys.stdout.write(json.dumps(finite(document), ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def announce(console: Console, sections: Sequence[str], terminal: str) -> LoadedSettings:
+def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> LoadedSettings:
     """Resolve the settings, print their table, and set what other software reads (`set_environ`)."""
     loaded = load_settings()
     console.print(settings_table(loaded, sections))
-    set_environ(loaded, terminal)
+    if why := set_environ(loaded, terminal):
+        console.print(why, soft_wrap=True, markup=False)
     return loaded
 
 
-def set_environ(loaded: LoadedSettings, terminal: str) -> None:
-    """Give other software its share of `.env` and the profile, and this terminal (server, trainer) its GPUs."""
+def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
+    """Give other software its share of `.env` and the profile, and this terminal its GPUs.
+
+    Returns:
+        Why it has other GPUs than CUDA_VISIBLE_DEVICES says; empty when it has those.
+
+    Raises:
+        SettingsError: A list of GPUs is too short for both terminals.
+    """
     for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
         os.environ.setdefault(name, value)
-    if gpus := loaded.gpus(terminal):
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[0]
+    if (share := gpu_share(loaded, terminal)) is None:
+        return ""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
+    return share.why
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:

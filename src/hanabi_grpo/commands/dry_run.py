@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,9 +17,9 @@ from rich.console import Console
 from hanabi_grpo.commands.console import announce, make_console, offline_environ, set_environ
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
+from hanabi_grpo.settings.gpus import Terminal
 
 _OUTPUTS = Path("outputs")
-Terminal = Literal["server", "trainer"]
 SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
     "trainer": ("run", "game", "trainer", "tracking"),

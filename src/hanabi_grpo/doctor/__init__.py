@@ -4,8 +4,8 @@ Map:
 check           `Check`, one finding with its remedy, and the way to make one
 context         what checks look at: settings, environment, and the model and dataset that several of them share
 environment     settings resolved as far as they go, each problem a finding; near-misses of names
-software        Python, packages against the pins, the build of torch
-gpus            GPUs, how the two terminals share them, their free memory
+software        Python, packages against the pins, the build of torch, the C compiler
+gpus            GPUs, their driver, how the two terminals share them, their free memory
 machine         folder, cores, open files, disk, memory-backed storage
 weights         sizes read from safetensors headers
 model           model folder, chat template, memory of both processes

@@ -11,10 +11,14 @@ from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.software import cuda_build, installed_version
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.gpus import GpuShare, gpu_share
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
-_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
+_QUERY = ("--query-gpu=index,name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+_OLDEST_DRIVER = {"12": 525, "13": 580}
+"""By the major version of CUDA that torch was built for; cuda-compat makes older ones of data centres do."""
 _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
 
@@ -27,6 +31,8 @@ class Gpu:
     name: str
     total: int
     free: int
+    driver: str = ""
+    """Version, such as "580.65.06"; the same for all GPUs of a machine."""
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
@@ -65,18 +71,40 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
         return
     yield ok("gpus", shown)
+    yield from _driver(gpus[0].driver)
     yield from _torch_sees(context, gpus)
     yield from _shares(context, gpus)
 
 
 def _gpu(line: str) -> Gpu:
-    index, name, total, free = (part.strip() for part in line.split(","))
+    index, name, total, free, driver = (part.strip() for part in line.split(","))
     # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free))
+    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free), driver=driver)
 
 
 def _mebibytes(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+def _driver(version: str) -> Iterator[Check]:
+    cuda, major = cuda_build() or "", version.partition(".")[0]
+    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0])
+    if oldest is None or not major.isdecimal():
+        yield skip("driver", f"{version or 'unknown'}; what torch needs of it is not known")
+    elif int(major) >= oldest:
+        yield ok("driver", f"{version}; CUDA {cuda} needs {oldest} or newer")
+    elif _torch_works():
+        yield ok("driver", f"{version} is older than {oldest}, but torch opens the GPUs (cuda-compat)")
+    else:
+        compat = f"apt-get install cuda-compat-{cuda.replace('.', '-')}"
+        way = f"{compat} && export LD_LIBRARY_PATH=/usr/local/cuda-{cuda}/compat   # or update the driver"
+        yield fail("driver", f"{version}, CUDA {cuda} needs {oldest} or newer", way)
+
+
+def _torch_works() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
@@ -85,8 +113,8 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     import torch
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    expected = len(gpus) if visible is None else len(_listed(visible))
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    expected = len(gpus) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    found = torch.cuda.device_count() if _torch_works() else 0
     where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
     if found == expected:
         yield ok("torch gpus", f"torch sees {found}{where}")
@@ -97,19 +125,23 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
     settings = context.settings
-    given = context.environ.get("CUDA_VISIBLE_DEVICES")
-    server = _share(context, "server") or _script_default(ROLLOUT_SCRIPT)
-    trainer = _share(context, "trainer") or _script_default(TRAIN_SCRIPT)
+    given, layout = context.environ.get("CUDA_VISIBLE_DEVICES"), layout_commands(len(gpus))
+    try:
+        server_share = gpu_share(context.loaded, "server") if context.serves else None
+        trainer_share = gpu_share(context.loaded, "trainer") if context.trains else None
+    except SettingsError as error:
+        yield fail("gpu split", str(error), layout)
+        return
+    server, trainer = _names(server_share, ROLLOUT_SCRIPT), _names(trainer_share, TRAIN_SCRIPT)
     if not server or not trainer:
         yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
         return
-    layout = layout_commands(len(gpus))
     wanted = (server if context.serves else []) + (trainer if context.trains else [])
     known = {str(gpu.index) for gpu in gpus}
     missing = sorted({name for name in wanted if name.isdecimal() and name not in known})
     if missing:
-        chosen = context.loaded.gpus("server") or context.loaded.gpus("trainer")
-        whose = "the scripts' defaults" if chosen is None else f"the CUDA_VISIBLE_DEVICES of the {chosen[1]}"
+        chosen = server_share or trainer_share
+        whose = f"the CUDA_VISIBLE_DEVICES of the {chosen.origin}" if chosen else "the scripts' defaults"
         whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
         yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
         return
@@ -174,16 +206,9 @@ def layout_commands(count: int) -> str:
     )
 
 
-def _share(context: Context, role: str) -> list[str]:
-    chosen = context.loaded.gpus(role)
-    return _listed(chosen[0] if chosen else context.environ.get("CUDA_VISIBLE_DEVICES", ""))
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _script_default(script: str) -> list[str]:
+def _names(share: GpuShare | None, script: str) -> list[str]:
+    if share:
+        return list(share.names)
     path = Path(script)
-    match = re.search(r"default_env CUDA_VISIBLE_DEVICES (\S+)", path.read_text()) if path.is_file() else None
-    return _listed(match[1]) if match else []
+    match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
+    return match[1].split(",") if match else []

@@ -17,7 +17,9 @@ _OPEN_FILES = 4096
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
 _PARALLEL_SHM = 1 << 30
-"""What processes that share a model or gradients exchange through it."""
+"""What processes that share a model or gradients exchange through it (NCCL)."""
+_LARGE_MODELS_SHM = 200 * 10**6
+"""Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
 
 
 def folder_checks(context: Context) -> Iterator[Check]:
@@ -89,23 +91,29 @@ def disk_checks(context: Context) -> Iterator[Check]:
 
 
 def shared_memory_checks(context: Context) -> Iterator[Check]:
-    """Compare memory-backed storage with the adapters that the server keeps there."""
+    """Compare memory-backed storage with the server's adapters and with what parallel processes exchange there."""
     home, settings = Path("/dev/shm"), context.settings
+    if not context.serves and settings.nproc_per_node == 1:
+        return
     if not home.is_dir():
         yield skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
         return
     free, parameters = shutil.disk_usage(home).free, _adapter_parameters(context)
-    if parameters is None:
-        yield skip("shared memory", f"{_size(free)} free; what adapters need of it depends on the model")
-        return
-    size = 4 if settings.dtype == "float32" else 2
-    adapters = _VERSIONS_IN_FLIGHT * size * parameters * context.num_adapters
-    parallel = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size, settings.nproc_per_node) > 1
-    needed = adapters + (_PARALLEL_SHM if parallel else 0)
-    text = f"{_size(free)} free in {home}, adapters take up to {_size(adapters)}"
+    text, needed = f"{_size(free)} free in {home}", 0
+    if context.serves and parameters is not None:
+        needed = _VERSIONS_IN_FLIGHT * (4 if settings.dtype == "float32" else 2) * parameters * context.num_adapters
+        text += f", adapters take up to {_size(needed)}"
+    elif context.serves and settings.device == "gpu":
+        needed = _LARGE_MODELS_SHM
+        text += f", adapters of a model for GPUs take at least {_size(needed)}"
+    engine = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size) if context.serves else 1
+    if max(engine, settings.nproc_per_node if context.trains else 1) > 1:
+        needed += _PARALLEL_SHM
+        text += f", parallel processes about {_size(_PARALLEL_SHM)}"
     if free < needed:
-        why = f"{text}{', parallel processes about 1 GiB' if parallel else ''}"
-        yield fail("shared memory", why, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
+        yield fail("shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
+    elif context.serves and parameters is None:
+        yield skip("shared memory", f"{text}; what adapters need of it depends on the model")
     else:
         yield ok("shared memory", text)
 

@@ -1,7 +1,10 @@
 """Python and packages, against what the package's own metadata asks for."""
 
 import re
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
@@ -83,6 +86,35 @@ def torch_checks(context: Context) -> Iterator[Check]:
         yield fail(
             "torchvision", f"{', '.join(foreign)} beside a CPU torch: its import fails, text models need none", _AGAIN
         )
+
+
+def compiler_checks(context: Context) -> Iterator[Check]:
+    """Compile, where the engine is for CUDA, what Triton compiles at its start: a C file that includes Python.h."""
+    if installed_version("vllm") is None:
+        return
+    path = context.shell.get("PATH")
+    # In Triton's order.
+    compiler = context.environ.get("CC") or shutil.which("gcc", path=path) or shutil.which("clang", path=path)
+    if compiler is None:
+        way = "apt-get install gcc   # or: export CC=path/of/a/C/compiler"
+        yield fail("compiler", "neither gcc nor clang is there, and Triton compiles at the engine's start", way)
+        return
+    folder = sysconfig.get_paths()["include"]
+    command = [compiler, "-fsyntax-only", "-x", "c", f"-I{folder}", "-"]
+    try:
+        done = subprocess.run(command, input="#include <Python.h>\n", capture_output=True, text=True, timeout=60)
+        problem = (
+            "" if done.returncode == 0 else (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        headers = f"apt-get install libc6-dev python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        own = "rm -rf .venv && UV_PYTHON_PREFERENCE=only-managed bash tools/setup.sh   # a Python with its headers"
+        finding = f"{compiler} cannot compile for this Python, as Triton does at the engine's start ({problem})"
+        yield fail("compiler", finding, f"{headers}\n{own}")
+    else:
+        yield ok("compiler", f"{compiler}, Python.h in {folder}")
 
 
 def installed_version(distribution: str) -> str | None:

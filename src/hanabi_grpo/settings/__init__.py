@@ -5,6 +5,7 @@ variables   one variable: name, section, defaults per device, what is allowed
 model       `Settings`, the frozen model; the only place where a default is written
 device      which engine package is installed, so which defaults hold
 sources     what the shell, `.env` and the profile say
+gpus        which GPUs a terminal takes
 load        shell over `.env` over profile over default; unknown and bad values are refused together
 pass_through  options of ms-swift and vLLM that are not handed on, and what to set instead
 show        the table, the JSON form and the README's table

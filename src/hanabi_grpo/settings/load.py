@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.settings.device import installed_device
 from hanabi_grpo.settings.model import Settings
-from hanabi_grpo.settings.sources import DOTENV, ORIGINS, PROFILE, SHELL, Source, find, read_sources
+from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH, is_secret, variables
 
 
@@ -29,19 +29,6 @@ class LoadedSettings:
     """Set variables of PASSED_THROUGH: name to (value, origin)."""
     dotenv_environ: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What `.env` and the profile hold for other software (keys of trackers among it), unless the shell does."""
-
-    def gpus(self, role: str) -> tuple[str, str] | None:
-        """Return the GPUs of a terminal and where that was said; None where nobody chose.
-
-        CUDA_VISIBLE_DEVICES_SERVER and CUDA_VISIBLE_DEVICES_TRAINER are for files that both terminals read: each wins
-        over CUDA_VISIBLE_DEVICES of the same place, not over that of a higher one.
-
-        Args:
-            role: server or trainer.
-        """
-        names = (f"CUDA_VISIBLE_DEVICES_{role.upper()}", "CUDA_VISIBLE_DEVICES")
-        found = [self.passed_through[name] for name in names if name in self.passed_through]
-        return min(found, key=lambda given: ORIGINS.index(given[1]), default=None)
 
 
 def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> LoadedSettings:

@@ -12,10 +12,11 @@ SECTIONS = ("run", "server", "game", "trainer", "tracking")
 """In the order in which tables list them."""
 
 PASSED_THROUGH: dict[str, str] = {
-    "CUDA_VISIBLE_DEVICES": "GPUs of this process. Unset on a GPU machine, the scripts take 0,1,2,3 for the rollout "
-    "server and 4,5,6,7 for training.",
-    "CUDA_VISIBLE_DEVICES_SERVER": "CUDA_VISIBLE_DEVICES of the rollout server's terminal, for files that both "
-    "terminals read (.env, a profile).",
+    "CUDA_VISIBLE_DEVICES": "GPUs of this process. More than it uses are taken for a list that both terminals were "
+    "given: the rollout server takes its beginning, training its end. Unset on a GPU machine, the scripts take 0,1,2,3 "
+    "for the server and 4,5,6,7 for training.",
+    "CUDA_VISIBLE_DEVICES_SERVER": "GPUs of the rollout server's terminal, also in files that both terminals read "
+    "(.env, a profile). Wins over CUDA_VISIBLE_DEVICES; in a profile it yields to that of the shell or .env.",
     "CUDA_VISIBLE_DEVICES_TRAINER": "The same of the trainer's terminal.",
     "NNODES": "Machines that train together (docs/scale.md); unset: 1. NPROC_PER_NODE counts the processes of each.",
     "NODE_RANK": "Which of them this is, from 0.",
