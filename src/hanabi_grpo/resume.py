@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs import run_folder_name, used_entries, write_json_atomic
+from hanabi_grpo.runs import run_folder_name, run_home, used_entries, write_json_atomic
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -138,6 +138,7 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     if named.is_symlink() or named.name in ("", ".."):
         # Of these the parent's spelling is not the parent.
         named = named.resolve()
+    named = run_home(named)
     is_checkpoint = (named / MANIFEST).exists() or CHECKPOINT_NAME.fullmatch(named.name) is not None
     source = named.parent if is_checkpoint else named
     fork = output_dir is not None and output_dir.resolve() != source.resolve()

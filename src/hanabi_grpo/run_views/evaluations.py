@@ -10,6 +10,7 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation_result import EvaluationResult
 from hanabi_grpo.replays.texts import visible
 from hanabi_grpo.report import Sheet, evaluation_sheets
+from hanabi_grpo.runs import EVALUATIONS, TRAIN
 
 _KEYS = {"spec_hash", "scores", "decks", "orders"}
 _Deals = tuple[str, str, tuple[int, ...]]
@@ -21,7 +22,9 @@ def read_evaluations(run_folder: Path) -> tuple[list[EvaluationResult], list[Eva
     Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
     `tools/demo.sh` leaves them; files of `evaluate --out` count, others are passed over. A label gets its file's name.
     """
-    places = [run_folder, run_folder / "evaluations", *([run_folder.parent] if run_folder.name == "train" else [])]
+    beside = [run_folder.parent] if run_folder.name == TRAIN else []
+    # A result that was also kept in the folder of evaluations is shown once, by the name that a person gave it.
+    places = [run_folder, *beside, run_folder / EVALUATIONS]
     results: list[EvaluationResult] = []
     references: list[EvaluationResult] = []
     notes = []
@@ -41,6 +44,9 @@ def read_evaluations(run_folder: Path) -> tuple[list[EvaluationResult], list[Eva
                         result = _checked(one)
                     except (ValidationError, ValueError) as error:
                         notes.append(visible(f"{path.name}: not an evaluation of this version ({_first(error)})"))
+                        continue
+                    bare = replace(result, label="")
+                    if any(bare == replace(other, label="") for other in found):
                         continue
                     label = visible(result.label if kind == "references" else f"{path.stem}: {result.label}")
                     found.append(replace(result, label=label))
