@@ -45,8 +45,8 @@ def read_evaluations(run_folder: Path) -> tuple[list[EvaluationResult], list[Eva
                     except (ValidationError, ValueError) as error:
                         notes.append(visible(f"{path.name}: not an evaluation of this version ({_first(error)})"))
                         continue
-                    bare = replace(result, label="")
-                    if any(bare == replace(other, label="") for other in found):
+                    others = [replace(other, label="") for other in found] if path.parent.name == EVALUATIONS else []
+                    if replace(result, label="") in others:
                         continue
                     label = visible(result.label if kind == "references" else f"{path.stem}: {result.label}")
                     found.append(replace(result, label=label))
