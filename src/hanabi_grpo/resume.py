@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs import run_folder_name, run_home, used_entries, write_json_atomic
+from hanabi_grpo.runs import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -166,10 +166,13 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
 def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
     newest = find_checkpoint(named.parent, needs=TRAINER_STATE)
     if newest.manifest.step > manifest.step:
+        # Of a run that goes on nothing is removed.
+        living = holder_of(named.parent)
+        remove = "" if living else f", or remove the checkpoints after step {manifest.step} from {named.parent}"
         raise RunFolderError(
             f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, and would go on "
-            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder), or "
-            f"remove the checkpoints after step {manifest.step} from {named.parent}."
+            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder)"
+            f"{remove}."
         )
     return newest.skipped
 
