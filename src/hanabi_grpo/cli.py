@@ -135,6 +135,8 @@ def evaluate(
 ) -> None:
     """Play held-out deals, beside random and blind play of the same deals; interrupted, the same command goes on.
 
+    A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of the run folder.
+
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
     and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
     and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.

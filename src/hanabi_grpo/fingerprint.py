@@ -52,7 +52,8 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
     if folder.is_dir():
         return _without_code(folder.resolve())
     if name.startswith((".", "/", "outputs/")):
-        raise SettingsError(f"MODEL={name}: no such folder. Make the tiny model with: {make} --out {name}")
+        where = "" if folder.is_absolute() else f" in {Path.cwd()}"
+        raise SettingsError(f"MODEL={name}: no such folder{where}. Make the tiny model with: {make} --out {name}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -53,6 +53,9 @@ def own_server(
     with _log_file(folder) as log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
         own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
+        if settings.preset is None:
+            # The board is named for this server alone; MODEL must not follow it.
+            own["MODEL"] = settings.model
         if settings.api_key is not None:
             own["HANABI_API_KEY"] = settings.api_key.get_secret_value()
         server = subprocess.Popen(

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hanabi_grpo.checkpoint_words import HUB, WANDB, is_remote, split_adapter
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.replays.recording import recorded_steps
+from hanabi_grpo.runs import run_home
 from hanabi_grpo.saved_adapters import SavedAdapters, read_adapters, read_description
 from hanabi_grpo.settings import LoadedSettings, load_settings
 
@@ -135,7 +136,7 @@ def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Pat
     """
     word = str(path)
     if not is_remote(word):
-        return path, step
+        return run_home(path), step
     folder = local_folder(split_adapter(word)[0], say)
     run, of_artifact = folder.parent.parent, _STEP_FOLDER.fullmatch(folder.name)
     if folder.parent.name == "artifacts" and of_artifact is not None:

@@ -8,6 +8,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.lineups import SERVED, adapter_word, checkpoint_word
 from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.runs import find_run, run_of
 from hanabi_grpo.saved_adapters import SAME_FACTS, SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.seating import BASE
 from hanabi_grpo.settings import Settings
@@ -75,6 +76,16 @@ class SeatResolver:
         """Return the fingerprint of the server's base model, and of how it is spoken to."""
         identity = self._look()
         return "/".join(str(identity[name]) for name in SAME_FACTS)
+
+    def run_folders(self, words: Sequence[str]) -> tuple[Path, ...]:
+        """Return the folders on this machine of the runs whose adapters sit behind the words, each once."""
+        found: list[Path | None] = []
+        for word in words:
+            if word == SERVED or adapter_word(word):
+                found.append(find_run(str(self._look().get("run_id") or "")))
+            elif word not in (*SCRIPTED, BASE) and (checkpoint := checkpoint_word(word)):
+                found.append(run_of(self._read[checkpoint[0]][0]) if checkpoint[0] in self._read else None)
+        return tuple(dict.fromkeys(folder for folder in found if folder is not None))
 
     def _served(self, word: str, adapter: str, version: int | None) -> str:
         held = self._look()["versions"]

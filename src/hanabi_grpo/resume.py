@@ -10,7 +10,7 @@ from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest,
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.games import PRESETS, make_spec
-from hanabi_grpo.runs import run_folder_name, used_entries, write_json_atomic
+from hanabi_grpo.runs import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -161,6 +161,7 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     if named.is_symlink() or named.name in ("", ".."):
         # Of these the parent's spelling is not the parent.
         named = named.resolve()
+    named = run_home(named)
     is_checkpoint = (named / MANIFEST).exists() or CHECKPOINT_NAME.fullmatch(named.name) is not None
     source = named.parent if is_checkpoint else named
     fork = output_dir is not None and output_dir.resolve() != source.resolve()
@@ -188,10 +189,13 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
 def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
     newest = find_checkpoint(named.parent, needs=TRAINER_STATE)
     if newest.manifest.step > manifest.step:
+        # Of a run that goes on nothing is removed.
+        living = holder_of(named.parent)
+        remove = "" if living else f", or remove the checkpoints after step {manifest.step} from {named.parent}"
         raise RunFolderError(
             f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, and would go on "
-            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder), or "
-            f"remove the checkpoints after step {manifest.step} from {named.parent}."
+            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder)"
+            f"{remove}."
         )
     return newest.skipped
 

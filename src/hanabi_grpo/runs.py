@@ -18,6 +18,11 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.settings import Settings
 
 LOCK = ".lock"
+TRAIN = "train"
+RESUME_COMMAND = "resume_command"
+"""Key of `settings.json`: what to type to go on with the run."""
+EVALUATIONS = "evaluations"
+"""Folder in a run folder where `evaluate` leaves what the run's adapters scored."""
 RUN_ID = ".run-id"
 SECRET = ".run-secret"
 
@@ -139,6 +144,35 @@ def lock_run_folder(folder: Path) -> IO[str]:
     return file
 
 
+def resume_command_of(run_folder: Path) -> str:
+    """Return the command that goes on with a run, as `settings.json` has it; "" where it does not."""
+    try:
+        return str(json.loads((run_folder / "settings.json").read_bytes()).get(RESUME_COMMAND, ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def run_home(folder: Path) -> Path:
+    """Return the run folder that a folder stands for: itself, or its `train/`.
+
+    Every command reads a run through it: `tools/demo.sh` keeps the run as `train/` beside its logs and evaluations.
+    """
+    inner = folder / TRAIN
+    return inner if _is_of_a_run(inner) and not _is_of_a_run(folder) else folder
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that a checkpoint's folder lies in; None where it lies in none."""
+    parent = checkpoint.resolve().parent
+    return parent if (parent / "settings.json").is_file() else None
+
+
+def _is_of_a_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("settings.json", "metrics.jsonl", "episodes")) or any(
+        folder.glob("checkpoint-*")
+    )
+
+
 def run_identity(folder: Path) -> str:
     """Return the run's name towards a rollout server: its folder, and a number that no other run has.
 
@@ -172,6 +206,21 @@ def run_secret(folder: Path) -> str:
     if not re.fullmatch("[0-9a-f]{64}", secret):
         raise RunFolderError(f"{path}: not 64 hexadecimal digits; remove it, and the next start makes another.")
     return secret
+
+
+def find_run(run_id: str, around: Path = Path("outputs")) -> Path | None:
+    """Return the folder on this machine of the run that a server's session names; None where it is elsewhere.
+
+    Args:
+        run_id: As `/identity/` has it.
+        around: Where runs are looked for besides the place that the name says.
+    """
+    named = Path(run_id.rpartition(" (")[0])
+    try:
+        others = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
+        return next((folder for folder in (named, *others) if is_run(folder, run_id)), None)
+    except OSError:
+        return None
 
 
 def leave_run_folder(folder: Path) -> None:

@@ -11,6 +11,7 @@ from hanabi_grpo.adapter_config import adapter_config_for_wire
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
 from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs import run_home
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -101,13 +102,14 @@ def read_description(folder: Path) -> SavedAdapters:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return a checkpoint's folder as it is, and for a run the newest one that is whole.
+    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is whole.
 
     Raises:
         SettingsError: No such folder, or the run has no checkpoint that is whole.
     """
     if not folder.is_dir():
         raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
+    folder = run_home(folder)
     if CHECKPOINT_NAME.fullmatch(folder.resolve().name) or not any(folder.glob("checkpoint-*")):
         return folder
     try:

@@ -1,6 +1,8 @@
 """Five players, five adapters: the demo's loop on a small board, from a model made for it."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest_e2e import Server, start_server, stop, train
+from conftest_e2e import TRAINER_SECONDS, Server, start_server, stop
 from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.commands.dataset import dataset_row, write_dataset
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.tiny_model import build_tiny_model
 from hanabi_grpo.types import player_names
@@ -33,10 +34,19 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def run(table: Server, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few steps of the demo's training."""
+    """A few steps of the demo's training, of a board that the settings name, in a folder outside the checkout."""
     folder = tmp_path_factory.mktemp("five-run")
-    write_dataset(folder / "mini.jsonl", [dataset_row("mini", players=5, suite="train", num_deals=0)])
-    done = train(table, folder / "train", MAX_STEPS=STEPS, HANABI_PLAYERS=5, DATASET=folder / "mini.jsonl")
+    given = {"OUTPUT_DIR": "train", "MAX_STEPS": STEPS, "HANABI_PRESET": "mini", "HANABI_PLAYERS": 5}
+    done = subprocess.run(
+        [sys.executable, "-m", "hanabi_grpo.cli", "train"],
+        cwd=folder,
+        env=table.environment(**given),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TRAINER_SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     return folder / "train"
 

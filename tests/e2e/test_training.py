@@ -255,6 +255,21 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
     saved = [int(path.name.split("-")[1]) for path in (tmp_path / "train").glob("checkpoint-*")]
     assert saved and saved[0] >= 2
     assert RolloutClient(server.url).health()["status"] == "ok"
+    # What is printed last can be typed as it is, in a shell that knows none of the variables.
+    command = log.read_text().rpartition("to go on:\n")[2].strip()
+    looked = subprocess.run(
+        ["bash", "-c", f"{command} --dry-run --json"],
+        env=clean_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert looked.returncode == 0, f"{command}\n{looked.stdout[-3000:]}{looked.stderr[-1000:]}"
+    [found] = [check for check in json.loads(looked.stdout)["doctor"]["checks"] if check["name"] == "run folder"]
+    assert (
+        f"{tmp_path / 'train'}; RESUME=latest: goes on from " in found["finding"] and "changed" not in found["finding"]
+    )
 
 
 def test_a_killed_server_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path) -> None:

@@ -328,6 +328,10 @@ def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, trai
     train_command(MAX_STEPS="2", LORA_RANK="8")
     write_checkpoint_of(run, 2)
     settings = (run / "settings.json").read_text()
+    # What a trainer prints when it is stopped.
+    again = json.loads(settings)["resume_command"]
+    assert "MAX_STEPS=2 LORA_RANK=8 " in again
+    assert again.endswith(f" OUTPUT_DIR={run} RESUME=latest bash tools/train/train_grpo_msswift.sh")
     result, became = train_command(
         RESUME="latest", MAX_STEPS="2", LORA_RANK="8", HANABI_API_KEY="topsecret", WANDB_NAME="my run"
     )

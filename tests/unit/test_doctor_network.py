@@ -12,7 +12,7 @@ import pytest
 
 from doctor_machines import answering, find, free_port, make_model, named, only
 from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.doctor import network, server
+from hanabi_grpo.doctor import network, processes, server
 from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.fingerprint import model_fingerprint
@@ -225,6 +225,18 @@ def test_another_rollout_server_is_listed_and_the_configured_one_is_not(fake_ser
     assert f"-p {fake_server.pid} " in others and f"kill {fake_server.pid}" not in others
     expected = [check.remedy for check in find(network.leftover_checks, PORT=fake_server.port)]
     assert not any(str(fake_server.pid) in remedy for remedy in expected)
+
+
+@pytest.mark.parametrize(("first", "orphans"), [("/sbin/init", [7]), ("python -m vllm.entrypoints.openai", [])])
+def test_an_engine_that_the_first_process_of_a_container_started_is_no_orphan(
+    first: str, orphans: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid, command, parent in ((1, first, 0), (7, "VLLM::EngineCore", 1), (8, "VLLM::Worker", 7)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_text(command.replace(" ", "\0"))
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S {parent} 0")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert [process.pid for process in processes.orphaned_engines()] == orphans
 
 
 def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:

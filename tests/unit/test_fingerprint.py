@@ -45,6 +45,6 @@ def test_a_model_that_brings_code_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_not_looked_up_on_a_hub() -> None:
     with pytest.raises(
-        SettingsError, match=r"MODEL=outputs/nothing: no such folder. .*tiny-model --out outputs/nothing"
+        SettingsError, match=r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"
     ):
         resolve_model("outputs/nothing")

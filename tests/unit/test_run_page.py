@@ -146,11 +146,12 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
     (run / "evaluations").mkdir()
     write_result(run / "evaluations" / "short.json", evaluate_scripted("hint-bot", LAPTOP, 6))
     write_result(tmp_path / "after.json", results[0])
+    write_result(run / "evaluations" / "kept.json", results[0])  # is there by a name already
     for number, change in enumerate(({"scores": [1.0]}, {"scores": None}, {"orders": []})):
         (run / f"bad{number}.json").write_text(json.dumps({**result_to_json(results[0]), **change}))
     (run / "torn.json").write_text('{"results": [')
     found, references, notes = read_evaluations(run)
-    assert [one.label for one in found] == ["greedy: hint-bot", "short: hint-bot", "after: hint-bot"]
+    assert [one.label for one in found] == ["greedy: hint-bot", "after: hint-bot", "short: hint-bot"]
     assert [one.label for one in references] == ["random"]
     assert [note.partition(":")[0] for note in notes] == ["bad0.json", "bad1.json", "bad2.json"]
     groups, _ = evaluations_by_deals(run)

@@ -16,6 +16,7 @@ from doctor_machines import find, only
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.doctor import starts
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.resume import plan_resume
 from hanabi_grpo.runs import (
     SECRET,
     append_jsonl,
@@ -29,6 +30,7 @@ from hanabi_grpo.runs import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import Settings
+from torn_checkpoints import write as write_checkpoint
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
 
@@ -77,6 +79,11 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
         assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
         assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
         assert "rm " not in f"{check.remedy}{caught.value}"
+    for step in (9, 10):
+        write_checkpoint(tmp_path, step)
+    with pytest.raises(RunFolderError, match="newer valid checkpoint") as older:
+        plan_resume(Settings(resume=str(tmp_path / "checkpoint-9")))
+    assert str(older.value).endswith("start a new run from here with OUTPUT_DIR=(a new folder).")
     assert holder.poll() is None
     holder.stdin.close()
     holder.wait()

@@ -19,10 +19,11 @@ def chart(
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.games import make_spec
     from hanabi_grpo.run_views.evaluations import evaluations_by_deals
-    from hanabi_grpo.run_views.run_watch import read_run, run_home
+    from hanabi_grpo.run_views.run_watch import read_run
+    from hanabi_grpo.runs import run_home
 
     state = read_run(run)
-    folder = out or run / "charts"
+    folder = out or run_home(run) / "charts"
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"--out {folder}: is a file; give a folder.")
     preset, num_players = state.settings.get("HANABI_PRESET"), state.settings.get("HANABI_PLAYERS")

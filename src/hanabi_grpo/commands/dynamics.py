@@ -10,6 +10,7 @@ from hanabi_grpo.charts.dynamics import draw_dynamics
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.dynamics import AlarmChange, AlarmWatch, Reading, read_history
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import run_home
 
 
 def dynamics(run: Path, *, out: Path | None, as_json: bool = False) -> None:
@@ -26,7 +27,7 @@ def dynamics(run: Path, *, out: Path | None, as_json: bool = False) -> None:
     Raises:
         SettingsError: Nothing to read, or the picture cannot be written.
     """
-    path = run / "metrics.jsonl" if run.is_dir() else run
+    path = run_home(run) / "metrics.jsonl" if run.is_dir() else run
     if not path.is_file():
         raise SettingsError(f"{path}: no such file; give the folder of a run.")
     try:

@@ -1,5 +1,6 @@
 """`hanabi-grpo evaluate`: line-ups on held-out deals, beside what the scripts score on them."""
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +14,14 @@ from hanabi_grpo.commands.playing import chosen_temperature, game_config, progre
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation import default_label, evaluate_line_up, line_up_key
-from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document
+from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
 from hanabi_grpo.games import is_held_out
 from hanabi_grpo.ledger import key_digest
 from hanabi_grpo.lineups import SERVED, LineUp, parse_line_up
 from hanabi_grpo.matches import Served
 from hanabi_grpo.policies import REFERENCES
 from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results
+from hanabi_grpo.runs import EVALUATIONS
 from hanabi_grpo.settings import load_settings
 
 __all__ = ["evaluate", "game_config"]
@@ -81,6 +83,7 @@ def evaluate(
     console = aside if as_json else make_console()
     done: dict[str, int] = dict.fromkeys(labels, 0)
     books: list[Path] = []
+    digests: list[str] = []
     with interruptible(lambda: f"stopped: {_standing(done, deals)}"):
         with ExitStack() as stack:
             served = None
@@ -90,6 +93,7 @@ def evaluate(
             try:
                 for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
                     key = line_up_key(team, config, suite=suite, served=served, rotate=rotate)
+                    digests.append(key_digest(key))
                     books.append(_ledger_path(out, number if len(teams) > 1 else None, config, key))
                     results.append(_measure(team, name, config, deals, suite, served, rotate, books[-1], done, aside))
             except ServerError:
@@ -101,6 +105,8 @@ def evaluate(
         with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
             references = reference_results(results[0], names, progress=show)
         _publish(results, references, console, out, as_json=as_json)
+        for team, result, digest in zip(teams, results, digests, strict=True):
+            _keep(team, result, served, digest, None if len(teams) > 1 else out, aside)
         for book in books:
             book.unlink(missing_ok=True)
 
@@ -164,6 +170,24 @@ def _measure(
             progress=progress,
             clear=False,
         )
+
+
+def _keep(
+    team: LineUp, result: EvaluationResult, served: Served | None, digest: str, out: Path | None, aside: Console
+) -> None:
+    """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
+    for run in served.resolver.run_folders(team.words) if served else ():
+        if out is not None and run.resolve() in out.resolve().parents:
+            continue
+        heat = "greedy" if result.temperature == 0 else f"T{result.temperature:g}"
+        stem = re.sub(r"[^\w@.-]+", "_", result.label)[-60:]
+        name = f"{stem}-{heat}-{result.num_deals}-{digest[:8]}.json"
+        try:
+            write_result(run / EVALUATIONS / name, result)
+        except SettingsError as error:
+            aside.print(f"not kept with the run: {error}", markup=False, soft_wrap=True)
+        else:
+            aside.print(f"kept with the run: {run / EVALUATIONS / name}", markup=False, soft_wrap=True)
 
 
 def _standing(done: dict[str, int], deals: int) -> str:

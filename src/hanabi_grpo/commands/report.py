@@ -11,6 +11,7 @@ from hanabi_grpo.commands.playing import stderr_console
 from hanabi_grpo.evaluation import paired_difference
 from hanabi_grpo.evaluation_result import read_result
 from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results, shortfall
+from hanabi_grpo.runs import run_home
 
 
 def report(
@@ -56,7 +57,7 @@ def report(
     console.print(f"table: {markdown}", markup=False, soft_wrap=True)
     if run is not None:
         picture = out_png or after.with_name("learning_curve.png")
-        learning_curve(run / "metrics.jsonl", picture, old, new, references=references)
+        learning_curve(run_home(run) / "metrics.jsonl", picture, old, new, references=references)
         console.print(f"learning curve: {picture}", markup=False, soft_wrap=True)
     problem = shortfall(difference, min_rise=min_rise, min_sigma=min_sigma)
     if problem:

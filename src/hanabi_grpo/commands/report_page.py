@@ -18,12 +18,12 @@ def report_page(
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.run_views.page import run_page
-    from hanabi_grpo.runs import write_text_atomic
+    from hanabi_grpo.runs import run_home, write_text_atomic
 
     if not 0 <= replays <= 100:
         raise SettingsError(f"--replays {replays}: must be 0 to 100.")
     page, notes = run_page(run, num_replays=replays)
-    target = out or run / "report.html"
+    target = out or run_home(run) / "report.html"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(target, page)

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,14 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.resume import ResumePlan, check_decks, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
-from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
+from hanabi_grpo.runs import (
+    RESUME_COMMAND,
+    leave_run_folder,
+    lock_run_folder,
+    make_run_folder,
+    prepare_run_folder,
+    write_json_atomic,
+)
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
@@ -31,7 +38,6 @@ from hanabi_grpo.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.vocabulary import boards_of
 
 _TRAINER = "hanabi_grpo.training.main"
-_EXTENDED = ("OUTPUT_DIR", "RESUME", "MAX_STEPS", "NUM_TRAIN_EPOCHS")
 _REMIND_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 
@@ -65,7 +71,11 @@ def train(extra_args: list[str]) -> None:
         for line in resume_lines(resume, loaded.settings, steps):
             console.print(line, soft_wrap=True, markup=False)
         if resume is not None and resume.step >= steps:
-            console.print(f"To go on: {extend_command(loaded, folder, steps)}", soft_wrap=True, markup=False)
+            console.print(
+                f"To go on: {resume_command(loaded, folder, extra_args, max_steps=2 * steps)}",
+                soft_wrap=True,
+                markup=False,
+            )
             return
         used = fetch_used(
             loaded.settings,
@@ -79,6 +89,7 @@ def train(extra_args: list[str]) -> None:
         if resume is not None:
             _set_aside(resume, console)
         beside = {"dataset_sha256": dataset_sha256(loaded.settings), KEY: used}
+        beside[RESUME_COMMAND] = resume_command(loaded, folder, extra_args)
         write_json_atomic(settings_path, {**settings_json(loaded), **beside})
         write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
@@ -106,16 +117,30 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     return lines
 
 
-def extend_command(loaded: LoadedSettings, folder: Path, steps: int) -> str:
-    """Return the command that trains a finished run for twice its steps; keys are named, not shown."""
+def resume_command(
+    loaded: LoadedSettings, folder: Path, extra_args: Sequence[str] = (), *, max_steps: int | None = None
+) -> str:
+    """Return the command that goes on with a run, as typed in this shell; keys are named, not shown.
+
+    Args:
+        loaded: The run's settings; what came from a file is read there again.
+        folder: Of the run.
+        extra_args: ms-swift's own options.
+        max_steps: Steps of the whole run; None: as before.
+    """
+    given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
+    left_out = {*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())}
     words = []
     for variable in variables(Settings):
-        if loaded.origins[variable.field] == "shell" and variable.env not in _EXTENDED:
+        if loaded.origins[variable.field] == "shell" and variable.env not in left_out:
             secret = is_secret(Settings.model_fields[variable.field])
             value = typed(getattr(loaded.settings, variable.field))
             words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
-    words += [f"OUTPUT_DIR={shlex.quote(str(folder))}", "RESUME=latest", f"MAX_STEPS={2 * steps}"]
-    return " ".join([*words, "bash", TRAIN_SCRIPT])
+    passed = ((name, value) for name, (value, origin) in loaded.passed_through.items() if origin == "shell")
+    words += [f"{name}={shlex.quote(value)}" for name, value in (*passed, *given.items())]
+    here = Path(TRAIN_SCRIPT).is_file()
+    start = ["bash", TRAIN_SCRIPT] if here else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
+    return " ".join([*words, *start, *map(shlex.quote, extra_args)])
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:

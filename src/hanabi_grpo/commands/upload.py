@@ -9,6 +9,7 @@ import typer
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import run_home
 from hanabi_grpo.settings import load_settings
 
 
@@ -26,6 +27,7 @@ def upload(
     from hanabi_grpo.evaluation_result import read_result
     from hanabi_grpo.tracking.upload import upload_run
 
+    run = run_home(run)
     if not (run / "settings.json").is_file():
         raise SettingsError(f"{run}: no settings.json in it; give the folder of a run (OUTPUT_DIR).")
     for path in evaluation or []:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from hanabi_grpo.dynamics import number, read_history
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation_result import EvaluationResult, read_result
-from hanabi_grpo.runs import recorded_settings
+from hanabi_grpo.runs import TRAIN, recorded_settings, run_home
 
-_TRAIN = "train"
 _SCORE = "score/"
 _MEAN = "score/mean"
 
@@ -87,16 +86,10 @@ def load_arms(
     return board, arms
 
 
-def _home(folder: Path) -> Path:
-    """Return the run folder itself."""
-    inner = folder / _TRAIN
-    return inner if not (folder / "metrics.jsonl").is_file() and (inner / "metrics.jsonl").is_file() else folder
-
-
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    path = _home(folder) / "metrics.jsonl"
+    path = run_home(folder) / "metrics.jsonl"
     if not path.is_file():
-        what = f"neither it nor its {_TRAIN}/ has a metrics.jsonl" if folder.is_dir() else "no such folder"
+        what = f"neither it nor its {TRAIN}/ has a metrics.jsonl" if folder.is_dir() else "no such folder"
         raise SettingsError(f"{folder}: {what}; give the folder of a training run.")
     try:
         rows = read_history(path)
@@ -146,7 +139,7 @@ def _check_hashes(runs: Sequence[Run], board: str) -> None:
 
 
 def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluations: Sequence[str]) -> Run:
-    home = _home(folder)
+    home = run_home(folder)
     seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
     # Rows of an old run have no score by board.
     key = f"{_SCORE}{board}" if board in _boards(rows) else _MEAN
@@ -169,7 +162,7 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluation
         board_hash=board_hash,
         num_players=num_players,
         settings=recorded_settings(home),
-        evaluations=_evaluations([folder, folder.parent] if folder.name == _TRAIN else [folder], evaluations),
+        evaluations=_evaluations([folder, folder.parent] if folder.name == TRAIN else [folder], evaluations),
     )
 
 

@@ -71,7 +71,7 @@ def export(
         SettingsError: It exists, cannot be written, or the base model is not to be had, or another one.
     """
     if out.exists() or out.is_symlink():
-        raise SettingsError(f"--out {out}: exists already; choose a folder that does not, or remove it (rm -r {out}).")
+        raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
     if base_model is not None:
         check_base_model(base_model)
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hanabi_grpo.errors import GameParameterError, ServerError, SettingsError
 from hanabi_grpo.games import COLOR_LETTERS, Card, GameSpec, make_spec, recorded_spec, shuffled_deck
-from hanabi_grpo.runs import sync_folder
+from hanabi_grpo.runs import run_home, sync_folder
 from hanabi_grpo.types import Episode, player_names
 from hanabi_grpo.wire import episode_from_json, episode_to_json
 
@@ -123,8 +123,8 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
     """Return the files of games that a path stands for.
 
-    A run folder stands for one of its recorded steps, the last when none is named; a folder without steps stands for
-    all its `*.jsonl` files.
+    A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
+    steps stands for all its `*.jsonl` files.
 
     Raises:
         SettingsError: There is nothing to read, or no such step.
@@ -135,6 +135,7 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SettingsError(f"{path}: no such file or folder; give a run folder or a *.jsonl file of games.")
+    path = run_home(path)
     folder = path / "episodes" if (path / "episodes").is_dir() else path
     steps = recorded_steps(path)
     if step is None and not steps:

@@ -11,6 +11,7 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation_result import EvaluationResult
 from hanabi_grpo.replays.texts import visible
 from hanabi_grpo.report import ATTAINABLE, Sheet, evaluation_sheets
+from hanabi_grpo.runs import EVALUATIONS, TRAIN
 from hanabi_grpo.seating import seat_adapter
 
 _KEYS = {"spec_hash", "scores", "decks", "orders"}
@@ -24,7 +25,9 @@ def read_evaluations(run_folder: Path) -> tuple[list[EvaluationResult], list[Eva
     `tools/demo.sh` leaves them; files of `evaluate --out` count, others are passed over. A label gets its file's name,
     unless that is the label.
     """
-    places = [run_folder, run_folder / "evaluations", *([run_folder.parent] if run_folder.name == "train" else [])]
+    beside = [run_folder.parent] if run_folder.name == TRAIN else []
+    # A result that was also kept in the folder of evaluations is shown once, by the name that a person gave it.
+    places = [run_folder, *beside, run_folder / EVALUATIONS]
     results: list[EvaluationResult] = []
     references: list[EvaluationResult] = []
     notes = []
@@ -44,6 +47,9 @@ def read_evaluations(run_folder: Path) -> tuple[list[EvaluationResult], list[Eva
                         result = _checked(one)
                     except (ValidationError, ValueError) as error:
                         notes.append(visible(f"{path.name}: not an evaluation of this version ({_first(error)})"))
+                        continue
+                    others = [replace(other, label="") for other in found] if path.parent.name == EVALUATIONS else []
+                    if replace(result, label="") in others:
                         continue
                     named = result.label if kind == "references" or result.label == path.stem else None
                     label = visible(named or f"{path.stem}: {result.label}")

@@ -25,8 +25,9 @@ from hanabi_grpo.replays.timeline import make_timeline, turn_advantages
 from hanabi_grpo.run_views.curves import Chart, area_chart, line_chart
 from hanabi_grpo.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals
 from hanabi_grpo.run_views.figures import PLAYER, SCORE, TEAM, duration, phases, players, recent, series, shown
-from hanabi_grpo.run_views.run_watch import read_run, run_home
+from hanabi_grpo.run_views.run_watch import read_run
 from hanabi_grpo.run_views.state import RunState
+from hanabi_grpo.runs import run_home
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.samples import spread
 

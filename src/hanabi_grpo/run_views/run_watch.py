@@ -18,11 +18,10 @@ from hanabi_grpo.replays.texts import visible
 from hanabi_grpo.run_views.last_game import LastGameWatch
 from hanabi_grpo.run_views.state import Incident, RaisedAlarm, RunState
 from hanabi_grpo.run_views.tail import LineTail
-from hanabi_grpo.runs import LOCK, recorded_settings
+from hanabi_grpo.runs import LOCK, TRAIN, recorded_settings, run_home
 
 _HOLDER = re.compile(r"pid ([0-9]{1,10}) on (.+)", re.ASCII)
 _KEPT_INCIDENTS = 200
-_TRAIN = "train"
 
 
 class RunWatch:
@@ -163,14 +162,7 @@ def read_run(folder: Path) -> RunState:
 def _name(folder: Path) -> str:
     whole = folder.resolve()
     # A folder called train/ is named by what it belongs to.
-    return f"{whole.parent.name}/{_TRAIN}" if whole.name == _TRAIN else whole.name or "/"
-
-
-def run_home(folder: Path) -> Path:
-    """Return the run folder itself: `tools/demo.sh` keeps it as `train/` beside its evaluations."""
-    inner = folder / _TRAIN
-    is_outer = not (folder / "settings.json").exists() and (inner / "settings.json").is_file()
-    return inner if is_outer else folder
+    return f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name or "/"
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

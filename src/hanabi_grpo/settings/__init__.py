@@ -3,10 +3,12 @@
 Map:
 variables   one variable: name, section, defaults per device, what is allowed
 model       `Settings`, the frozen model; the only place where a default is written
+board       defaults that follow from the board: which one it is, and the tiny model that knows its words
 device      which engine package is installed, so which defaults hold
 sources     what the shell, `.env` and the profile say
 gpus        which GPUs a terminal takes
 load        shell over `.env` over profile over default; unknown and bad values are refused together
+misspelt    names in the environment that are one letter from a setting
 pass_through  options of ms-swift and vLLM that are not handed on, and what to set instead
 show        the table, the JSON form and the README's table
 updates     who is trained in which step, and at which rate

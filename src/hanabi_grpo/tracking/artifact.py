@@ -18,6 +18,7 @@ from hanabi_grpo.checkpoint_manifest import MANIFEST, Manifest, check_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.evaluation_result import read_result
 from hanabi_grpo.resume import TRAINER_STATE
+from hanabi_grpo.runs import EVALUATIONS as KEPT
 from hanabi_grpo.runs import sync_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.card import base_name, card_text
@@ -126,7 +127,7 @@ def artifact_name(settings: Settings, run_folder: Path) -> str:
 def find_evaluations(run_folder: Path) -> list[Path]:
     """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are passed over."""
     found = []
-    for path in [*sorted(run_folder.glob("*.json")), *sorted(run_folder.glob("evaluations/*.json"))]:
+    for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
         try:
             read_result(path)
         except SettingsError:

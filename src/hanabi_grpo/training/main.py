@@ -43,13 +43,23 @@ def main(argv: list[str]) -> int:
     except HanabiGrpoError as error:
         logger.error("%s: %s", type(error).__name__, error)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as stop:
+        _say_how_to_go_on(known.settings.parent)
+        if isinstance(stop, SystemExit):
+            raise
         return 130
     except Exception:
         # Also into train.log: the terminal may be gone when somebody looks.
         logger.exception("training failed")
         return 1
     return 0
+
+
+def _say_how_to_go_on(run_folder: Path) -> None:
+    from hanabi_grpo.runs import resume_command_of
+
+    if os.environ.get("RANK", "0") == "0" and (command := resume_command_of(run_folder)):
+        logger.info("to go on:\n    %s", command)
 
 
 def _prepare_environment() -> None:
