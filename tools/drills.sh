@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every fault drill in its long form (about an hour on 2 cores), with a table at the end. Options go to pytest.
+# Every fault drill in its long form (two hours on 2 cores, one of them among guests), with a table at the end. Options go to pytest.
 #
 #   bash tools/drills.sh                     # all
 #   bash tools/drills.sh -k "not kill"       # some

@@ -100,4 +100,4 @@ def _server_watch(url: str) -> "ServerWatch":
         raise SettingsError(f"--server {url!r}: must be an address such as http://127.0.0.1:8000.")
     key = load_settings().settings.api_key
     secret = key.get_secret_value() if key else None
-    return ServerWatch(RolloutClient(url.rstrip("/"), api_key=secret, timeouts=ClientTimeouts(answer=10.0)))
+    return ServerWatch(RolloutClient(url.rstrip("/"), api_key=secret, timeouts=ClientTimeouts(answer=10.0, busy=0.0)))
