@@ -82,7 +82,12 @@ class Settings(BaseModel):
     )
 
     # server
-    host: str = setting("HANABI_HOST", "server", "Address to listen on; all but this machine need a key.", "127.0.0.1")
+    host: str = setting(
+        "HANABI_HOST",
+        "server",
+        "Address to listen on; all but this machine's need a key of 16 characters or more.",
+        "127.0.0.1",
+    )
     port: int = setting("PORT", "server", "Port to listen on.", 8000, ge=1, le=65535)
     api_key: Annotated[SecretStr, AfterValidator(_header_safe)] | None = setting(
         "HANABI_API_KEY",
@@ -376,7 +381,9 @@ class Settings(BaseModel):
     wandb_project: wandb_names.ProjectName = setting(
         "WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo", allowed=wandb_names.PROJECT_ALLOWED
     )
-    wandb_entity: str | None = setting("WANDB_ENTITY", "tracking", "W&B team or user.")
+    wandb_entity: wandb_names.EntityName | None = setting(
+        "WANDB_ENTITY", "tracking", "W&B team or user.", allowed=wandb_names.PROJECT_ALLOWED
+    )
     wandb_mode: Literal["online", "offline", "disabled"] = setting("WANDB_MODE", "tracking", "W&B mode.", "online")
     wandb_name: str | None = setting("WANDB_NAME", "tracking", "W&B run name; unset: the run folder's name.")
     wandb_log_model: Literal["checkpoint", "end", "false"] = setting(
