@@ -82,17 +82,12 @@ class Settings(BaseModel):
     )
 
     # server
-    host: str = setting(
-        "HANABI_HOST",
-        "server",
-        "Address to listen on; all but this machine's need a key of 16 characters or more.",
-        "127.0.0.1",
-    )
+    host: str = setting("HANABI_HOST", "server", "Address to listen on; all but this machine need a key.", "127.0.0.1")
     port: int = setting("PORT", "server", "Port to listen on.", 8000, ge=1, le=65535)
     api_key: Annotated[SecretStr, AfterValidator(_header_safe)] | None = setting(
         "HANABI_API_KEY",
         "server",
-        "Key that every request must carry.",
+        "Key that every request must carry; 16 characters or more where other machines reach the server.",
         allowed="printable ASCII without spaces",
         both=True,
     )
