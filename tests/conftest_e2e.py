@@ -1,5 +1,6 @@
 """One tiny model and one real rollout server for all end-to-end tests; trainers are started per test."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -108,11 +109,10 @@ def start_server(
     while time.monotonic() < deadline:
         if process.poll() is not None:
             pytest.fail(f"the server ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        try:
+        with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{server.url}/health/", timeout=2.0, trust_env=False).status_code == 200:
                 return server
-        except httpx.TransportError:
-            time.sleep(0.5)
+        time.sleep(0.5)
     stop(process, signal.SIGKILL)
     pytest.fail(f"no server after {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
 

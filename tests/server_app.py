@@ -72,6 +72,7 @@ class WordEngine:
     def __init__(self) -> None:
         self.is_dead = False
         self.stopped = False
+        self.silence = 0.0
         self.seconds = 0.0
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
@@ -92,6 +93,10 @@ class WordEngine:
             raise RuntimeError("engine dead")
         self.num_samples += 1
         return word_reply(lora, prompt_ids)
+
+    @property
+    def state(self) -> str:
+        return "engine dead" if self.is_dead else "ok"
 
     async def reset_prefix_cache(self) -> bool:
         return True
@@ -196,12 +201,16 @@ def running_app(
             raise RuntimeError("the app's thread did not end within 20 s")
 
 
-def adapter_bytes(value: float = 0.5, *, dtype: torch.dtype = torch.float32, rank: int = RANK) -> bytes:
-    """A valid upload whose tensors all hold `value`."""
+def adapter_bytes(
+    value: float = 0.5, up: float | None = None, *, dtype: torch.dtype = torch.float32, rank: int = RANK
+) -> bytes:
+    """A valid upload whose tensors all hold `value`, those of B `up` where it is given."""
     tensors = {}
     for module, (num_out, num_in) in SHAPES.items():
         tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, rank), value, dtype=dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full(
+            (num_out, rank), value if up is None else up, dtype=dtype
+        )
     return save(tensors)
 
 

@@ -2,7 +2,7 @@
 #
 #   name=demo folder=outputs/demo-...   what messages call the script, and where its logs go
 #   start_session [PORT]                chooses the port and exports where the server is; sets the traps
-#   start_server                        starts it in the background, log in $folder/server.log, and waits until it is healthy
+#   start_server                        starts it in the background, log in $folder/server.log; says for how long it waits
 #   stop_server                         ends it, so that another model can be served
 #   run LOG COMMAND...                  runs a command beside it ("-": no log) and watches over both
 #   say TEXT                            prints a heading with the seconds so far
@@ -112,27 +112,22 @@ run() {
 
 say() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 
-WAIT_UNTIL_HEALTHY='
-import sys, time, urllib.error, urllib.request
-# No proxy of the environment: the server is on this machine.
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-for _ in range(600):
-    try:
-        opener.open(sys.argv[1], timeout=5)
-        sys.exit(0)
-    except urllib.error.HTTPError as error:
-        if error.code == 401:  # it is up, and the commands know the key
-            sys.exit(0)
-    except OSError:
-        pass
-    time.sleep(1)
-sys.exit("the rollout server did not become healthy within 10 minutes; see its log")
+# The commands' own wait; nobody is told to start what is started here.
+WAIT_FOR_SERVER='
+import sys
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.settings import load_settings
+from hanabi_grpo.waiting import wait_for_server
+try:
+    wait_for_server(load_settings().settings, print, server_command=None)
+except HanabiGrpoError as error:
+    sys.exit(f"error: {error}")
 '
 
 start_server() {
     HANABI_DIE_WITH_PARENT=true bash tools/rollout/rollout_hanabi_gym.sh >"$folder/server.log" 2>&1 &
     server=$!
-    run - python -c "$WAIT_UNTIL_HEALTHY" "http://127.0.0.1:$PORT/health/"
+    run - python -c "$WAIT_FOR_SERVER"
 }
 
 stop_server() {

@@ -73,6 +73,10 @@ class VersionError(HanabiGrpoError, LookupError):
     """A policy version that is not, or no longer, held by the server."""
 
 
+class BusyError(VersionError):
+    """What the server cannot do now because others use what it needs; the same request succeeds when they are done."""
+
+
 class SessionError(VersionError):
     """The rollout server works for another trainer, or for none."""
 

@@ -11,7 +11,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from hanabi_grpo.deal_statistics import Estimate, estimate
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.games import attainable
+from hanabi_grpo.games.deals import SPLIT_PREFIX
 from hanabi_grpo.runs import write_json_atomic
 
 
@@ -113,6 +116,17 @@ class EvaluationResult:
     def mean_kept(self) -> float:
         """Mean of the points on the table at the end."""
         return statistics.fmean(self.scores_kept)
+
+    @property
+    def attainable(self) -> float | None:
+        """Mean score of the best players known for this board; None: not known, or the deals are half of its decks."""
+        try:
+            spec = EnvConfig.parse(self.env_config).spec()
+        except (SettingsError, GameParameterError):
+            # A board of another version.
+            return None
+        is_whole = spec.hash == self.spec_hash and not self.suite.startswith(SPLIT_PREFIX)
+        return attainable(spec) if is_whole else None
 
 
 def result_to_json(result: EvaluationResult) -> dict[str, Any]:

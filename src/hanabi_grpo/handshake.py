@@ -19,6 +19,8 @@ from hanabi_grpo.prompts import system_prompt, turn_prompt
 
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
+STARTING = "starting"
+"""`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so far."""
 _NUM_PROBES = 3
 _PROBE_TURNS = 8
 

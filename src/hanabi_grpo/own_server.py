@@ -85,7 +85,7 @@ def _wait(server: "subprocess.Popen[bytes]", settings: Settings, say: Callable[[
 
     def ask() -> None:
         try:
-            wait_for_server(settings, lambda text: None, server_command="--own-server", poll=_LOOK_SECONDS)
+            wait_for_server(settings, say, server_command=None, poll=_LOOK_SECONDS)
             healthy.append(True)
         except BaseException as error:
             failed.append(error)
@@ -104,7 +104,6 @@ def _wait(server: "subprocess.Popen[bytes]", settings: Settings, say: Callable[[
         ) from failed[0]
     if failed:
         raise failed[0]
-    say(f"own server: ready on port {settings.vllm_server_port}")
 
 
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:

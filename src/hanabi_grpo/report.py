@@ -17,6 +17,11 @@ from hanabi_grpo.lineups import parse_line_up, short_name
 from hanabi_grpo.policies import REFERENCES
 from hanabi_grpo.seating import is_frozen
 
+ATTAINABLE = "attainable"
+ATTAINABLE_SOURCE = (
+    "attainable: the best players known for this board, found by alternating exact best response with restarts and "
+    "replayed on 2000 deals; not played here, and no proven maximum."
+)
 _ALL_PAIRS = 4
 """Most line-ups of which every two are compared; of more, each with the first."""
 _SCORES = ("line-up", "mean score ± SE", "95 % interval", "score kept", "perfect", "bombs", "truncated")
@@ -35,10 +40,13 @@ class Sheet:
     """Groups of rows of cells; a line is drawn between groups."""
     num_names: int = 1
     """How many of the first columns hold names, not figures."""
+    note: str = ""
+    """A sentence below the table."""
 
     def rich(self) -> Table:
         """Return the table for the terminal."""
-        table = Table(title=Text(self.title), title_justify="left")
+        caption = Text(self.note) if self.note else None
+        table = Table(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
         for number, column in enumerate(self.columns):
             is_name = number < self.num_names
             # A long name is broken, a figure never.
@@ -60,6 +68,7 @@ class Sheet:
         rule = ["---"] * self.num_names + ["---:"] * (len(self.columns) - self.num_names)
         lines = [f"**{self.title}**", "", _line(self.columns), _line(rule)]
         lines += [_line(row) for group in self.groups for row in group]
+        lines += ["", self.note] if self.note else []
         return "\n".join(lines) + "\n"
 
 
@@ -103,17 +112,25 @@ def compared_pairs(results: Sequence[EvaluationResult]) -> list[tuple[Evaluation
 
 
 def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> list[Sheet]:
-    """Return every table of an evaluation: line-ups above, reference scripts below a line.
+    """Return every table of an evaluation: reference scripts from low to high, line-ups, what is attainable.
 
     Args:
-        results: At least one.
+        results: At least one, in the order wanted; a difference is a later one minus an earlier one.
         references: On the same deals.
     """
-    groups = [group for group in (results, references) if group]
+    groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
     scores = [[_scores(result) for result in group] for group in groups]
     play = [[_play(result) for result in group] for group in groups]
+    most = results[0].attainable
+    if most is not None:
+        scores.append([attainable_row(most, len(_SCORES))])
     sheets = [
-        Sheet(title=board_title(results[0]), columns=_SCORES, groups=scores),
+        Sheet(
+            title=board_title(results[0]),
+            columns=_SCORES,
+            groups=scores,
+            note="" if most is None else ATTAINABLE_SOURCE,
+        ),
         Sheet(title="How they play", columns=_PLAY, groups=play),
     ]
     pairs = compared_pairs(results)
@@ -128,7 +145,7 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
 
 
 def evaluation_document(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """Return all that an evaluation found, as `--json` prints it: each result with its deals, and every comparison."""
+    """Return all that an evaluation found, as `--json` prints it: results with their deals, comparisons, attainable."""
     differences = []
     for one, other in compared_pairs(results):
         found = paired_difference(one, other)
@@ -147,7 +164,13 @@ def evaluation_document(results: Sequence[EvaluationResult], references: Sequenc
         "results": [result_to_json(result) for result in results],
         "references": [result_to_json(result) for result in references],
         "differences": differences,
+        "attainable": results[0].attainable,
     }
+
+
+def attainable_row(most: float, num_columns: int) -> tuple[str, ...]:
+    """Return the row that says what the best known players score; nothing else of them is known here."""
+    return (ATTAINABLE, f"{most:.2f}", *["–"] * (num_columns - 2))
 
 
 def board_title(result: EvaluationResult) -> str:

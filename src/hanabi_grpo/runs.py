@@ -24,7 +24,7 @@ SECRET = ".run-secret"
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run that was given no OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
-    return f"{settings.preset or Path(settings.dataset).stem}-{now:%Y%m%d-%H%M%S}"
+    return f"{settings.preset or Path(settings.dataset or 'run').stem}-{now:%Y%m%d-%H%M%S}"
 
 
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
@@ -46,11 +46,16 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
         used = used_entries(folder)
     except OSError as error:
         raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
+    if used and (holder := holder_of(folder)):
+        raise RunFolderError(
+            f"OUTPUT_DIR={str(folder)!r}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
+            "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in outputs/."
+        )
     if used:
         raise RunFolderError(
             f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])}"
             f"{', …' if len(used) > 3 else ''}). Choose another OUTPUT_DIR, unset it for a new folder in outputs/, "
-            f"remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
+            "or go on with that run: RESUME=latest"
         )
     return folder
 
@@ -76,6 +81,24 @@ def used_entries(folder: Path) -> list[str]:
         for entry in folder.iterdir()
         if entry.suffix != ".log" and entry.name != LOCK and not (entry.name[0] == "." and entry.suffix == ".tmp")
     )
+
+
+def holder_of(folder: Path) -> str:
+    """Return what another process that holds a run folder says of itself, e.g. "pid 12 on gpu7"; "" for nobody."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
+            holder = file.read(200).strip()
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "" if holder == _me() else holder or "which has not said its name yet"
+    except OSError:
+        pass  # no lock there, or none that can be asked
+    return ""
+
+
+def _me() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def lock_run_folder(folder: Path) -> IO[str]:
@@ -110,7 +133,7 @@ def lock_run_folder(folder: Path) -> IO[str]:
             break
         file.close()
     file.truncate(0)
-    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    file.write(f"{_me()}\n")
     file.flush()
     os.set_inheritable(file.fileno(), True)
     return file

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import colormaps
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from hanabi_grpo.charts import ColorScale, draw_heat_map, learning_curve, read_metrics, smooth
+from hanabi_grpo.charts import ColorScale, draw_heat_map, learning_curve, read_metrics, trailing_mean
 from hanabi_grpo.charts.color_scale import color_at, contrast, ink_on
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
@@ -25,15 +26,9 @@ def write_rows(path: Path, *rows: object) -> Path:
     return path
 
 
-def test_a_moving_mean_stays_centred_at_both_ends() -> None:
-    assert smooth([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 3.0, 4.0, 3.0]
-    assert smooth([5.0], 9) == [5.0]
-
-
-@given(st.floats(-5, 5), st.floats(-1, 1), st.integers(1, 40), st.integers(1, 15))
-def test_smoothing_leaves_a_straight_line_as_it_is(start: float, slope: float, count: int, width: int) -> None:
-    line = [start + slope * index for index in range(count)]
-    assert smooth(line, width) == pytest.approx(line, abs=1e-9)
+def test_a_line_ends_in_the_mean_of_the_last_steps_and_not_in_one_step() -> None:
+    assert trailing_mean([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 1.5, 3.0, 4.0]
+    assert trailing_mean([5.0], 9) == [5.0]
 
 
 def test_metrics_are_the_rows_with_a_score_in_order_of_steps(tmp_path: Path) -> None:
@@ -64,17 +59,31 @@ def test_metrics_that_cannot_be_drawn_are_refused(tmp_path: Path, content: str, 
 
 
 @pytest.mark.parametrize("num_steps", [1, 30])
-def test_a_learning_curve_is_a_png_of_readable_size(tmp_path: Path, num_steps: int) -> None:
-    rows = [
-        {"step": step, "score/mean": 1 + step / 40, "illegal_per_game": 1 / step} for step in range(1, num_steps + 1)
-    ]
+def test_a_learning_curve_names_every_line_at_its_end(
+    tmp_path: Path, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"illegal_per_game": 0.1, "unparsable_per_game": 0.2}
+    # The last step alone lies far above the others.
+    scores = [1.0] * (num_steps - 1) + [2.8]
+    rows = [{"step": step, "score/mean": score, **bad} for step, score in enumerate(scores, start=1)]
     metrics = write_rows(tmp_path / "metrics.jsonl", *rows)
     before, after = (evaluate_scripted(name, LAPTOP, 30) for name in ("random", "hint-bot"))
+    drawn: list[Figure] = []
+    savefig = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda one, *args, **kw: (drawn.append(one), savefig(one, *args, **kw)))
     picture = tmp_path / "new" / "curve.png"
-    learning_curve(metrics, picture, before, after, references=[before, after])
+    learning_curve(metrics, picture, before, after, references=[before])
     content = picture.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", content[16:24]) == (1105, 806)
+    assert struct.unpack(">II", content[16:24]) == (1170, 832)
+    score, replies = drawn[0].axes
+    end = 1.2 if num_steps == 30 else 2.8
+    assert sorted(text.get_text() for text in score.texts) == [
+        *(f"after {after.mean:.2f}", "attainable 3.78", f"before {before.mean:.2f}"),
+        *(f"random {before.mean:.2f}", f"training games {end:.2f}"),
+    ]
+    assert sorted(text.get_text() for text in replies.texts) == ["illegal 0.10", "unparsable 0.20"]
+    assert score.get_title(loc="left") == "2 players on laptop" and score.get_legend() is None
 
 
 def test_importing_charts_loads_no_matplotlib() -> None:

@@ -14,10 +14,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from hanabi_grpo.charts.bands import draw_bands, spread
+from hanabi_grpo.charts.bands import draw_bands
+from hanabi_grpo.charts.labels import spread
 from hanabi_grpo.cli import app
 from hanabi_grpo.comparison import Axis, Curve
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report import ATTAINABLE_SOURCE
 from training_runs import made_evaluation, made_run
 
 RUNNER = CliRunner()
@@ -65,7 +67,9 @@ def test_two_arms_are_compared_in_tables_a_picture_and_figures(tmp_path: Path) -
     assert f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |" in lines
     row = next(line for line in lines if line.startswith("| shared − per player"))
     assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
-    assert lines[-1] == "- To compare with: hint-bot 2.632."
+    assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.78.", f"- {ATTAINABLE_SOURCE}"]
+    assert "| attainable | – | – | – | – | 3.78 | 3.78 |" in lines
+    assert lines.count("| attainable | 3.78 | – | – | – | – | – | – |") == 2
     assert any("same deals" in line for line in lines)
     figures = json.loads((out / "c.json").read_text(encoding="utf-8"))
     shared = figures["arms"][1]

@@ -12,7 +12,7 @@ from scipy import stats
 
 from hanabi_grpo.comparison import Arm, Axis, arm_curves, compare_arms, load_arms, parse_arm, parse_reference
 from hanabi_grpo.comparison.conditions import condition_notes
-from hanabi_grpo.comparison.curves import common_end, last_mean, trailing_mean
+from hanabi_grpo.comparison.curves import common_end, last_mean
 from hanabi_grpo.comparison.held_out import held_out
 from hanabi_grpo.comparison.seeds import over_seeds, welch_difference
 from hanabi_grpo.comparison.words import parse_arms
@@ -156,11 +156,6 @@ def test_three_seeds_reach_four_errors_and_one_seed_has_none() -> None:
     assert welch_difference([1.0, 1.0], [2.0, 2.0]) == dataclasses.replace(
         over_seeds([1.0, 1.0]), mean=1.0, low=1.0, high=1.0
     )
-
-
-def test_a_trailing_mean_takes_what_there_is_at_the_start() -> None:
-    assert trailing_mean(np.array([0.0, 3.0, 6.0, 3.0]), 3).tolist() == [0.0, 1.5, 3.0, 4.0]
-    assert trailing_mean(np.array([5.0]), 100).tolist() == [5.0]
 
 
 def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_one(tmp_path: Path) -> None:

@@ -11,14 +11,18 @@ from typing import Any
 import pytest
 
 from doctor_machines import answering, find, free_port, make_model, named, only
+from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.doctor import network, server
 from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.runs import run_identity
 from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.owned_folders import OwnedFolder
+from hanabi_grpo.server.starting import StartingServer
+from server_app import running_app, session_body
 
 LISTENER = """
 import socket, sys
@@ -41,7 +45,7 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
         check = only(find(network.port_checks, PORT=port))
     assert check.status == "fail" and f"held by something else (pid {os.getpid()}," in check.finding
     move, stop = check.remedy.splitlines()
-    assert move.startswith("export PORT=") and stop == f"kill {os.getpid()}"
+    assert move.startswith("export PORT=") and stop.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
@@ -147,6 +151,29 @@ def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, fi
     assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
 
 
+def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folder: Path, tmp_path: Path) -> None:
+    here = {key: value for key, value in identity(folder).items() if key in ServerIdentity.model_fields}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "settings.json").write_text("{}")
+    with running_app(**here) as app, RolloutClient(app.url) as client:
+        body = session_body(app.identity, run_id=run_identity(run))
+        client.open_session(**{name: body[name] for name in body if name not in ("protocol", "trainer_id")})
+        given = {"MODEL": folder, "VLLM_SERVER_PORT": app.port}
+        for role, status in (("trainer", "fail"), ("both", "warn")):
+            check = only(find(server.server_checks, role, **given))
+            assert check.status == status and "whose trainer is alive: another is answered 409" in check.finding
+            assert str(run) in check.finding and f"export PORT={app.port + 1}" in check.remedy
+            assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
+        # Also where something else differs, nobody is told to stop it.
+        check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
+        assert "HANABI_DTYPE is float32 there" in check.finding and "Ctrl-C" not in check.remedy
+        own = {"OUTPUT_DIR": run, "RESUME": "latest"}
+        assert only(find(server.server_checks, "trainer", **given, **own)).status == "ok"
+        client.release()
+        assert only(find(server.server_checks, "trainer", **given)).status == "ok"
+
+
 def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
     with answering(200, {"instance_id": "abc"}) as port:
         assert only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port)).status == "ok"
@@ -194,16 +221,25 @@ def fake_server(tmp_path: Path, start_process: Callable[..., Any]) -> Iterator[A
 
 def test_another_rollout_server_is_listed_and_the_configured_one_is_not(fake_server: Any) -> None:
     assert fake_server.pid in {process.pid for process in rollout_servers()}
-    others = [check.remedy for check in find(network.leftover_checks, PORT=free_port())]
-    assert f"kill {fake_server.pid}" in others
+    others = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
+    assert f"-p {fake_server.pid} " in others and f"kill {fake_server.pid}" not in others
     expected = [check.remedy for check in find(network.leftover_checks, PORT=fake_server.port)]
-    assert f"kill {fake_server.pid}" not in expected
+    assert not any(str(fake_server.pid) in remedy for remedy in expected)
 
 
 def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
     assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
     check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
     assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
+
+
+def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
+        port = listener.getsockname()[1]
+        assert only(find(network.port_checks, PORT=port)).status == "ok"
+        check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
+    assert (check.status, check.remedy) == ("skip", "")
+    assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
 
 
 def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:

@@ -13,7 +13,15 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.evaluation import evaluate_line_up, evaluate_scripted
 from hanabi_grpo.evaluation_result import EvaluationResult, write_result
 from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.report import Sheet, board_title, compared_pairs, evaluation_sheets, reference_results, shortfall
+from hanabi_grpo.report import (
+    ATTAINABLE_SOURCE,
+    Sheet,
+    board_title,
+    compared_pairs,
+    evaluation_sheets,
+    reference_results,
+    shortfall,
+)
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -78,13 +86,29 @@ def test_a_report_shows_both_teams_their_difference_and_three_references(tmp_pat
     assert answer.exit_code == 0, answer.output
     lines = (tmp_path / "report.md").read_text().splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
-    teams = ["random", "hint-bot", "random", "blind", "hint-bot"]
+    teams = ["blind", "random", "hint-bot", "random", "hint-bot"]
     assert names == [
-        *("line-up", "---", *teams),
+        *("line-up", "---", *teams, "attainable"),
         *("line-up", "---", *teams),
         *("paired difference", "---", "hint-bot − random"),
     ]
+    assert "| attainable | 3.78 | – | – | – | – | – |" in lines and ATTAINABLE_SOURCE in lines
     assert (tmp_path / "learning_curve.png").is_file()
+
+
+def test_what_is_attainable_stands_only_where_it_is_known() -> None:
+    laptop = evaluate_scripted("random", LAPTOP, 4)
+    others = [
+        dataclasses.replace(laptop, spec_hash="0" * 12),
+        dataclasses.replace(laptop, suite="split-eval"),
+        dataclasses.replace(laptop, env_config={"preset": "gone"}),
+        evaluate_scripted("random", EnvConfig(preset="full"), 4),
+    ]
+    mini = evaluate_scripted("random", EnvConfig(preset="marshal-mini"), 4)
+    assert [one.attainable for one in (laptop, mini, *others)] == [3.78, 3.78, None, None, None, None]
+    for one in others:
+        text = shown(*evaluation_sheets([one], []))
+        assert "random" in text and "attainable" not in text
 
 
 def test_a_rise_below_the_limit_ends_with_exit_code_1(tmp_path: Path) -> None:
@@ -163,3 +187,4 @@ def test_a_machine_reads_the_rise_and_both_results(tmp_path: Path) -> None:
     assert rise["mean"] == pytest.approx(scores[1] - scores[0])
     assert rise["interval_95"][0] < rise["mean"] < rise["interval_95"][1]
     assert [one["label"] for one in found["references"]] == ["random", "blind", "hint-bot"]
+    assert found["attainable"] == 3.78

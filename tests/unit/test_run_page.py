@@ -1,6 +1,7 @@
 """`hanabi-grpo chart` and `hanabi-grpo report-page`: pictures and one page of a run."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -21,7 +22,7 @@ from hanabi_grpo.evaluation import evaluate_scripted
 from hanabi_grpo.evaluation_result import result_to_json, write_result
 from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.run_views.curves import area_chart, line_chart, nice_ticks, tick_labels
-from hanabi_grpo.run_views.evaluations import evaluation_tables, read_evaluations
+from hanabi_grpo.run_views.evaluations import evaluation_tables, evaluations_by_deals, read_evaluations
 from hanabi_grpo.run_views.page import run_page
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
@@ -65,7 +66,7 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings(t
     reader = Reader(page)
     text = " ".join(reader.text.split())
     assert "Hanabi run: my-run" in text and "40 of 40" in text
-    assert "hint-bot: hint-bot − random: random" in text or "random: random − hint-bot: hint-bot" in text
+    assert "random − hint-bot" in text
     assert "blind_play player_0: share of moves: play the oldest card, since step" in text
     assert "server_gone my-run/x: lost" in text
     assert "HANABI_ADVANTAGEturn" in text
@@ -152,9 +153,33 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
     assert [one.label for one in found] == ["greedy: hint-bot", "short: hint-bot", "after: hint-bot"]
     assert [one.label for one in references] == ["random"]
     assert [note.partition(":")[0] for note in notes] == ["bad0.json", "bad1.json", "bad2.json"]
-    sheets, _ = evaluation_tables(run)
+    groups, _ = evaluations_by_deals(run)
+    sheets, _ = evaluation_tables(groups)
     titles = [sheet.title for sheet in sheets if "deals" in sheet.title and "players" in sheet.title]
     assert ["10 deals" in titles[0], "6 deals" in titles[1], len(titles)] == [True, True, 2]
+
+
+def test_the_page_leads_with_what_was_gained_and_holds_it_against_the_references(tmp_path: Path) -> None:
+    """Files stand in the order of their names; the page in that of the training: after − before."""
+    run = tracked_run(tmp_path / "train", steps=3)
+    before, after, bot = (evaluate_scripted(name, LAPTOP, 20) for name in ("random", "iggi", "hint-bot"))
+    gain = f"{after.mean - before.mean:+.3f}"
+    for name, result, seat in (("before", before, "base"), ("after", after, "player_0@60")):
+        order = dataclasses.replace(result.orders[0], seats=(seat, seat))
+        played = dataclasses.replace(result, label=name, temperature=1.0, orders=(order,))
+        document = {**result_to_json(played), "references": [result_to_json(bot)]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    text = " ".join(Reader(run_page(run)[0]).text.split())
+    assert f"score on 20 deals of eval{before.mean:.2f} → {after.mean:.2f} of 4" in text
+    assert f"after − before{gain} ±" in text
+    table = text[text.index("mean score ± SE") : text.index("How they play")]
+    places = [table.index(name) for name in ("hint-bot", "before (T=1)", "after (T=1)", "attainable3.78–")]
+    assert places == sorted(places)
+    answer = RUNNER.invoke(app, ["chart", str(run)])
+    assert answer.exit_code == 0, answer.output
+    # Text of an SVG is drawn as paths under a comment that says it.
+    picture = (run / "charts" / "score.svg").read_text()
+    assert "attainable 3.78" in picture and f"hint-bot {bot.mean:.2f}" in picture
 
 
 def test_the_pictures_are_png_and_svg_of_readable_size(tmp_path: Path) -> None:

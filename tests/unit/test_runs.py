@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from doctor_machines import find, only
 from hanabi_grpo.cut_records import cut_records
+from hanabi_grpo.doctor import starts
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs import (
     SECRET,
     append_jsonl,
+    holder_of,
     leave_run_folder,
     lock_run_folder,
     prepare_run_folder,
@@ -52,8 +55,34 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         prepare_run_folder(settings)
     assert str(caught.value) == (
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another OUTPUT_DIR, unset it "
-        f"for a new folder in outputs/, remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
+        "for a new folder in outputs/, or go on with that run: RESUME=latest"
     )
+
+
+def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    hold = "import sys; from pathlib import Path; from hanabi_grpo.runs import lock_run_folder\n"
+    hold += f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+    holder = start_process([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    for name in ("settings.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+    me = f"pid {holder.pid} on {socket.gethostname()}"
+    with pytest.raises(RunFolderError) as caught:
+        prepare_run_folder(Settings(output_dir=tmp_path))
+    assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(caught.value)
+    for settings in ({}, {"RESUME": "latest"}):
+        check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
+        assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
+        assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
+        assert "rm " not in f"{check.remedy}{caught.value}"
+    assert holder.poll() is None
+    holder.stdin.close()
+    holder.wait()
+    assert holder_of(tmp_path) == ""
+    with pytest.raises(RunFolderError, match="holds another run already"):
+        prepare_run_folder(Settings(output_dir=tmp_path))
 
 
 def test_a_lock_and_rests_of_temporary_files_leave_a_folder_fresh(tmp_path: Path) -> None:

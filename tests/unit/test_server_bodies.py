@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import threading
 import time
@@ -155,9 +156,12 @@ def test_too_many_rollouts_at_once_get_429_and_the_others_are_played(quick: Runn
         for player in players:
             player.join(30)
     assert refused.status_code == 429
-    assert refused.json()["detail"] == (
-        "rollout request: 2 are open already, allowed are 2 at once. Wait for one to end."
+    assert re.fullmatch(
+        r"rollout request: 2 are open already \(2 of 127\.0\.0\.1; the oldest for \d+ s\), allowed are 2 at once\. "
+        r"Wait for one to end\.",
+        refused.json()["detail"],
     )
+    assert refused.headers["retry-after"] == "5"
     assert statuses == [200, 200]
     assert httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False).status_code == 200
 

@@ -30,13 +30,15 @@ def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
     assert os.environ[BIND] == bound
 
 
-def test_what_the_user_set_stays_but_for_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BIND, "0-1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     monkeypatch.setenv("VLLM_PLUGINS", "some,others")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     prepare_environment(on_cpu=True)
     assert (os.environ[BIND], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("0-1", "7")
     assert os.environ["VLLM_PLUGINS"] == PLUGIN_NAME
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_a_gpu_gets_no_settings_of_a_cpu() -> None:

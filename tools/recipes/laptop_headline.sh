@@ -8,7 +8,7 @@
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (hint-bot)
 #   RECIPE_STEPS  steps of 128 games (300 on laptop, 200 on marshal-mini)
-#   RECIPE_DEALS  held-out deals of each evaluation (2000)
+#   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
 # The run is outputs/headline/BOARD-SEED. With several seeds there, the table and the picture are
@@ -34,8 +34,8 @@ warm_start
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "before: $deals held-out deals with the model as it starts, sampled"
-run - hanabi-grpo evaluate base --label start --deals "$deals" --out "$folder/start.json"
+say "before: $deals test deals with the model as it starts, sampled"
+run - hanabi-grpo evaluate base --suite test --label start --deals "$deals" --out "$folder/start.json"
 
 say "training: $steps steps, log $folder/train.log"
 OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
@@ -43,7 +43,7 @@ OUTPUT_DIR=$out MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
 mv "$folder/start.json" "$out/"
 
 say "after: the same deals, sampled at temperature 1 and greedy, beside IGGI"
-run - hanabi-grpo evaluate served --deals "$deals" --out "$out/sampled.json"
-run - hanabi-grpo evaluate served --deals "$deals" --temperature 0 --out "$out/greedy.json"
-run - hanabi-grpo evaluate iggi --deals "$deals" --out "$folder/iggi.json"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$out/sampled.json"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$out/greedy.json"
+run - hanabi-grpo evaluate iggi --suite test --deals "$deals" --out "$folder/iggi.json"
 finish 0

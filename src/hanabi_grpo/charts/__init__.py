@@ -5,6 +5,6 @@ matplotlib is imported when something is drawn, not before; `color_scale` does w
 
 from hanabi_grpo.charts.color_scale import ColorScale
 from hanabi_grpo.charts.heat_map import draw_heat_map
-from hanabi_grpo.charts.learning_curve import learning_curve, read_metrics, smooth
+from hanabi_grpo.charts.learning_curve import learning_curve, read_metrics, trailing_mean
 
-__all__ = ["ColorScale", "draw_heat_map", "learning_curve", "read_metrics", "smooth"]
+__all__ = ["ColorScale", "draw_heat_map", "learning_curve", "read_metrics", "trailing_mean"]

@@ -1,17 +1,13 @@
 """Learning curves of several arms with bands over their runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
 
+from hanabi_grpo.charts.labels import Label, write_labels
 from hanabi_grpo.comparison.curves import Axis, Curve
 from hanabi_grpo.errors import SettingsError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """B. Wong, Points of view: Color blindness, Nature Methods 8, 2011, without its yellow, which is pale on white."""
@@ -20,24 +16,8 @@ _MARKERS = ("o", "s", "^", "D", "v")
 """Line styles and markers tell arms apart where colours are lost, or used again."""
 _REFERENCE = "#555555"
 _NUM_MARKERS = 8
-_LABEL_GAP = 0.042
-"""Least distance of two lines of labels, in heights of the axes."""
-_WRAP = 24
 _SIZE = (10.0, 6.0)
 _DPI = 130
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Label:
-    text: str
-    y: float
-    """In heights of the axes."""
-    color: str
-    bold: bool
-
-    @property
-    def num_lines(self) -> int:
-        return self.text.count("\n") + 1
 
 
 def draw_bands(
@@ -74,12 +54,11 @@ def draw_bands(
     figure = Figure(figsize=_SIZE, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    low, high = _limits(curves, references, most_points)
-    axes.set_ylim(low, high)
+    axes.set_ylim(_limits(curves, references, most_points))
     labels = []
     for name, value in references.items():
         axes.axhline(value, color=_REFERENCE, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
-        labels.append(_label(f"{name} {value:.2f}", (value - low) / (high - low), _REFERENCE, bold=False))
+        labels.append(Label(text=f"{name} {value:.2f}", y=value, color=_REFERENCE))
     for curve, color, line, marker in zip(curves, cycle(_COLORS), cycle(_LINES), cycle(_MARKERS), strict=False):
         if curve.band:
             axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0, zorder=2)
@@ -91,11 +70,11 @@ def draw_bands(
             markevery=(every // 2, every), markeredgecolor="white", zorder=3,
         )  # fmt: skip
         end = float(curve.mean[-1])
-        labels.append(_label(f"{curve.name} {end:.2f}", (end - low) / (high - low), color, bold=True))
+        labels.append(Label(text=f"{curve.name} {end:.2f}", y=end, color=color, bold=True))
     first, last = min(float(curve.x[0]) for curve in curves), max(float(curve.x[-1]) for curve in curves)
     margin = 0.01 * (last - first) or 0.5
     axes.set_xlim(first - margin, last + margin)
-    _write_labels(axes, labels)
+    write_labels(axes, labels)
     most = f", at most {most_points}" if most_points else ""
     axes.set_ylabel(f"mean score of training games{most}")
     axes.set_xlabel("training step" if axis is Axis.STEPS else "games seen")
@@ -109,56 +88,6 @@ def draw_bands(
         figure.savefig(path, dpi=_DPI, format="png")
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another --out-png.") from error
-
-
-def spread(heights: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return centres of labels between 0 and 1 that do not overlap, as near to their heights as can be, in their order.
-
-    Labels that touch form a block; a block stands at the mean of what its labels ask for, which is the least-squares
-    place (pool adjacent violators). Labels that do not fit reach beyond 1.
-
-    Args:
-        heights: Where labels should stand, ascending.
-        sizes: Their heights, of the same unit.
-
-    Example:
-        spread([0.5, 0.5], [0.1, 0.1]) == [0.45, 0.55]
-    """
-    # Per block its start, and the starts that its labels ask for.
-    blocks: list[tuple[float, list[float]]] = []
-    offsets: list[float] = []
-    total = 0.0
-    for size in sizes:
-        offsets.append(total + size / 2)
-        total += size
-    for height, offset in zip(heights, offsets, strict=True):
-        blocks.append((height - offset, [height - offset]))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            wishes = blocks[-2][1] + blocks[-1][1]
-            blocks[-2:] = [(sum(wishes) / len(wishes), wishes)]
-    highest = max(0.0, 1.0 - total)
-    starts = [min(max(start, 0.0), highest) for start, wishes in blocks for _ in wishes]
-    return [start + offset for start, offset in zip(starts, offsets, strict=True)]
-
-
-def _label(text: str, y: float, color: str, *, bold: bool) -> _Label:
-    return _Label(text=fill(text, _WRAP), y=y, color=color, bold=bold)
-
-
-def _write_labels(axes: "Axes", labels: Sequence[_Label]) -> None:
-    """Write names beside the right end, each joined with its line."""
-    ordered = sorted(labels, key=lambda label: label.y)
-    places = spread([label.y for label in ordered], [_LABEL_GAP * label.num_lines for label in ordered])
-    for label, place in zip(ordered, places, strict=True):
-        axes.annotate(
-            label.text, xy=(1.0, label.y), xytext=(1.035, place), xycoords="axes fraction",
-            textcoords="axes fraction", color=label.color, va="center", ha="left", fontsize=10, parse_math=False,
-            fontweight="bold" if label.bold else "normal", annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-", "color": label.color, "linewidth": 0.8, "shrinkA": 1, "shrinkB": 0,
-                "relpos": (0.0, 0.5),
-            },
-        )  # fmt: skip
 
 
 def _limits(curves: Sequence[Curve], references: Mapping[str, float], most_points: int | None) -> tuple[float, float]:

@@ -5,16 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.charts.labels import Label, write_labels
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation_result import EvaluationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_SCORE, _ILLEGAL = "score/mean", "illegal_per_game"
-_REFERENCE_STYLES = (("#8c8c8c", ":"), ("#b5651d", "-."), ("#2e7d32", "--"), ("#6a3d9a", (0, (1, 3))))
-_CURVE = "#1f5fa8"
-_POINTS = "#c62828"
+_SCORE = "score/mean"
+_BAD_REPLIES = {"illegal_per_game": ("illegal", "#1f5fa8"), "unparsable_per_game": ("unparsable", "#b5651d")}
+"""Figures of the lower picture, their names and colours."""
+_REFERENCE, _ATTAINABLE, _CURVE, _POINTS = "#555555", "#2e7d32", "#1f5fa8", "#c62828"
+_WINDOW = 9
+_SIZE = (9.0, 6.4)
+_HEIGHTS = (3.0, 1.0)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -42,18 +46,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["step"]))
 
 
-def smooth(values: Sequence[float], width: int) -> list[float]:
-    """Return the centred moving mean; at both ends the window shrinks and stays centred.
+def trailing_mean(values: Sequence[float], width: int) -> list[float]:
+    """Return the mean of each value and those before it, `width` in all; of as many as there are at the start.
+
+    So the end of a line is the mean of the last steps; a centred mean would end in one step.
 
     Example:
-        smooth([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 3.0, 4.0, 3.0]
+        trailing_mean([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 1.5, 3.0, 4.0]
     """
-    means = []
-    for index in range(len(values)):
-        reach = min(width // 2, index, len(values) - 1 - index)
-        window = values[index - reach : index + reach + 1]
-        means.append(sum(window) / len(window))
-    return means
+    windows = (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
 
 
 def learning_curve(
@@ -64,14 +66,14 @@ def learning_curve(
     *,
     references: Sequence[EvaluationResult] = (),
 ) -> None:
-    """Draw mean score per step with the evaluations before and after, and illegal replies below.
+    """Draw mean score per step with the evaluations before and after, and bad replies below.
 
     Args:
         metrics_path: A run's `metrics.jsonl`.
         out_png: File to write; its folder is made where it is missing.
         before: Evaluation of the base model, drawn at step 0.
         after: Evaluation of the trained model, drawn at the last step.
-        references: Other teams on the same board, drawn as level lines.
+        references: Other teams on the same board, drawn as level lines; beside them what is attainable.
 
     Raises:
         SettingsError: The metrics cannot be read.
@@ -81,52 +83,59 @@ def learning_curve(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.5, 6.2), layout="constrained")
+    figure = Figure(figsize=_SIZE, layout="constrained")
     FigureCanvasAgg(figure)
-    score, illegal = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    steps = [int(row["step"]) for row in rows]
-    _curve(score, steps, [float(row[_SCORE]) for row in rows], "training games (sampled)")
-    for (color, style), result in zip(_REFERENCE_STYLES, references, strict=False):
-        score.axhline(
-            result.mean, color=color, linestyle=style, linewidth=1.4, label=f"{result.label} {result.mean:.2f}"
-        )
-    last = max(steps)
-    for x, result, name in ((0, before, "before"), (last, after, "after")):
+    score, bad = figure.subplots(2, 1, sharex=True, height_ratios=_HEIGHTS)
+    last = int(rows[-1]["step"])
+    levels = [(result.label, result.mean, _REFERENCE) for result in references]
+    if after.attainable is not None:
+        levels.append(("attainable", after.attainable, _ATTAINABLE))
+    # Room above for what is drawn, but never above what the board allows by more than a line's width.
+    highest = max([*(mean for _, mean, _ in levels), before.mean, after.mean, 0.5])
+    score.set_ylim(0, min(1.02 * after.reachable_max, 1.35 * highest))
+    labels = [_draw(score, rows, _SCORE, "training games", _CURVE)]
+    for name, mean, color in levels:
+        score.axhline(mean, color=color, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
+        labels.append(Label(text=f"{name} {mean:.2f}", y=mean, color=color))
+    for x, result in ((0, before), (last, after)):
         score.errorbar(
-            [x], [result.mean], yerr=[2 * result.standard_error],
-            fmt="o", color=_POINTS, capsize=5, markersize=7, zorder=5,
-            label="held-out deals, ±2 standard errors" if name == "before" else None,
+            [x], [result.mean], yerr=[2 * result.standard_error], fmt="o", color=_POINTS, capsize=5, markersize=7,
+            zorder=5,
         )  # fmt: skip
-        score.annotate(
-            f"{name} {result.mean:.2f}", (x, result.mean), textcoords="offset points",
-            xytext=(10, -16) if x == 0 else (8, -22), ha="left" if x == 0 else "right",
-            color=_POINTS, fontweight="bold",
-        )  # fmt: skip
-    score.set_ylim(0, min(after.reachable_max, 1.35 * max([*map(_mean, references), before.mean, after.mean, 0.5])))
-    score.set_ylabel(f"mean score (maximum {after.reachable_max})")
-    board = f"{after.preset} (board {after.spec_hash})"
-    score.set_title(f"{after.num_players} players on {board}, {after.num_deals} held-out deals")
-    score.legend(loc="upper left", fontsize=9, ncols=2, framealpha=0.9)
-    known = [
-        (step, float(row[_ILLEGAL])) for step, row in zip(steps, rows, strict=True) if row.get(_ILLEGAL) is not None
-    ]
-    if known:
-        _curve(illegal, [step for step, _ in known], [value for _, value in known], "illegal replies")
-    illegal.set_ylim(bottom=0)
-    illegal.set_ylabel("illegal replies\nper game")
-    illegal.set_xlabel("training step")
-    for axes in (score, illegal):
+    score.annotate(
+        f"before {before.mean:.2f}", (0, before.mean), textcoords="offset points", xytext=(9, -4), color=_POINTS,
+        va="top", fontweight="bold",
+    )  # fmt: skip
+    labels.append(Label(text=f"after {after.mean:.2f}", y=after.mean, color=_POINTS, bold=True))
+    share = _SIZE[1] / sum(_HEIGHTS)
+    write_labels(score, labels, inches=_HEIGHTS[0] * share)
+    score.set_ylabel(f"mean score, at most {after.reachable_max}")
+    score.set_title(f"{after.num_players} players on {after.preset}", loc="left", parse_math=False)
+    labels = [_draw(bad, rows, figure_name, name, color) for figure_name, (name, color) in _BAD_REPLIES.items()]
+    bad.set_ylim(bottom=0)
+    write_labels(bad, [label for label in labels if label.text], inches=_HEIGHTS[1] * share)
+    bad.set_ylabel("bad replies\nper game")
+    bad.set_xlabel("training step")
+    for axes in (score, bad):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    illegal.set_xlim(-0.03 * last, 1.03 * last)
+    bad.set_xlim(-0.03 * last, 1.03 * last)
+    figure.supxlabel(
+        f"Thin: each step; bold: mean of the last {_WINDOW}. Points: {after.num_deals} deals of suite {after.suite}, "
+        "±2 standard errors.",
+        fontsize=8.5, x=0.01, ha="left", color="#333333",
+    )  # fmt: skip
     out_png.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out_png, dpi=130)
 
 
-def _curve(axes: "Axes", steps: Sequence[int], values: Sequence[float], label: str) -> None:
-    axes.plot(steps, values, color=_CURVE, alpha=0.3, linewidth=1)
-    axes.plot(steps, smooth(values, 9), color=_CURVE, linewidth=2.2, label=label)
-
-
-def _mean(result: EvaluationResult) -> float:
-    return result.mean
+def _draw(axes: "Axes", rows: Sequence[dict[str, Any]], key: str, name: str, color: str) -> Label:
+    """Draw a figure of the rows that have it; return the label of its line, without text where no row has it."""
+    known = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
+    if not known:
+        return Label(text="", y=0.0, color=color)
+    steps, values = zip(*known, strict=True)
+    means = trailing_mean(values, _WINDOW)
+    axes.plot(steps, values, color=color, alpha=0.3, linewidth=1)
+    axes.plot(steps, means, color=color, linewidth=2.2, marker="o" if len(steps) == 1 else None)
+    return Label(text=f"{name} {means[-1]:.2f}", y=means[-1], color=color)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.charts.dynamics import draw_dynamics
-from hanabi_grpo.charts.learning_curve import smooth
+from hanabi_grpo.charts.labels import Label, write_labels
+from hanabi_grpo.charts.learning_curve import trailing_mean
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.run_views.figures import PLAYER, SCORE, phases, players, series
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
+_LEVEL = "#555555"
+_SCORE_SIZE = (9.0, 4.6)
 _COLUMNS = 4
 _CELL = (3.4, 2.3)
 """Inches of one picture of a player's figure."""
@@ -23,7 +26,14 @@ _DPI = 120
 _Rows = Sequence[Mapping[str, Any]]
 
 
-def draw_score(paths: Sequence[Path], rows: _Rows, *, title: str, most_points: int | None = None) -> None:
+def draw_score(
+    paths: Sequence[Path],
+    rows: _Rows,
+    *,
+    title: str,
+    most_points: int | None = None,
+    levels: Mapping[str, float] | None = None,
+) -> None:
     """Draw the mean score of the training games by step: thin each step with a band of two standard errors.
 
     Args:
@@ -31,6 +41,7 @@ def draw_score(paths: Sequence[Path], rows: _Rows, *, title: str, most_points: i
         rows: Of `dynamics.read_history`.
         title: Heading.
         most_points: Of the board, for the label.
+        levels: Heights of level lines by name.
 
     Raises:
         SettingsError: No row has a score, or a file cannot be written.
@@ -38,7 +49,7 @@ def draw_score(paths: Sequence[Path], rows: _Rows, *, title: str, most_points: i
     steps, scores = series(rows, SCORE)
     if not steps:
         raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
-    figure = _figure((8.5, 4.6))
+    figure = _figure(_SCORE_SIZE)
     axes = figure.subplots()
     at_steps = dict(zip(steps, scores, strict=True))
     error_steps, errors = series([row for row in rows if int(row["step"]) in at_steps], "score/se")
@@ -47,8 +58,14 @@ def draw_score(paths: Sequence[Path], rows: _Rows, *, title: str, most_points: i
     if error_steps:
         axes.fill_between(error_steps, low, high, color=_COLORS[0], alpha=0.15, linewidth=0, label="±2 standard errors")
     axes.plot(steps, scores, color=_COLORS[0], alpha=0.35, linewidth=0.9, label="each step")
-    axes.plot(steps, smooth(scores, _SMOOTH), color=_COLORS[0], linewidth=2.2, label=f"mean of {_SMOOTH} steps",
+    means = trailing_mean(scores, _SMOOTH)
+    axes.plot(steps, means, color=_COLORS[0], linewidth=2.2, label=f"mean of the last {_SMOOTH}",
               marker="o" if len(steps) == 1 else None)  # fmt: skip
+    labels = [Label(text=f"training games {means[-1]:.2f}", y=means[-1], color=_COLORS[0], bold=True)]
+    for name, value in (levels or {}).items():
+        axes.axhline(value, color=_LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
+        labels.append(Label(text=f"{name} {value:.2f}", y=value, color=_LEVEL))
+    write_labels(axes, labels, inches=_SCORE_SIZE[1])
     axes.set_ylabel("mean score of training games" + (f"\n(at most {most_points})" if most_points else ""))
     axes.set_xlabel("training step")
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
@@ -83,7 +100,7 @@ def draw_players(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
         for color, name in zip(_COLORS, names, strict=False):
             steps, values = series(rows, f"{name}/{found[place].name}")
             axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
-            axes.plot(steps, smooth(values, _SMOOTH), color=color, linewidth=1.7,
+            axes.plot(steps, trailing_mean(values, _SMOOTH), color=color, linewidth=1.7,
                       marker="." if len(steps) == 1 else None)  # fmt: skip
         axes.set_title(found[place].title, loc="left", fontsize=9)
         axes.tick_params(labelsize=7)
@@ -114,7 +131,7 @@ def draw_phases(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
     names = [name for name in _PHASE_COLORS if any(name in found for _, found in timed)]
     figure = _figure((8.5, 4.2))
     axes = figure.subplots()
-    layers = [smooth([found.get(name, 0.0) for _, found in timed], _SMOOTH) for name in names]
+    layers = [trailing_mean([found.get(name, 0.0) for _, found in timed], _SMOOTH) for name in names]
     colors = [_PHASE_COLORS[name] for name in names]
     if len(steps) == 1:
         base = 0.0
@@ -125,7 +142,7 @@ def draw_phases(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
         axes.stackplot(steps, *layers, labels=names, colors=colors, alpha=0.85, linewidth=0)
         axes.set_xlim(steps[0], steps[-1])
     axes.set_ylim(bottom=0)
-    axes.set_ylabel(f"seconds a step,\nmean of {_SMOOTH} steps")
+    axes.set_ylabel(f"seconds a step,\nmean of the last {_SMOOTH}")
     axes.set_xlabel("training step")
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False, reverse=True)
@@ -134,7 +151,12 @@ def draw_phases(paths: Sequence[Path], rows: _Rows, *, title: str) -> None:
 
 
 def draw_run(
-    files: Mapping[str, Sequence[Path]], rows: _Rows, *, title: str, most_points: int | None = None
+    files: Mapping[str, Sequence[Path]],
+    rows: _Rows,
+    *,
+    title: str,
+    most_points: int | None = None,
+    levels: Mapping[str, float] | None = None,
 ) -> dict[str, str]:
     """Draw several pictures of a run; returns why one was left out, by its name.
 
@@ -143,9 +165,10 @@ def draw_run(
         rows: Of `dynamics.read_history`.
         title: Heading of each.
         most_points: See `draw_score`.
+        levels: Likewise.
     """
     draw: dict[str, Callable[[Sequence[Path]], None]] = {
-        "score": lambda paths: draw_score(paths, rows, title=title, most_points=most_points),
+        "score": lambda paths: draw_score(paths, rows, title=title, most_points=most_points, levels=levels),
         "players": lambda paths: draw_players(paths, rows, title=title),
         "phases": lambda paths: draw_phases(paths, rows, title=title),
         "dynamics": lambda paths: draw_dynamics(paths[0], rows, title=title),

@@ -12,13 +12,14 @@ def chart(
 ) -> None:
     """Draw a run: score, players and phase times as PNG and SVG, and what the alarms watch as PNG.
 
-    A picture that the run has no figures for is left out, and said.
+    Charts without data are skipped with a notice. The score has level lines where evaluations lie in the run folder.
     """
     from hanabi_grpo.charts.run_curves import draw_run
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.games import make_spec
-    from hanabi_grpo.run_views.run_watch import read_run
+    from hanabi_grpo.run_views.evaluations import evaluations_by_deals
+    from hanabi_grpo.run_views.run_watch import read_run, run_home
 
     state = read_run(run)
     folder = out or run / "charts"
@@ -41,7 +42,10 @@ def chart(
         raise SettingsError(f"--out {folder}: cannot be made ({error.strerror}); choose another.") from error
     files = {name: [folder / f"{name}.{kind}" for kind in ("png", "svg")] for name in ("score", "players", "phases")}
     files["dynamics"] = [folder / "dynamics.png"]
-    left_out = draw_run(files, state.rows, title=f"{state.name}: {len(state.rows)} steps", most_points=most)
+    title = f"{state.name}: {len(state.rows)} steps"
+    evaluations, _ = evaluations_by_deals(run_home(run))
+    levels = evaluations[0].levels if evaluations else {}
+    left_out = draw_run(files, state.rows, title=title, most_points=most, levels=levels)
     for name, paths in files.items():
         if name in left_out:
             say(f"no picture {name}: {left_out[name]}")

@@ -184,7 +184,9 @@ def _publish(
 ) -> None:
     document = evaluation_document(results, references)
     if out is not None:
-        write_document(out, result_to_json(results[0]) if len(results) == 1 else document)
+        # One result is also one that `report` and others read; its references are rows of the run's page.
+        one = {**result_to_json(results[0]), "references": document["references"]}
+        write_document(out, one if len(results) == 1 else document)
     if as_json:
         print_json(document)
     else:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from hanabi_grpo.charts import trailing_mean
 from hanabi_grpo.comparison.runs import Arm, Run
 from hanabi_grpo.comparison.seeds import MIN_SEEDS_FOR_T, t_reach
 from hanabi_grpo.errors import SettingsError
@@ -69,20 +70,6 @@ def arm_curves(arms: Sequence[Arm], axis: Axis, *, window: int) -> list[Curve]:
     return [_curve(arm, axis, end, window) for arm in arms]
 
 
-def trailing_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Return (n,): the mean of each value and those before it, `window` in all; of as many as there are at the start.
-
-    So the end of a line is the mean of the last steps, which tables show too; a centred mean would end in one step.
-
-    Example:
-        trailing_mean([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 1.5, 3.0, 4.0]
-    """
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
-
-
 def last_mean(run: Run, axis: Axis, end: float, window: int) -> float:
     """Return the mean score of a run's last `window` steps up to `end`."""
     return float(run.scores[axis.of(run) <= end][-window:].mean())
@@ -102,7 +89,7 @@ def _curve(arm: Arm, axis: Axis, end: float, window: int) -> Curve:
     for run in arm.runs:
         x = axis.of(run)
         kept = x <= end
-        lines.append(np.interp(places, x[kept], trailing_mean(run.scores[kept], window)))
+        lines.append(np.interp(places, x[kept], trailing_mean(run.scores[kept].tolist(), window)))
     values = np.stack(lines)
     mean = values.mean(axis=0)
     low, high = values.min(axis=0), values.max(axis=0)

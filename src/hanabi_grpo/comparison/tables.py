@@ -11,8 +11,8 @@ from hanabi_grpo.comparison.curves import Axis, Curve, arm_curves, common_end, l
 from hanabi_grpo.comparison.held_out import ArmScore, Difference, HeldOut, held_out
 from hanabi_grpo.comparison.runs import Arm, Run
 from hanabi_grpo.comparison.seeds import SeedEstimate, over_seeds
-from hanabi_grpo.dynamics.played import board_of
-from hanabi_grpo.report import Sheet, board_title
+from hanabi_grpo.games import PRESETS, make_spec
+from hanabi_grpo.report import ATTAINABLE, ATTAINABLE_SOURCE, Sheet, attainable_row, board_title
 
 _NONE = "–"
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
@@ -37,7 +37,7 @@ class Comparison:
     """Per arm, per run the mean score of the last `window` steps up to `end`."""
     evaluations: tuple[HeldOut, ...]
     references: Mapping[str, float]
-    """Level lines by label."""
+    """Level lines by label, from low to high; the last one is what is attainable, where that is known."""
 
     @property
     def most_points(self) -> int | None:
@@ -46,8 +46,9 @@ class Comparison:
             if kind.example.preset == self.board:
                 return kind.example.reachable_max
         players = next((run.num_players for arm in self.arms for run in arm.runs if run.num_players), None)
-        spec = board_of(self.board, players) if players else None
-        return spec.reachable_max if spec else None
+        if players is None or self.board not in PRESETS or players not in PRESETS[self.board].players:
+            return None
+        return make_spec(self.board, players).reachable_max
 
 
 def compare_arms(
@@ -75,6 +76,11 @@ def compare_arms(
     end = common_end(arms, axis)
     curves = arm_curves(arms, axis, window=window)
     files = evaluations or sorted({file for arm in arms for run in arm.runs for file in run.evaluations})
+    kinds = tuple(held_out(arms, file) for file in dict.fromkeys(files))
+    levels = dict(sorted((references or {}).items(), key=lambda level: level[1]))
+    known = [kind.example.attainable for kind in kinds if kind.example.preset == board]
+    if known and known[0] is not None:
+        levels.setdefault(ATTAINABLE, known[0])
     return Comparison(
         board=board,
         axis=axis,
@@ -83,8 +89,8 @@ def compare_arms(
         arms=tuple(arms),
         curves=tuple(curves),
         training=tuple(tuple(last_mean(run, axis, end, window) for run in arm.runs) for arm in arms),
-        evaluations=tuple(held_out(arms, file) for file in dict.fromkeys(files)),
-        references=dict(references or {}),
+        evaluations=kinds,
+        references=levels,
     )
 
 
@@ -93,20 +99,24 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
     first = found.arms[0].name
     reached = f"up to {found.axis.value.removesuffix('s')} {found.end:.0f}"
     kinds = found.evaluations
+    arms = [_arm_row(found, number) for number in range(len(found.arms))]
+    most = [kind.example.attainable for kind in kinds]
+    best = [(ATTAINABLE, *[_NONE] * len(_ARMS), *(_NONE if one is None else f"{one:.2f}" for one in most))]
     sheets = [
         Sheet(
             title=f"{found.board or 'training'}: mean score ± SE over runs; training games {reached}",
             columns=(*_ARMS, f"training, last {found.window} steps", *(kind.name for kind in kinds)),
-            groups=[[_arm_row(found, number) for number in range(len(found.arms))]],
+            groups=[arms, best] if any(one is not None for one in most) else [arms],
         )
     ]
-    for kind in kinds:
+    for kind, one in zip(kinds, most, strict=True):
         scores = [score for score in kind.arms if score is not None]
+        rows = [_score_row(score) for score in scores]
         sheets.append(
             Sheet(
                 title=f"{kind.name}: {board_title(kind.example) if kind.same_deals else kind.example.preset}",
                 columns=_HELD_OUT,
-                groups=[[_score_row(score) for score in scores]],
+                groups=[rows] if one is None else [rows, [attainable_row(one, len(_HELD_OUT))]],
             )
         )
         if any(score.difference for score in scores):
@@ -250,7 +260,10 @@ def _length_notes(found: Comparison) -> list[str]:
 
 def _reference_note(found: Comparison) -> list[str]:
     lines = ", ".join(f"{name} {value:g}" for name, value in found.references.items())
-    return [f"To compare with: {lines}."] if lines else []
+    notes = [f"To compare with: {lines}."] if lines else []
+    if any(kind.example.attainable is not None for kind in found.evaluations):
+        notes.append(ATTAINABLE_SOURCE)
+    return notes
 
 
 def _seconds(arm: Arm) -> float | None:

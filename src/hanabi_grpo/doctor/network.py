@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hanabi_grpo.client import each_server
 from hanabi_grpo.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.doctor.context import Context
-from hanabi_grpo.doctor.processes import orphaned_engines, port_owner, rollout_servers
+from hanabi_grpo.doctor.processes import Process, orphaned_engines, port_owner, rollout_servers
 from hanabi_grpo.doctor.server import ask_health, is_local
 from hanabi_grpo.server.adapter_folders import PREFIX, adapter_home
 from hanabi_grpo.server.owned_folders import LOCK, leftovers
@@ -36,13 +36,14 @@ def port_checks(context: Context) -> Iterator[Check]:
         answer = ask_health(local, port, settings)
         owner = port_owner(port)
         who = f"pid {owner.pid}, {owner.command[:60]}" if owner else "a process of another user"
-        stop = f"kill {owner.pid}" if owner else f"sudo ss -ltnp 'sport = :{port}'"
+        # Never how to end it: it may be somebody's healthy server.
+        show = _whose(owner) if owner else f"sudo ss -ltnp 'sport = :{port}'"
         # It listens before its engine has started, and answers after that.
         starting = owner is not None and owner.pid in {server.pid for server in rollout_servers()}
         if not answer.is_ours and not starting:
-            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{stop}")
+            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{show}")
         elif context.role == "server":
-            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{stop}\n{move}")
+            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{move}\n{show}")
         else:
             yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
 
@@ -91,7 +92,7 @@ def leftover_checks(context: Context) -> Iterator[Check]:
     others = [server for server in rollout_servers() if expected is None or server.pid != expected.pid]
     for server in others:
         what = f"another rollout server runs: pid {server.pid}, {server.command[-60:]}"
-        yield warn("leftovers", what, f"kill {server.pid}")
+        yield warn("leftovers", what, _whose(server))
     orphans = orphaned_engines()
     if orphans:
         pids = " ".join(str(process.pid) for process in orphans)
@@ -106,6 +107,10 @@ def leftover_checks(context: Context) -> Iterator[Check]:
         yield warn("leftovers", f"{finding}; the next server removes them", remedy)
     if not (others or orphans or stale):
         yield ok("leftovers", "no other rollout server, nothing left by killed ones")
+
+
+def _whose(process: Process) -> str:
+    return f"ps -o user,pid,lstart,args -p {process.pid}   # whose it is; Ctrl-C in its terminal ends it in order"
 
 
 def _is_exempt(host: str, exempt: str) -> bool:

@@ -2,7 +2,7 @@
 
 Map:
     presets     GameSpec, the named boards, and the check of every parameter before OpenSpiel sees it
-    deals       the deck that (suite, seed) stands for; held-out suites share no deck with training
+    deals       the deck that (suite, seed) stands for; which suites are for evaluation
     view        the data: Card, Action, Event, Knowledge, PlayerView
     actions     a move as text and back
     game        Game: legal actions, moves, scores, what each player sees
@@ -13,7 +13,7 @@ Map:
 from hanabi_grpo.games.actions import format_action, parse_action
 from hanabi_grpo.games.deals import is_held_out, shuffled_deck
 from hanabi_grpo.games.game import Game
-from hanabi_grpo.games.presets import PRESETS, GameSpec, Preset, make_spec
+from hanabi_grpo.games.presets import PRESETS, GameSpec, Preset, attainable, make_spec, recorded_spec
 from hanabi_grpo.games.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
 
 __all__ = [
@@ -28,9 +28,11 @@ __all__ = [
     "Knowledge",
     "PlayerView",
     "Preset",
+    "attainable",
     "format_action",
     "is_held_out",
     "make_spec",
     "parse_action",
+    "recorded_spec",
     "shuffled_deck",
 ]

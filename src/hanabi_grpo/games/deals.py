@@ -12,7 +12,9 @@ from hanabi_grpo.games.presets import GameSpec, num_copies
 from hanabi_grpo.games.view import Card
 
 HELD_OUT_PREFIXES = ("eval", "test")
-"""A suite whose name starts with one of these deals held-out decks, every other suite training decks."""
+"""A suite whose name starts with one of these is never trained on."""
+SPLIT_PREFIX = "split-"
+"""A suite named split-train… deals one half of a board's decks, split-eval… or split-test… the other half."""
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _MAX_TRIES = 64
@@ -25,10 +27,12 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     change between versions. Each card gets 64 hashed bits and the cards are put in the order of those bits,
     so every order is equally likely up to a bias of about 2**-50.
 
-    Small boards have few decks (1120 on a 2x2 board), so two independent streams would meet there. Half of all
-    decks, chosen by a hash of their cards, therefore belong to training and half are held out: no deck of a
-    suite named like "eval" or "test" ever occurs in another suite. (Boards with a handful of decks, such as
-    1x1, may have none on one side; they deal what there is.)
+    Half of all decks, chosen by a hash of their cards, belong to training and half are held out: no deck of a suite
+    named like "eval" or "test" ever occurs in another suite. Boards with few decks (`GameSpec.deals_all_decks`) are the
+    exception: there, which decks can occur would tell players about the cards that they must not see. Every suite of
+    theirs deals from all decks, and suites differ in their seeds alone. What players do on decks that they never met is
+    asked there by the suites split-train and split-eval, which are halves on every board. (Boards with a handful of
+    decks, such as 1x1, may have none on one side; they deal what there is.)
 
     Args:
         spec: The board; only its colours and ranks matter, so all numbers of players share a deal's deck.
@@ -47,11 +51,13 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
     board = f"{spec.num_colors}x{spec.num_ranks}"
     side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
-    held_out = is_held_out(suite)
+    held_out, split = is_held_out(suite), suite.startswith(SPLIT_PREFIX) or not spec.deals_all_decks
     ranking = np.arange(len(deck))
     for attempt in range(_MAX_TRIES):
         stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
         ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
+        if not split:
+            break
         side = side_key.copy()
         side.update(identities[ranking].tobytes())
         if side.digest()[0] & 1 == held_out:
@@ -60,8 +66,8 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
 
 
 def is_held_out(suite: str) -> bool:
-    """Return True when the suite deals decks that no training suite ever deals."""
-    return suite.startswith(HELD_OUT_PREFIXES)
+    """Return True when the suite is for evaluation: no run trains on its deals."""
+    return suite.removeprefix(SPLIT_PREFIX).startswith(HELD_OUT_PREFIXES)
 
 
 @functools.cache  # pure, and at most 25 boards

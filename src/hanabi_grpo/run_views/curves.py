@@ -7,13 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hanabi_grpo.charts.learning_curve import smooth
+from hanabi_grpo.charts.labels import spread
+from hanabi_grpo.charts.learning_curve import trailing_mean
 from hanabi_grpo.run_views.braille import bin_means
 from hanabi_grpo.run_views.figures import shown
 
 _SMOOTH = 9
 _MOST_POINTS = 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 14.0, 8.0, 20.0
+_LABELS = 118.0
+"""Room at the right for the names of level lines."""
+_LINE = 12.0
+"""Height of such a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,8 @@ class Chart:
     x_ticks: tuple[tuple[float, str], ...] = ()
     """Place and label."""
     y_ticks: tuple[tuple[float, str], ...] = ()
+    levels: tuple[tuple[float, float, str], ...] = ()
+    """Level lines: height, height of the name at the right, name."""
     legend: tuple[tuple[str, str], ...] = ()
     """Class and name."""
     summary: str = ""
@@ -51,7 +58,7 @@ class Chart:
     @property
     def right(self) -> float:
         """Right edge of the drawing."""
-        return self.width - _RIGHT
+        return self.width - (_LABELS if self.levels else _RIGHT)
 
     @property
     def bottom(self) -> float:
@@ -65,12 +72,13 @@ class _Scale:
     y: tuple[float, float]
     width: int
     height: int
+    right: float = _RIGHT
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return (
-            round(_LEFT + across * (self.width - _LEFT - _RIGHT), 1),
+            round(_LEFT + across * (self.width - _LEFT - self.right), 1),
             round(self.height - _BOTTOM - up * (self.height - _TOP - _BOTTOM), 1),
         )
 
@@ -83,27 +91,36 @@ class _Scale:
 
 
 def line_chart(
-    title: str, lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, width: int = 1080, height: int = 270
+    title: str,
+    lines: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+    *,
+    levels: Mapping[str, float] | None = None,
+    width: int = 1080,
+    height: int = 270,
 ) -> Chart | None:
-    """Return a chart with each line thin as it is and bold as a moving mean; None without a value.
+    """Return a chart with each line thin as it is and bold as a trailing mean; None without a value.
 
     Args:
         title: Heading.
         lines: By name, (steps, values).
+        levels: Heights of level lines by name.
         width: Of the view box.
         height: Likewise.
     """
     found = {name: line for name, line in lines.items() if line[0]}
     if not found:
         return None
-    every = [value for _, values in found.values() for value in values]
-    scale = _Scale(_range([step for steps, _ in found.values() for step in steps], 0.0), _range(every), width, height)
+    levels = levels or {}
+    every = [value for _, values in found.values() for value in values] + [*levels.values()]
+    across = _range([step for steps, _ in found.values() for step in steps], 0.0)
+    scale = _Scale(across, _range(every), width, height, _LABELS if levels else _RIGHT)
     shapes = []
     for number, (steps, values) in enumerate(found.values()):
         shapes.append(Shape(style=f"line{number} thin", points=_points(scale, steps, values)))
-        shapes.append(Shape(style=f"line{number}", points=_points(scale, steps, smooth(values, _SMOOTH))))
+        shapes.append(Shape(style=f"line{number}", points=_points(scale, steps, trailing_mean(values, _SMOOTH))))
     x_ticks, y_ticks = scale.ticks()
     words = [f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, (_, values) in found.items()]
+    words += [f"{name} {shown(value)}" for name, value in levels.items()]
     return Chart(
         title=title,
         width=width,
@@ -111,6 +128,7 @@ def line_chart(
         lines=tuple(shapes),
         x_ticks=x_ticks,
         y_ticks=y_ticks,
+        levels=_levels(scale, levels),
         legend=tuple((f"line{number}", name) for number, name in enumerate(found)) if len(found) > 1 else (),
         summary=f"{title}: {', '.join(words)}",
     )
@@ -119,8 +137,8 @@ def line_chart(
 def area_chart(
     title: str, steps: Sequence[int], layers: Mapping[str, Sequence[float]], *, width: int = 1080, height: int = 230
 ) -> Chart | None:
-    """Return layers stacked from below, each a moving mean; None without a step or with nothing above zero."""
-    means = {name: smooth(values, _SMOOTH) for name, values in layers.items()}
+    """Return layers stacked from below, each a trailing mean; None without a step or with nothing above zero."""
+    means = {name: trailing_mean(values, _SMOOTH) for name, values in layers.items()}
     tops = [math.fsum(values) for values in zip(*means.values(), strict=True)]
     if not steps or max(tops, default=0.0) <= 0:
         return None
@@ -171,6 +189,17 @@ def tick_labels(ticks: Sequence[float]) -> list[tuple[float, str]]:
         return [(tick, shown(tick)) for tick in ticks]
     digits = max(0, -math.floor(math.log10(gap) + 1e-9))
     return [(tick, f"{tick:.{digits}f}") for tick in ticks]
+
+
+def _levels(scale: _Scale, levels: Mapping[str, float]) -> tuple[tuple[float, float, str], ...]:
+    """Return the lines from low to high, their names moved apart where they would overlap."""
+    ordered = sorted(levels.items(), key=lambda level: level[1])
+    heights = [scale.at(scale.x[0], value)[1] for _, value in ordered]
+    places = spread([1 - height / scale.height for height in heights], [_LINE / scale.height] * len(heights))
+    return tuple(
+        (height, round((1 - place) * scale.height, 1), f"{name} {value:.2f}")
+        for height, place, (name, value) in zip(heights, places, ordered, strict=True)
+    )
 
 
 def _range(values: Sequence[float], pad: float = 0.06) -> tuple[float, float]:

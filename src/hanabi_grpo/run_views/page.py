@@ -23,7 +23,7 @@ from hanabi_grpo.replays.recording import read_recordings, recording_files
 from hanabi_grpo.replays.texts import visible
 from hanabi_grpo.replays.timeline import make_timeline, turn_advantages
 from hanabi_grpo.run_views.curves import Chart, area_chart, line_chart
-from hanabi_grpo.run_views.evaluations import evaluation_tables
+from hanabi_grpo.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals
 from hanabi_grpo.run_views.figures import PLAYER, SCORE, TEAM, duration, phases, players, recent, series, shown
 from hanabi_grpo.run_views.run_watch import read_run, run_home
 from hanabi_grpo.run_views.state import RunState
@@ -53,8 +53,9 @@ def run_page(folder: Path, *, num_replays: int = 6) -> tuple[str, list[str]]:
     state = read_run(folder)
     home = run_home(folder)
     notes = [*state.notes]
-    sheets, problems = evaluation_tables(home)
-    notes += problems
+    evaluations, problems = evaluations_by_deals(home)
+    sheets, others = evaluation_tables(evaluations)
+    notes += problems + others
     replays = ""
     if num_replays:
         try:
@@ -71,11 +72,15 @@ def run_page(folder: Path, *, num_replays: int = 6) -> tuple[str, list[str]]:
     )
     page = environment.get_template("run.html.j2").render(
         title=state.name,
-        facts=_facts(state),
+        facts=_facts(state, evaluations),
         style=style,
         style_hashes=[_hash(style), *(_hash(code) for kind, code in inner if kind == "style")],
         script_hashes=[_hash(code) for kind, code in inner if kind == "script"],
-        score=line_chart("score, mean of the training games", {"score": series(state.rows, SCORE)}),
+        score=line_chart(
+            "score, mean of the training games",
+            {"score": series(state.rows, SCORE)},
+            levels={visible(name): mean for one in evaluations[:1] for name, mean in one.levels.items()},
+        ),
         team=_charts(state, [one for one in TEAM if one.name != SCORE], [""]),
         players=_charts(state, PLAYER, [f"{name}/" for name in players(state.rows)]),
         phases=_phase_chart(state),
@@ -94,10 +99,13 @@ def run_page(folder: Path, *, num_replays: int = 6) -> tuple[str, list[str]]:
     return page, notes
 
 
-def _facts(state: RunState) -> list[tuple[str, str]]:
+def _facts(state: RunState, evaluations: Sequence[SameDeals]) -> list[tuple[str, str]]:
     settings = state.settings
+    first = evaluations[:1]
     seconds = [value for value in series(state.rows, "step_time")[1]]
     facts = {
+        **{f"score on {one.results[-1].num_deals} deals of {one.results[-1].suite}": one.lead for one in first},
+        **{name: f"{mean:.2f}" for one in first for name, mean in one.levels.items()},
         "steps": f"{state.step}" + (f" of {state.max_steps}" if state.max_steps else ""),
         "score of the last 10 steps": shown(recent(state.rows, SCORE)),
         "board": settings.get("HANABI_PRESET"),
@@ -106,7 +114,7 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         "time": duration(sum(seconds)) if seconds else None,
         "checkpoints": ", ".join(map(str, state.checkpoints)) or None,
     }
-    return [(name, visible(str(value))) for name, value in facts.items() if value is not None]
+    return [(visible(name), visible(str(value))) for name, value in facts.items() if value is not None]
 
 
 def _charts(state: RunState, figures: Sequence[Any], prefixes: Sequence[str]) -> list[Chart]:

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hanabi_grpo.charts.learning_curve import smooth
+from hanabi_grpo.charts.learning_curve import trailing_mean
 from hanabi_grpo.replays.texts import visible
 from hanabi_grpo.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.run_views.figures import (
@@ -127,10 +127,10 @@ def header(state: RunState) -> RenderableType:
 
 
 def curve_panel(title: str, steps: Sequence[int], values: Sequence[float], lines: int) -> RenderableType:
-    """Return a curve with its scale: the moving mean over nine steps, so that the noise of a step does not hide it."""
+    """Return a curve with its scale: trailing means over nine steps, so that the noise of a step does not hide it."""
     if not values:
         return Panel(Text("no value yet", style="dim"), title=title, title_align="left")
-    return Panel(_Curve(steps, smooth(values, 9), lines), title=title, title_align="left")
+    return Panel(_Curve(steps, trailing_mean(values, 9), lines), title=title, title_align="left")
 
 
 class _Curve:

@@ -13,7 +13,7 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.handshake import public_run
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import problem, status_of
+from hanabi_grpo.server.answers import problem, refusal
 from hanabi_grpo.server.bodies import BoundedBodies
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity
@@ -54,7 +54,7 @@ def create_app(
     started = time.time()
 
     # The one added last is asked first: a stranger without the key is refused before a body is looked at.
-    app.add_middleware(BoundedBodies, limits=limits)
+    app.add_middleware(BoundedBodies, limits=limits, is_owner=store.is_owner)
     if api_key:
         app.add_middleware(KeyCheck, api_key=api_key)
     else:
@@ -62,7 +62,7 @@ def create_app(
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        return problem(status_of(error, engine_dead=engine.is_dead), str(error))
+        return refusal(error, engine_dead=engine.is_dead)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
@@ -89,7 +89,8 @@ def create_app(
     @app.get("/health/")
     async def health() -> Response:
         body = {
-            "status": "engine dead: the server starts again or ends; its log says which" if engine.is_dead else "ok",
+            "status": engine.state,
+            "engine_silence_s": round(engine.silence, 1),
             "instance_id": identity.instance_id,
             "games_in_flight": scheduler.games_in_flight,
             "games_played": scheduler.games_played,
@@ -105,6 +106,7 @@ def create_app(
         return {
             **identity.model_dump(),
             "run": public_run(store.session.run_id) if store.session else None,
+            "session_alive": store.session_alive,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),

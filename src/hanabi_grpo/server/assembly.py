@@ -63,6 +63,7 @@ def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) 
         data_parallel_size=settings.vllm_data_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         seed=settings.seed,
+        patience=settings.engine_timeout,
         lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
     )
 
@@ -71,6 +72,9 @@ def prepare_environment(on_cpu: bool) -> None:
     """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
+    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads none, so nothing ties it
+    # to the server, and it keeps the listening socket.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
@@ -121,8 +125,10 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     from hanabi_grpo.server.pacing import heap_left_alone
     from hanabi_grpo.server.restart import stop_within
     from hanabi_grpo.server.scheduler import Scheduler
+    from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
-    folder: Path = resolve_model(settings.model)
+    board = settings.preset or LAPTOP
+    folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
@@ -132,6 +138,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         engine,
         max_rank=settings.lora_rank,
         shapes=shapes,
+        dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
     try:

@@ -163,7 +163,7 @@ def _full(open_now: int, allowed: int) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         logger.warning("refused a connection: %d are open, allowed are %d", open_now, allowed)
         message = f"{open_now} connections are open, allowed are {allowed}. Close some, or try again later."
-        await problem(503, message, close=True)(scope, receive, send)
+        await problem(503, message, close=True, again=True)(scope, receive, send)
 
     return answer
 

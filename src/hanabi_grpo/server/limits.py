@@ -30,7 +30,9 @@ class Limits:
     connections: int = 256
     """Open at once. Twice as many are let in to be told so."""
     rollouts_at_once: int = 16
-    """Rollout requests read, waiting or played at once."""
+    """Rollout requests of guests read, waiting or played at once."""
+    own_at_once: int = 4
+    """Requests of each kind that the session's trainer may have open, however many guests have."""
     uploads_at_once: int = 16
     """Adapter uploads read at once."""
     lends_at_once: int = 4

@@ -18,7 +18,7 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.handshake import public_run
@@ -218,7 +218,7 @@ class ServerLink(SwiftClient):
         return self.partners.names
 
     def _rows(self) -> list[dict[str, Any]]:
-        return load_rows(Path(self.settings.dataset), self.settings)
+        return training_rows(self.settings)
 
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
