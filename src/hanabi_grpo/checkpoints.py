@@ -5,8 +5,11 @@ Folder names in a run folder, N being the step:
 - `.checkpoint-N.partial`: being written, or left by a process that was killed meanwhile;
 - `.checkpoint-N.old`: the one that a new `checkpoint-N` is about to replace;
 - `.checkpoint-N.removed`: being removed.
+
+A link with such a name is none of ours: it is not gone on from, and what it points to is never removed.
 """
 
+import contextlib
 import errno
 import logging
 import os
@@ -23,6 +26,7 @@ from hanabi_grpo.checkpoint_manifest import (
     Manifest,
     check_checkpoint,
     file_sizes,
+    read_manifest,
     write_manifest,
 )
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
@@ -117,6 +121,10 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
     """
     skipped: list[str] = []
     for _, kind, folder in _candidates(run_folder):
+        if folder.is_symlink():
+            target = folder.resolve()
+            skipped.append(f"{folder}: is a link; to go on from where it points, name that: RESUME={target}")
+            continue
         if kind == "partial":
             skipped.append(f"{folder}: was being written when its process ended.")
         if kind in ("partial", "removed"):
@@ -132,6 +140,19 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
     raise RunFolderError(f"{run_folder}: no valid checkpoint to go on from.\n{reasons}")
 
 
+def last_saved(run_folder: Path) -> str:
+    """Return when the newest checkpoint of a run was saved, by its manifest (UTC, ISO 8601); "" without a readable one.
+
+    Hashes are not compared: it puts runs in order, and says nothing of what can be gone on from.
+    """
+    saved = [""]
+    for _, kind, folder in _candidates(run_folder):
+        if not kind and not folder.is_symlink():
+            with contextlib.suppress(RunFolderError):
+                saved.append(read_manifest(folder).created)
+    return max(saved)
+
+
 def rotate(run_folder: Path, keep: int) -> tuple[Path, ...]:
     """Remove the oldest checkpoints beyond `keep`, and what killed processes left; returns those removed.
 
@@ -141,7 +162,7 @@ def rotate(run_folder: Path, keep: int) -> tuple[Path, ...]:
     if keep < 1:
         raise RunFolderError(f"SAVE_TOTAL_LIMIT={keep}: at least 1 checkpoint must be kept.")
     recover_checkpoints(run_folder)
-    whole = [folder for _, kind, folder in _candidates(run_folder) if not kind]
+    whole = [folder for _, kind, folder in _candidates(run_folder) if not kind and not folder.is_symlink()]
     kept, surplus = whole[:keep], whole[keep:]
     while surplus and not any(_is_valid(folder) for folder in kept):
         kept.append(surplus.pop(0))
@@ -166,7 +187,7 @@ def recover_checkpoints(run_folder: Path) -> None:
     for step, kind, folder in _candidates(run_folder):
         target = run_folder / f"checkpoint-{step}"
         try:
-            if kind == "old" and _is_valid(folder) and not _is_valid(target):
+            if kind == "old" and not folder.is_symlink() and _is_valid(folder) and not _is_valid(target):
                 _remove(target)
                 os.rename(folder, target)
                 sync_folder(run_folder)
@@ -216,7 +237,9 @@ def _sync(partial: Path) -> None:
 
 
 def _put_in_place(partial: Path, target: Path, aside: Path) -> None:
-    if target.exists():
+    if target.is_symlink():
+        _remove(target)
+    elif target.exists():
         _remove(aside)
         os.rename(target, aside)
     os.rename(partial, target)
@@ -228,7 +251,8 @@ def _roll_back(partial: Path, target: Path, aside: Path) -> None:
     if aside.exists() and not target.exists():
         os.rename(aside, target)
     # What cannot be removed has a hidden name and goes with the next rotation.
-    shutil.rmtree(partial, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _remove(partial)
 
 
 def _errno(error: Exception) -> int | None:
@@ -245,7 +269,9 @@ def _sync_file(path: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    if folder.is_dir():
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
         shutil.rmtree(folder)
 
 

@@ -2,19 +2,27 @@
 
 import hashlib
 import json
+import logging
+import os
+import time
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import write_json_atomic
 
-_BLOCK = 1 << 20
-_STRIDE = 64 << 20
+logger = logging.getLogger(__name__)
+
+_LARGE = 64 << 20
+"""Bytes above which a file's digest is kept: reading a smaller one takes a moment."""
+_KEPT = 256
+"""Digests in the cache, newest last."""
 
 
 def model_fingerprint(folder: Path) -> str:
     """Return a short sha256 over the architecture and the weights of a model folder.
 
-    Small files are read whole; of larger ones (over 64 MiB) one MiB in every 64 is read, so that a
-    4 B-parameter model takes a fraction of a second and any retrained or re-quantised copy still differs.
+    Every byte counts. Digests of files over 64 MiB are kept in the user's cache folder until inode, size or a time of
+    change differs, so that only the first start after a download reads gigabytes for it.
 
     Raises:
         SettingsError: The folder holds no config.json or no safetensors weights.
@@ -31,11 +39,50 @@ def model_fingerprint(folder: Path) -> str:
     for path in weights:
         size = path.stat().st_size
         digest.update(f"{path.name}:{size};".encode())
-        with path.open("rb") as file:
-            for start in range(0, size, _BLOCK if size <= _STRIDE else _STRIDE):
-                file.seek(start)
-                digest.update(file.read(_BLOCK))
+        digest.update(path.read_bytes() if size <= _LARGE else _kept_digest(path).encode())
     return digest.hexdigest()[:16]
+
+
+def _kept_digest(path: Path) -> str:
+    """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
+    cache = _cache_file()
+    known = _read_cache(cache)
+    name = _version_of(path)
+    if name not in known:
+        start = time.monotonic()
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        seconds, size = time.monotonic() - start, path.stat().st_size
+        logger.info("fingerprint: read %s, %.1f GB in %.1f s; kept until it changes", path, size / 1e9, seconds)
+        if _version_of(path) != name:
+            return sha256  # It changed meanwhile: a digest of neither content.
+        # Read again: another process may have added its own.
+        known = dict(list({**_read_cache(cache), name: sha256}.items())[-_KEPT:])
+        try:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_json_atomic(cache, known)
+        except OSError as error:
+            logger.info("fingerprint: not kept (%s), so the next start reads the weights again", error)
+    return known[name]
+
+
+def _version_of(path: Path) -> str:
+    found = path.stat()
+    # The last one cannot be set back, as a copy or an archive sets back the time of change.
+    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+
+
+def _cache_file() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(home) / "hanabi-grpo" / "fingerprints.json"
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> Path:

@@ -1,13 +1,13 @@
 """What a run goes on from: the plan that RESUME asks for, and the note that tells the trainer."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
-from hanabi_grpo.checkpoints import find_checkpoint
+from hanabi_grpo.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.games import PRESETS, make_spec
 from hanabi_grpo.runs import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
@@ -142,7 +142,7 @@ def _latest_in(run_folder: Path) -> ResumePlan:
 def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
     runs = [path.parent for path in _OUTPUTS.glob("*/settings.json")]
     passed: list[str] = []
-    for run_folder in sorted(runs, key=lambda run: (run / "settings.json").stat().st_mtime, reverse=True):
+    for run_folder in sorted(runs, key=lambda run: (_worked_on(run), run.name), reverse=True):
         try:
             plan = _from_newest(run_folder, run_folder, passed)
         except RunFolderError as error:
@@ -151,6 +151,15 @@ def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
         return plan
     fresh = _OUTPUTS / run_folder_name(settings, now)
     return _from_zero(fresh, f"no run in {_OUTPUTS}/ has a valid checkpoint", tuple(passed))
+
+
+def _worked_on(run_folder: Path) -> str:
+    if saved := last_saved(run_folder):
+        # A copy, a checkout or an editor changes the times of files, never what a manifest says.
+        return saved
+    # Nothing to go on from: the time only decides whether this run is told as passed over.
+    started = datetime.fromtimestamp((run_folder / "settings.json").stat().st_mtime, UTC)
+    return started.isoformat(timespec="seconds")
 
 
 def _named(named: Path, output_dir: Path | None) -> ResumePlan:

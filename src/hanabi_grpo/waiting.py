@@ -104,16 +104,16 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         return _NotReady("accepts connections and does not answer yet (ReadTimeout)", is_there=True)
     except httpx.RequestError as error:
         return _NotReady(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-    if answer.status_code in (401, 403):
-        raise ServerError(
-            f"{base} refuses this key ({answer.status_code}): set the same HANABI_API_KEY in both terminals."
-        )
     try:
         health = answer.json()
     except (ValueError, RecursionError):
         health = None
     if not isinstance(health, dict):
         health = {}
+    if answer.status_code == 401:
+        raise ServerError(f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals.")
+    if answer.status_code == 403:
+        raise ServerError(f"{base} answers 403: {str(health.get('detail'))[:500]}")
     if health.get("status") == STARTING:
         seconds = health.get("seconds")
         so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""

@@ -46,6 +46,27 @@ def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_hashes(tmp_path:
     assert data["created"].endswith("+00:00")
 
 
+def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (run, elsewhere):
+        folder.mkdir()
+    write(run, 1)
+    precious = write(elsewhere, 9)
+    before = sorted(elsewhere.rglob("*"))
+    for name in ("checkpoint-9", "checkpoint-2", ".checkpoint-3.partial", ".checkpoint-2.old", ".checkpoint-1.removed"):
+        (run / name).symlink_to(precious)
+    (run / ".checkpoint-4.partial").symlink_to(tmp_path / "nowhere")
+    found = find_checkpoint(run)
+    assert found.manifest.step == 1
+    passed = f"{run}/checkpoint-9: is a link; to go on from where it points, name that: RESUME={precious}"
+    assert passed in found.skipped
+    for step in (2, 3, 4):
+        write(run, step)
+    rotate(run, 1)
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoint-4", "checkpoint-9"]
+    assert sorted(elsewhere.rglob("*")) == before and (run / "checkpoint-9").is_symlink()
+
+
 def test_facts_come_back_as_json_holds_them(tmp_path: Path) -> None:
     facts = {"é": float("nan"), "by_rank": {10: (1, 2), 9: None}, "model": "m"}
     folder = write_checkpoint(tmp_path, 1, lambda folder: None, facts, needed_bytes=0)

@@ -117,7 +117,7 @@ def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> Non
         "HANABI_PLAYERS=3 MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" PORT=8123 "
         "bash tools/rollout/rollout_hanabi_gym.sh"
     )
-    there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k")
+    there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k" * 16)
     assert trainer_command(there) == (
         'HANABI_API_KEY="$HANABI_API_KEY" VLLM_SERVER_PORT=8123 bash tools/train/train_grpo_msswift.sh'
     )

@@ -15,13 +15,16 @@ from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.doctor import network, processes, server
 from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.handshake import public_run, tokenizer_hash
 from hanabi_grpo.runs import run_identity
 from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.owned_folders import OwnedFolder
 from hanabi_grpo.server.starting import StartingServer
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.waiting import wait_for_server
 from server_app import running_app, session_body
 
 LISTENER = """
@@ -64,7 +67,7 @@ def test_a_rollout_server_on_the_port_is_known(tmp_path: Path) -> None:
 
 
 def test_an_address_of_another_machine_fails() -> None:
-    check = only(find(network.port_checks, HANABI_HOST="192.0.2.1", HANABI_API_KEY="k"))
+    check = only(find(network.port_checks, HANABI_HOST="192.0.2.1", HANABI_API_KEY="k" * 16))
     assert (check.status, check.remedy) == ("fail", "unset HANABI_HOST")
 
 
@@ -163,7 +166,7 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
         for role, status in (("trainer", "fail"), ("both", "warn")):
             check = only(find(server.server_checks, role, **given))
             assert check.status == status and "whose trainer is alive: another is answered 409" in check.finding
-            assert str(run) in check.finding and f"export PORT={app.port + 1}" in check.remedy
+            assert public_run(run_identity(run)) in check.finding and f"export PORT={app.port + 1}" in check.remedy
             assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
         # Also where something else differs, nobody is told to stop it.
         check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
@@ -275,6 +278,15 @@ def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them_and_
     subprocess.run(check.remedy, shell=True, check=True)
     assert list(tmp_path.iterdir()) == [alive.path]
     alive.close()
+
+
+def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_one_that_it_does() -> None:
+    with running_app() as app:
+        check = only(find(server.server_checks, VLLM_SERVER_HOST="127.1", VLLM_SERVER_PORT=app.port))
+        assert check.status == "fail" and check.remedy == "export VLLM_SERVER_HOST=127.0.0.1"
+        assert f"127.1:{app.port} answers 403: host '127.1:{app.port}': a server without a key" in check.finding
+        with pytest.raises(ServerError, match=r"answers 403: host '127\.1:.* answers to 127\.0\.0\.1, localhost"):
+            wait_for_server(Settings(vllm_server_host="127.1", vllm_server_port=app.port), print, server_command="x")
 
 
 def test_every_server_of_a_list_is_looked_at(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Which weights a folder holds, and which folders are refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,36 @@ def test_one_changed_weight_or_setting_changes_the_fingerprint(tmp_path: Path) -
     changed[5] += 1e-3
     save_file({"weight": changed}, second / "model.safetensors")
     assert len({model_fingerprint(folder) for folder in (first, second, third)}) == 3
+
+
+def test_every_weight_of_a_large_file_counts_and_it_is_read_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = _model(tmp_path / "a")
+    weights = folder / "model.safetensors"
+    save_file({"weight": torch.zeros(18 << 20)}, weights)
+    first = model_fingerprint(folder)
+    assert [message.split()[0] for message in caplog.messages] == ["fingerprint:"]
+    assert model_fingerprint(folder) == first
+    assert len(caplog.messages) == 1, "the second time nothing is read"
+    before = weights.stat()
+    with weights.open("r+b") as file:
+        file.seek(-20 << 20, os.SEEK_END)
+        file.write(b"\x01")
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_mtime_ns == before.st_mtime_ns and weights.stat().st_size == before.st_size
+    assert model_fingerprint(folder) != first
+    (tmp_path / "cache" / "hanabi-grpo" / "fingerprints.json").write_text("[")
+    assert model_fingerprint(folder) != first
+    monkeypatch.setenv("XDG_CACHE_HOME", str(weights))
+    assert model_fingerprint(folder) != first
+    assert "not kept" in caplog.messages[-1]
+
+
+def test_a_small_model_keeps_the_fingerprint_that_checkpoints_of_earlier_versions_name(tmp_path: Path) -> None:
+    assert model_fingerprint(_model(tmp_path / "a")) == "4be26f26a13a24b6"
 
 
 def test_a_folder_without_weights_is_refused_with_the_way_to_make_some(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hanabi_grpo.resolver import SeatResolver
 from hanabi_grpo.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.tracking.artifact import build_artifact
-from hanabi_grpo.tracking.artifact_words import read_artifact_word
+from hanabi_grpo.tracking.artifact_words import ArtifactWord, read_artifact_word
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
@@ -90,6 +90,14 @@ def test_words_that_are_none_are_refused_before_anything_is_asked(word: str) -> 
         local_folder(word)
     with pytest.raises(SettingsError, match=r"give wandb:"):
         parse_line_up(f"iggi,{word}", 2)
+
+
+def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> None:
+    with pytest.raises(SettingsError, match=r"'\.\./\.\./\.\.' names no folder; .* and look at WANDB_ENTITY"):
+        read_artifact_word("wandb:hanabi/laptop:v3", "../../..")
+    for entity, alias in (("..", "v3"), ("/etc", "v3"), ("team", "../v3"), ("team", "..")):
+        with pytest.raises(SettingsError, match="names no folder"):
+            ArtifactWord(entity=entity, project="hanabi", name="laptop", alias=alias)
 
 
 @pytest.mark.parametrize("word", ["hf:", "hf:team", "hf:../x", "hf:a/b/c", "hf:a/b@", "hf:a b/c"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.checkpoint_manifest import manifest_sha256
 from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.errors import RunFolderError, SettingsError
@@ -77,7 +78,12 @@ def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
         plan_resume(Settings(resume="latest", output_dir=tmp_path / "thesis.tex"))
 
 
-def test_latest_without_output_dir_takes_the_run_that_was_started_last(
+def saved_at(checkpoint: Path, created: str) -> None:
+    data = {**json.loads((checkpoint / "manifest.json").read_text()), "created": created}
+    (checkpoint / "manifest.json").write_text(json.dumps(data | {"manifest_sha256": manifest_sha256(data)}))
+
+
+def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_times_of_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,13 +93,16 @@ def test_latest_without_output_dir_takes_the_run_that_was_started_last(
     assert plan.summary == (
         "no run in outputs/ has a valid checkpoint: starts at step 0 in outputs/laptop-20260131-090507"
     )
-    run(Path("outputs/a"), 50, started=300)
-    run(Path("outputs/b"), 20, started=200)
-    run(Path("outputs/c"), started=400)
+    # A copy of an old run has the newest file times and the most steps.
+    saved_at(run(Path("outputs/a"), 20, started=200) / "checkpoint-20", "2026-01-02T00:00:00+00:00")
+    saved_at(run(Path("outputs/copied"), 50, started=2**31) / "checkpoint-50", "2026-01-01T00:00:00+00:00")
+    run(Path("outputs/began-later"), started=2**30 + 2**29 + 2**28)
+    run(Path("outputs/began-earlier"), started=300)
     plan = plan_resume(settings, NOW)
     assert plan is not None
-    assert (plan.run_folder, plan.checkpoint) == (Path("outputs/a"), Path("outputs/a/checkpoint-50"))
-    assert plan.skipped[0] == "outputs/c: no valid checkpoint to go on from."
+    assert (plan.run_folder, plan.checkpoint) == (Path("outputs/a"), Path("outputs/a/checkpoint-20"))
+    assert plan.skipped[0] == "outputs/began-later: no valid checkpoint to go on from."
+    assert not any("earlier" in line for line in plan.skipped)
 
 
 def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:

@@ -170,9 +170,13 @@ def test_another_vllm_mode_is_refused_with_the_reason() -> None:
     assert "the games are played by the rollout server's process" in message({"VLLM_MODE": "colocate"})
 
 
-def test_an_open_address_needs_a_key() -> None:
+def test_an_open_address_needs_a_key_that_nobody_guesses() -> None:
     assert message({"HANABI_HOST": "0.0.0.0"}).startswith("HANABI_HOST='0.0.0.0': an address that other machines reach")
-    assert load({"HANABI_HOST": "0.0.0.0", "HANABI_API_KEY": "k"}).settings.host == "0.0.0.0"
+    for short in ("a", "k" * 15):
+        found = message({"HANABI_HOST": "0.0.0.0", "HANABI_API_KEY": short})
+        assert f"needs HANABI_API_KEY, one of 16 characters or more; this one has {len(short)}. Set the" in found
+    assert load({"HANABI_HOST": "0.0.0.0", "HANABI_API_KEY": "k" * 16}).settings.host == "0.0.0.0"
+    assert load({"HANABI_API_KEY": "k"}).settings.host == "127.0.0.1"
     for loopback in ("localhost", "127.0.0.2", "::1"):
         assert load({"HANABI_HOST": loopback}).settings.host == loopback
 

@@ -44,7 +44,7 @@ class Answer:
     @property
     def is_ours(self) -> bool:
         """True when a rollout server of this project answers, if only that it starts or refuses the key."""
-        wrong_key = self.status == 401 and "HANABI_API_KEY" in str(self.body.get("detail"))
+        wrong_key = self.status in (401, 403) and "HANABI_API_KEY" in str(self.body.get("detail"))
         return "instance_id" in self.body or wrong_key or self.is_starting
 
     @property
@@ -98,7 +98,9 @@ def _server_checks(context: Context) -> Iterator[Check]:
             yield skip("server", f"{where}: pid {owner.pid} is starting its engine; the trainer waits for it")
         else:
             yield warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
-    elif answer.status in (401, 403) and answer.is_ours:
+    elif answer.status == 403 and answer.is_ours:
+        yield fail("server", f"{where} answers 403: {answer.body['detail']}", "export VLLM_SERVER_HOST=127.0.0.1")
+    elif answer.status == 401 and answer.is_ours:
         way = "export HANABI_API_KEY=…   # the value of the server's terminal"
         yield fail("server", f"{where} refuses this key ({answer.status})", way)
     elif not answer.is_ours:

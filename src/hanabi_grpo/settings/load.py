@@ -17,6 +17,8 @@ from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH, is_secret, variables
 
+_KEY_LENGTH = 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSettings:
@@ -160,10 +162,12 @@ def _validate(given: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
 
 def _cross_checks(settings: Settings) -> list[str]:
     problems = []
-    if not _is_loopback(settings.host) and settings.api_key is None:
+    key = settings.api_key.get_secret_value() if settings.api_key else ""
+    if not _is_loopback(settings.host) and len(key) < _KEY_LENGTH:
+        has = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}" if key else "one"
         problems.append(
-            f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY; "
-            "set one in both terminals, or listen on 127.0.0.1."
+            f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY, {has}. Set the "
+            'same in both terminals, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
     # The default board fits the players.
     if "preset" in settings.model_fields_set and settings.preset is not None:

@@ -91,7 +91,7 @@ class Settings(BaseModel):
     api_key: Annotated[SecretStr, AfterValidator(_header_safe)] | None = setting(
         "HANABI_API_KEY",
         "server",
-        "Key that every request must carry.",
+        "Key that every request must carry; 16 characters or more where other machines reach the server.",
         allowed="printable ASCII without spaces",
         both=True,
     )
@@ -379,7 +379,9 @@ class Settings(BaseModel):
     wandb_project: wandb_names.ProjectName = setting(
         "WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo", allowed=wandb_names.PROJECT_ALLOWED
     )
-    wandb_entity: str | None = setting("WANDB_ENTITY", "tracking", "W&B team or user.")
+    wandb_entity: wandb_names.EntityName | None = setting(
+        "WANDB_ENTITY", "tracking", "W&B team or user.", allowed=wandb_names.PROJECT_ALLOWED
+    )
     wandb_mode: Literal["online", "offline", "disabled"] = setting("WANDB_MODE", "tracking", "W&B mode.", "online")
     wandb_name: str | None = setting("WANDB_NAME", "tracking", "W&B run name; unset: the run folder's name.")
     wandb_log_model: Literal["checkpoint", "end", "false"] = setting(

@@ -7,19 +7,20 @@ from pydantic import AfterValidator, BeforeValidator
 
 from hanabi_grpo.settings.variables import split_list
 
-PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :"
+PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
 ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
 
 
 def _project(name: str) -> str:
-    if not 0 < len(name) <= 128 or set(name) & set("/\\#?%:\r\n"):
-        raise ValueError("not a project name")
+    # The name becomes a folder below outputs/downloads.
+    if not 0 < len(name) <= 128 or set(name) & set("/\\#?%:\r\n") or set(name) == {"."}:
+        raise ValueError("not a name of a project or an entity")
     return name
 
 
 def _artifact(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name):
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name) or set(name) == {"."}:
         raise ValueError("not an artifact name")
     return name
 
@@ -31,5 +32,6 @@ def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 ProjectName = Annotated[str, AfterValidator(_project)]
+EntityName = ProjectName
 ArtifactName = Annotated[str, AfterValidator(_artifact)]
 Aliases = Annotated[tuple[str, ...], BeforeValidator(split_list), AfterValidator(_aliases)]

@@ -26,6 +26,19 @@ class ArtifactWord:
     name: str
     alias: str
 
+    def __post_init__(self) -> None:
+        """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too.
+
+        Raises:
+            SettingsError: A part holds a slash or consists of dots.
+        """
+        for part in (self.entity, self.project, self.name, self.alias):
+            if set(part) & set("/\\\0") or (part and set(part) == {"."}):
+                raise SettingsError(
+                    f"wandb:{self.path}: {part!r} names no folder; give wandb:entity/project/name:alias, e.g. "
+                    "wandb:team/hanabi-grpo/laptop-adapters:best, and look at WANDB_ENTITY."
+                )
+
     @property
     def path(self) -> str:
         """What W&B calls it, e.g. "team/hanabi/laptop-adapters:latest"."""
@@ -72,7 +85,7 @@ def read_artifact_word(word: str, entity: str = "") -> ArtifactWord:
     """
     match = _WORD.fullmatch(word)
     parts = [part or "" for part in match.groups()] if match else []
-    if not parts or any(set(part) == {"."} for part in parts if part):
+    if not parts:
         raise SettingsError(
             f"{word!r}: give wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best."
         )
