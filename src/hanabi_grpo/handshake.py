@@ -133,11 +133,6 @@ class LogAnswer(BaseModel):
     lines: list[str]
 
 
-def public_run(run_id: str) -> str:
-    """Return what a server tells everybody of the run that it works for: enough to recognise one's own."""
-    return hashlib.sha256(run_id.encode()).hexdigest()[:12]
-
-
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
     """Return the headers that name a trainer; a path may hold what a header may not, so it is percent-encoded."""
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}

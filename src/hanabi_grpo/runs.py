@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -208,17 +209,31 @@ def run_secret(folder: Path) -> str:
     return secret
 
 
-def find_run(run_id: str, around: Path = Path("outputs")) -> Path | None:
-    """Return the folder on this machine of the run that a server's session names; None where it is elsewhere.
+def public_run(run_id: str) -> str:
+    """Return what a server tells everybody of the run that it works for: enough to recognise one's own."""
+    return hashlib.sha256(run_id.encode()).hexdigest()[:12]
+
+
+def is_run(folder: Path, run: str) -> bool:
+    """Tell whether a server's session is of the run in this folder; nothing is written.
 
     Args:
-        run_id: As `/identity/` has it.
-        around: Where runs are looked for besides the place that the name says.
+        folder: Of any kind.
+        run: See `public_run`.
     """
-    named = Path(run_id.rpartition(" (")[0])
+    return (folder / RUN_ID).is_file() and public_run(run_identity(folder)) == run
+
+
+def find_run(run: str, around: Path = Path("outputs")) -> Path | None:
+    """Return the folder below `around` of the run that a server's session is of; None where it is elsewhere.
+
+    Args:
+        run: See `public_run`.
+        around: Where runs are looked for.
+    """
     try:
-        others = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
-        return next((folder for folder in (named, *others) if is_run(folder, run_id)), None)
+        folders = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
+        return next((folder.resolve() for folder in folders if is_run(folder, run)), None)
     except OSError:
         return None
 

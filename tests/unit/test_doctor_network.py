@@ -17,8 +17,8 @@ from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import public_run, tokenizer_hash
-from hanabi_grpo.runs import run_identity
+from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.runs import public_run, run_identity
 from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.owned_folders import OwnedFolder

@@ -14,7 +14,7 @@ from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.evaluation_result import read_result
 from hanabi_grpo.resume import plan_resume
 from hanabi_grpo.run_views.evaluations import read_evaluations
-from hanabi_grpo.runs import find_run, run_identity
+from hanabi_grpo.runs import find_run, public_run, run_identity
 from hanabi_grpo.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body
@@ -109,9 +109,9 @@ def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_
 
 
 def test_a_run_that_is_not_here_has_no_folder(run: Path, tmp_path: Path) -> None:
-    name = run_identity(run)
+    name = public_run(run_identity(run))
     assert find_run(name) == run.resolve()
     moved = run.rename(tmp_path / "outputs" / "moved")
-    for other in ("", "/elsewhere/run (0123456789ab)", "no name", name):
+    for other in ("None", "0123456789ab", name):
         assert find_run(other) is None
-    assert find_run(run_identity(moved)) == moved.resolve()
+    assert find_run(public_run(run_identity(moved))) == moved.resolve()

@@ -15,10 +15,10 @@ from hanabi_grpo.doctor.context import Context, read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import STARTING, public_run, tokenizer_hash
+from hanabi_grpo.handshake import STARTING, tokenizer_hash
 from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.resume import plan_resume
-from hanabi_grpo.runs import RUN_ID, run_identity
+from hanabi_grpo.runs import is_run
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.wire import PROTOCOL
 
@@ -151,9 +151,7 @@ def _is_own_run(context: Context, run: str) -> bool:
         resume = plan_resume(context.settings)
     except HanabiGrpoError:
         return False  # the check of the run folder says so
-    if resume is None or resume.fork or not (resume.run_folder / RUN_ID).is_file():
-        return False
-    return public_run(run_identity(resume.run_folder)) == run
+    return resume is not None and not resume.fork and is_run(resume.run_folder, run)
 
 
 def _differences(context: Context, identity: Mapping[str, Any]) -> Iterator[str]:

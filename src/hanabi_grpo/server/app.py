@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.handshake import public_run
 from hanabi_grpo.logs import LineRing
+from hanabi_grpo.runs import public_run
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, refusal
 from hanabi_grpo.server.bodies import BoundedBodies

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence

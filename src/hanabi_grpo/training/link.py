@@ -21,13 +21,12 @@ from hanabi_grpo.client import RolloutClient, RolloutResult
 from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
-from hanabi_grpo.handshake import public_run
 from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.partners import own_seats
 from hanabi_grpo.rewards import with_length_penalty
-from hanabi_grpo.runs import run_identity, run_secret
+from hanabi_grpo.runs import public_run, run_identity, run_secret
 from hanabi_grpo.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
