@@ -95,6 +95,8 @@ def start_server(
         "HANABI_DIE_WITH_PARENT": "true",
     }
     environment |= {name: str(value) for name, value in variables.items()}
+    # An engine has the threads that it has for a user.
+    environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),
