@@ -1,9 +1,11 @@
 """Fixtures for every test: the environment comes back as it was, and no process stays behind."""
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import psutil
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-pytest_plugins = ["drills"]
+pytest_plugins = ["drills", "conftest_e2e"]
 
 ROOT = Path(__file__).parent.parent
-_ENGINES = ("conformance", "e2e", "faults")
-"""Folders of tests that start engines and trainers: one process runs them all, so that no two engines work at once."""
 _GRACE_SECONDS = 20
+
+# Before torch is imported, and for the trainers that tests start: two test processes with a thread for each core would
+# wait for each other's threads most of the time. Engines are started without it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A machine with other work to do is no fault of an example.
 hypothesis_settings.register_profile("no-deadline", deadline=None)
@@ -29,9 +33,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class EnginesInTurn(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "engines" if nodeid.split("/")[1] in _ENGINES else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            return "engines" if _has_an_engine(file) else file
 
+    # As collected, see below.
+    config.option.loadscopereorder = False
     return EnginesInTurn(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put what takes long first where several processes share the tests, so that none is left alone with it."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _place(item.nodeid.partition("::")[0]))
+
+
+def _place(file: str) -> int:
+    return 0 if _has_an_engine(file) else 2 if file.startswith("tests/unit/") else 1
+
+
+@cache
+def _has_an_engine(file: str) -> bool:
+    """Tests with a `Server`: one process runs them all, so that no two engines work at once."""
+    return bool(re.search(r"^from conftest_e2e import .*\bServer\b", (ROOT / file).read_text(), re.MULTILINE))
 
 
 @pytest.fixture(autouse=True)

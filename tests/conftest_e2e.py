@@ -97,6 +97,8 @@ def start_server(
     }
     environment |= {"PYTHONPATH": str(ROOT / "tests/e2e/reporting"), "DEATH_SIGNALS": str(log.parent)}
     environment |= {name: str(value) for name, value in variables.items()}
+    # An engine has the threads that it has for a user.
+    environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Lint, types and tests. Options go to pytest: bash tools/test.sh -k settings
 #
-# Two processes: one for the tests that start engines, in turn, one for the others. One for all: bash tools/test.sh -n 0
+# Two processes: one begins with the tests that start engines, in turn, the other with those of trainers alone; they share
+# the rest. One for all: bash tools/test.sh -n 0
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh

@@ -95,7 +95,11 @@ def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(stage: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
+    stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a thread for each core, as a user's trainer.
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     variables = STAGES[stage]
     processes = int(variables.get("NPROC_PER_NODE", "1"))
     whole, cut = tmp_path / "whole", tmp_path / "cut"
