@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from hanabi_grpo.settings import board, servers, wandb_names
-from hanabi_grpo.settings.variables import setting, split_list
+from hanabi_grpo.settings.variables import header_safe, setting, split_list
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
@@ -30,13 +30,6 @@ def _deepspeed(value: str) -> str:
     if value not in DEEPSPEED_STAGES and not (value.endswith(".json") and Path(value).is_file()):
         raise ValueError("neither a stage nor a file")
     return value
-
-
-def _header_safe(key: SecretStr) -> SecretStr:
-    text = key.get_secret_value()
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("cannot travel in an HTTP header")
-    return key
 
 
 def _positive(rates: tuple[float, ...]) -> tuple[float, ...]:
@@ -88,7 +81,7 @@ class Settings(BaseModel):
     # server
     host: str = setting("HANABI_HOST", "server", "Address to listen on; all but this machine need a key.", "127.0.0.1")
     port: int = setting("PORT", "server", "Port to listen on.", 8000, ge=1, le=65535)
-    api_key: Annotated[SecretStr, AfterValidator(_header_safe)] | None = setting(
+    api_key: Annotated[SecretStr, AfterValidator(header_safe)] | None = setting(
         "HANABI_API_KEY",
         "server",
         "Key that every request must carry; 16 characters or more where other machines reach the server.",

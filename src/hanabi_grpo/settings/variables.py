@@ -124,6 +124,18 @@ def typed(value: Any) -> str:
     return str(value)
 
 
+def header_safe(key: SecretStr) -> SecretStr:
+    """Return a key as it is.
+
+    Raises:
+        ValueError: It cannot travel in an HTTP header.
+    """
+    text = key.get_secret_value()
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("cannot travel in an HTTP header")
+    return key
+
+
 def is_secret(info: FieldInfo) -> bool:
     """Tell whether a field's value must never be printed."""
     return SecretStr in _types(info)
