@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.handshake import config_digest
 from hanabi_grpo.seating import frozen_name
@@ -59,7 +59,7 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
 
 
 def test_a_seventeenth_while_all_are_in_use_is_409_and_the_client_says_what_to_do() -> None:
-    with running_app() as app, RolloutClient(app.url) as client:
+    with running_app() as app, RolloutClient(app.url, timeouts=ClientTimeouts(busy=0.0)) as client:
         seats = [client.lend(1, adapter_bytes(float(number)), PEFT_CONFIG) for number in range(MAX_FROZEN)]
         for held in app.store.frozen._held.values():
             held.users += 1
