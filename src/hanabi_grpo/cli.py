@@ -1,6 +1,5 @@
 """The command line: `hanabi-grpo COMMAND`. Each command imports what it needs when it is called."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from hanabi_grpo.commands.chart import chart
 from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.export import export
 from hanabi_grpo.commands.report_page import report_page
+from hanabi_grpo.commands.settings import settings
 from hanabi_grpo.commands.simulate import simulate
 from hanabi_grpo.commands.tiny_model import tiny_model
 from hanabi_grpo.commands.upload import upload
@@ -273,31 +273,6 @@ def dynamics(
 
 
 @app.command()
-def settings(
-    as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
-    pass_through: Annotated[
-        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
-    ] = False,
-) -> None:
-    """Show every setting, which is an environment variable, its value, and where that came from."""
-    import json
-
-    from hanabi_grpo.commands.console import make_console
-    from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
-    from hanabi_grpo.settings.pass_through import pass_through_markdown
-
-    if pass_through:
-        sys.stdout.write(pass_through_markdown())
-    elif as_markdown:
-        sys.stdout.write(environment_markdown())
-    elif as_json:
-        sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")
-    else:
-        make_console().print(settings_table(load_settings()))
-
-
-@app.command()
 def dataset(
     preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
@@ -394,6 +369,7 @@ app.command()(compare)
 app.command()(watch)
 app.command()(chart)
 app.command()(simulate)
+app.command()(settings)
 app.command("report-page")(report_page)
 app.command("tiny-model")(tiny_model)
 app.command()(export)

@@ -1,0 +1,29 @@
+"""`hanabi-grpo settings`: every setting, its value and its origin."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+
+def settings(
+    as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
+    pass_through: Annotated[
+        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
+    ] = False,
+) -> None:
+    """Show every setting, which is an environment variable, its value, and where that came from."""
+    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
+    from hanabi_grpo.settings.pass_through import pass_through_markdown
+
+    if pass_through:
+        sys.stdout.write(pass_through_markdown())
+    elif as_markdown:
+        sys.stdout.write(environment_markdown())
+    elif as_json:
+        sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")
+    else:
+        make_console().print(settings_table(load_settings()))
