@@ -145,6 +145,9 @@ class Settings(BaseModel):
     reward_score: float = setting("HANABI_REWARD_SCORE", "game", "Reward of one point, for the whole team.", 1.0)
     reward_illegal: float = setting("HANABI_REWARD_ILLEGAL", "game", "Reward of a move that the rules forbid.", -0.5)
     reward_unparsable: float = setting("HANABI_REWARD_UNPARSABLE", "game", "Reward of a reply without a move.", -0.5)
+    reward_out_of_tokens: float = setting(
+        "HANABI_REWARD_OUT_OF_TOKENS", "game", "Reward of a full conversation, which ends the game.", -0.5
+    )
     max_turns: int = setting(
         "HANABI_MAX_TURNS", "game", "Moves before a game is cut; 0: the rules' own bound.", 0, ge=0
     )
@@ -362,7 +365,7 @@ class Settings(BaseModel):
         "Must stay empty: rewards come from the environment.",
         "",
         allowed="leave it empty: rewards come from the environment; weigh them with HANABI_REWARD_SCORE, "
-        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE and HANABI_BOMB_RULE",
+        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and HANABI_BOMB_RULE",
     )
 
     # tracking
