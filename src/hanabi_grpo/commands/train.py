@@ -17,7 +17,7 @@ from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, s
 from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.datasets import load_rows, mix_line, num_steps
+from hanabi_grpo.datasets import check_rewards, load_rows, mix_line, num_steps
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.resume import ResumePlan, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
@@ -44,6 +44,7 @@ def train(extra_args: list[str]) -> None:
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
     rows = load_rows(loaded.settings.dataset, loaded.settings)
+    check_rewards(loaded.settings, rows)
     steps = num_steps(loaded.settings, rows)
     resolve_model(loaded.settings.model)
     nodes = read_nodes()
