@@ -63,9 +63,6 @@ def serve(
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
     HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
-    from hanabi_grpo.settings.pass_through import check_options
-
-    check_options("server", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -85,9 +82,6 @@ def train(
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
     NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
-    from hanabi_grpo.settings.pass_through import check_options
-
-    check_options("trainer", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -279,9 +273,7 @@ def dynamics(
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
-    pass_through: Annotated[
-        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
-    ] = False,
+    pass_through: Annotated[bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md.")] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     import json

@@ -2,6 +2,7 @@
 
 from hanabi_grpo.commands.console import announce, make_console, trainer_command
 from hanabi_grpo.commands.dry_run import SECTIONS
+from hanabi_grpo.settings.pass_through import check_options
 
 
 def serve(extra_args: list[str]) -> None:
@@ -10,6 +11,7 @@ def serve(extra_args: list[str]) -> None:
     Args:
         extra_args: vLLM's own options.
     """
+    check_options("server", extra_args)
     console = make_console()
     loaded = announce(console, SECTIONS["server"], "server")
     console.print(

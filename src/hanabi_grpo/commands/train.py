@@ -23,6 +23,7 @@ from hanabi_grpo.resume import ResumePlan, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.variables import is_secret, typed
 from hanabi_grpo.used_checkpoints import KEY, fetch_used
 
@@ -40,6 +41,7 @@ def train(extra_args: list[str]) -> None:
     Args:
         extra_args: ms-swift's own options, handed on.
     """
+    check_options("trainer", extra_args)
     console = make_console()
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
