@@ -7,8 +7,10 @@ on each turn only appends ids. The reply ids in between are the sampled ones, ne
 """
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
@@ -32,6 +34,8 @@ class ChatFormat:
     """Between the end of a reply (after its eos) and the next user message."""
     tail: str
     """Between the end of a user message and the reply."""
+    end_ids: frozenset[int] = frozenset()
+    """Ids that end a reply: the eos token, and those that the model's own files list (Qwen3: <|endoftext|> too)."""
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, thinking: bool = False) -> "ChatFormat":
@@ -58,11 +62,12 @@ class ChatFormat:
             eos=eos,
             glue=between.removeprefix(eos),
             tail=text.split(_SECOND, 1)[1],
+            end_ids=frozenset({int(tokenizer.eos_token_id)} | _listed_ends(Path(tokenizer.name_or_path))),
         )
 
     @property
     def eos_id(self) -> int:
-        """Id of the token that ends a reply."""
+        """Id of the token that ends a reply in the chat template."""
         return int(self.tokenizer.eos_token_id)
 
     @property
@@ -92,8 +97,8 @@ class ChatFormat:
         return [*([] if last_id == self.eos_id else [self.eos_id]), *ids]
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of a reply, its eos token left out."""
-        kept = ids[:-1] if ids and ids[-1] == self.eos_id else ids
+        """Return the text of a reply, the token that ended it left out."""
+        kept = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
 
@@ -115,6 +120,15 @@ class Conversation:
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of a reply."""
         self.ids.extend(reply_ids)
+
+
+def _listed_ends(folder: Path) -> set[int]:
+    """Return the ids at which vLLM (0.32, `try_get_generation_config`) stops beside the tokenizer's eos token."""
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            return set() if found is None else {found} if isinstance(found, int) else set(found)
+    return set()
 
 
 @lru_cache(maxsize=256)

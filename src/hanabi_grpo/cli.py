@@ -74,9 +74,6 @@ def serve(
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
     HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
-    from hanabi_grpo.settings.pass_through import check_options
-
-    check_options("server", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -96,9 +93,6 @@ def train(
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
     NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
-    from hanabi_grpo.settings.pass_through import check_options
-
-    check_options("trainer", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 

@@ -118,6 +118,23 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
     return chosen
 
 
+def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse a weight of points that the estimator divides out again.
+
+    Raises:
+        SettingsError: HANABI_REWARD_SCORE, or a row's reward_score, is not 1 under HANABI_ADVANTAGE=turn with division
+            by the standard deviation.
+    """
+    weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"]["reward_score"] != 1]
+    if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
+        raise SettingsError(
+            f"HANABI_REWARD_SCORE={weights[0]:g} (reward_score in a row) has no effect with HANABI_ADVANTAGE=turn, "
+            "which divides the team's returns by their standard deviation. Set HANABI_ADVANTAGE_SCALE=none, so that it "
+            "scales them; or weigh penalties instead (HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, "
+            "HANABI_REWARD_OUT_OF_TOKENS); or choose another HANABI_ADVANTAGE."
+        )
+
+
 def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
     """Return how many optimizer steps a run takes.
 

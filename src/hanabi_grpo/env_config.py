@@ -28,6 +28,7 @@ class EnvConfig(BaseModel):
     reward_score: float = 1.0
     reward_illegal: float = -0.5
     reward_unparsable: float = -0.5
+    reward_out_of_tokens: float = -0.5
     bomb_rule: Literal["zero", "keep"] = "zero"
     """What losing the last life does to the points scored so far."""
     max_turns: int = Field(default=0, ge=0)
@@ -66,6 +67,7 @@ class EnvConfig(BaseModel):
             score=self.reward_score,
             illegal=self.reward_illegal,
             unparsable=self.reward_unparsable,
+            out_of_tokens=self.reward_out_of_tokens,
             bomb_rule=self.bomb_rule,
         )
 

@@ -4,6 +4,7 @@ Team parts (`types.TEAM_PARTS`) go to every player, the others to the mover. Ove
 to `score weight x OpenSpiel's return` under the bomb rule "zero" and to `score weight x points kept` under "keep".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +23,8 @@ class RewardWeights:
     """For a reply that is a move which the rules forbid here."""
     unparsable: float = -0.5
     """For a reply without a move."""
+    out_of_tokens: float = -0.5
+    """For the last reply of a player whose conversation is full, which ends the game."""
     bomb_rule: BombRule = "zero"
     """Whether losing the last life takes the points away again."""
 
@@ -51,6 +54,25 @@ def move_rewards(
     if kind is ReplyKind.UNPARSABLE:
         parts["unparsable"] = weights.unparsable
     return parts
+
+
+def with_full_conversation(turns: Sequence[Turn], player: int, weights: RewardWeights) -> tuple[Turn, ...]:
+    """Return the turns of a game that ended because a player's next reply might not fit its conversation.
+
+    The team keeps its points, so without a price talking until the context is full would be a safe way out of a game
+    that may still be bombed. The part "out_of_tokens" stands in the player's last turn, whose reply took the room; a
+    player without a turn has none.
+
+    Args:
+        turns: Of the game, so far.
+        player: Whose conversation is full.
+        weights: What each part is worth.
+    """
+    last = max((place for place, turn in enumerate(turns) if turn.player == player), default=None)
+    return tuple(
+        replace(turn, rewards={**turn.rewards, "out_of_tokens": weights.out_of_tokens}) if place == last else turn
+        for place, turn in enumerate(turns)
+    )
 
 
 def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:

@@ -8,6 +8,7 @@ from hanabi_grpo.env import HanabiEnv
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies.base import Policy
+from hanabi_grpo.rewards import with_full_conversation
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 
 
@@ -52,6 +53,7 @@ async def play_episode(
         reply = await players[mover].reply(env.view(), prompt)
         if reply.out_of_tokens:
             status = EpisodeStatus.TRUNCATED_TOKENS
+            turns = [*with_full_conversation(turns, mover, config.weights)]
             break
         shown = reply.prompt or (prompt() if prompt.cache_info().currsize else "")
         *_, info = env.step(reply.text)

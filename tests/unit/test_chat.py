@@ -1,10 +1,13 @@
 """Conversations as ids that only grow."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from hanabi_grpo.chat import ChatFormat, Conversation
 from hanabi_grpo.env_config import EnvConfig
@@ -72,6 +75,23 @@ def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
 
 def test_a_reply_is_decoded_without_its_end_token() -> None:
     assert CHAT.decode([*TOKENIZER.encode("Play 0", add_special_tokens=False), CHAT.eos_id]) == "Play 0"
+
+
+@pytest.mark.parametrize("listed", [[2, 0], 0, None, "file"])
+def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(listed: object, tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    if listed != "file":
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    chat = ChatFormat.from_tokenizer(PreTrainedTokenizerFast.from_pretrained(tmp_path))
+    play = TOKENIZER.encode("Play 0", add_special_tokens=False)
+    pad = TOKENIZER.pad_token_id
+    assert (CHAT.eos_id, pad) == (2, 0)
+    stops = listed in ([2, 0], 0)
+    assert chat.end_ids == ({2, 0} if stops else {2})
+    assert chat.decode([*play, 2]) == "Play 0"
+    assert chat.decode([*play, 0]) == ("Play 0" if stops else f"Play 0 {TOKENIZER.pad_token}")
+    # In the conversation the reply stays what was sampled, and the message is closed behind it.
+    assert chat.follow(0, "life1")[0] == 2
 
 
 def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from doctor_machines import ROOT, find, only
 from hanabi_grpo.advantages import ESTIMATORS, choose_estimator
 from hanabi_grpo.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.cli import app
+from hanabi_grpo.datasets import check_rewards
+from hanabi_grpo.doctor.games import batch_checks
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies import HintBot
@@ -164,3 +167,25 @@ def test_a_view_shows_the_estimator_and_the_scale_of_the_run(tmp_path: Path) -> 
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "reinforce_pp"}}))
     assert CliRunner().invoke(app, ["view", str(tmp_path), "--html", str(page)]).exit_code == 0
     assert "advantage by reinforce_pp, among all games of the step" in page.read_text()
+
+
+def test_a_weight_of_points_scales_the_teams_part_or_is_refused_where_it_is_divided_out(tmp_path: Path) -> None:
+    def games(weight: float) -> list[Episode]:
+        turns = [[made_turn(0, rewards={"score": weight * points})] for points in (0, 1, 2)]
+        turns[0] = [made_turn(0, rewards={"illegal": -0.5})]
+        return [made_episode(*one) for one in turns]
+
+    for scale, scales in ((None, False), ("std", False), ("none", True)):
+        one, three = (choose_estimator("turn", scale)(games(weight), 0) for weight in (1.0, 3.0))
+        team = [values[0] + (1.0 if number == 0 else 0.0) for number, values in enumerate(one)]
+        wanted = [3 * value for value in team] if scales else team
+        found = [values[0] + (1.0 if number == 0 else 0.0) for number, values in enumerate(three)]
+        assert found == pytest.approx(wanted, abs=1e-3)
+    row = [{"env_config": EnvConfig(preset="laptop", reward_score=3.0).model_dump()}]
+    with pytest.raises(SettingsError, match=r"HANABI_REWARD_SCORE=3 .* has no effect .* HANABI_ADVANTAGE_SCALE=none"):
+        check_rewards(Settings(), row)
+    check_rewards(Settings(advantage_scale="none"), row)
+    check_rewards(Settings(advantage="rloo"), row)
+    check_rewards(Settings(), [{"env_config": EnvConfig(preset="laptop").model_dump()}])
+    check = only(find(batch_checks, HANABI_REWARD_SCORE=3, DATASET=ROOT / "data" / "hanabi.laptop.jsonl"))
+    assert (check.status, check.remedy) == ("fail", "export HANABI_ADVANTAGE_SCALE=none")

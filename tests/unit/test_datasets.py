@@ -42,6 +42,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
                 "reward_score": 1.0,
                 "reward_illegal": -1.0,
                 "reward_unparsable": -0.5,
+                "reward_out_of_tokens": -0.5,
                 "bomb_rule": "zero",
                 "max_turns": 9,
             },

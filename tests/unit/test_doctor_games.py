@@ -13,6 +13,7 @@ from hanabi_grpo.doctor.context_budget import measure_budget
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.games import make_spec
 from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -182,6 +183,25 @@ def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: P
     assert none.status == "fail" and "no move can be made" in none.finding
     beyond = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))
     assert (beyond.status, beyond.remedy) == ("fail", "export HANABI_MAX_MODEL_LEN=4096")
+
+
+def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_turns_of_a_player(
+    folder: Path, tmp_path: Path
+) -> None:
+    for device, plain, context, thoughts in (("cpu", 4, 1024, 51), ("gpu", 512, 40960, 2048), ("gpu", 512, 2048, 512)):
+        for thinking, limit in ((False, plain), (True, thoughts)):
+            given = Settings(device=device, thinking=thinking, max_model_len=context)
+            assert given.max_completion_length == limit
+            assert Settings(device=device, thinking=thinking, max_completion_length=9).max_completion_length == 9
+    usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl"), "HANABI_THINKING": "true"}
+    fits = only(find(context_budget.context_checks, **usual))
+    assert fits.status == "ok" and "4 turns a player" in fits.finding and "4 replies of 51 = " in fits.finding
+    long = only(find(context_budget.context_checks, MAX_COMPLETION_LENGTH=250, **usual))
+    assert long.status == "warn" and "4 replies of 250 = " in long.finding
+    reply, thinking = long.remedy.splitlines()[-2:]
+    assert thinking == "export HANABI_THINKING=false"
+    name, _, value = reply.removeprefix("export ").partition("=")
+    assert only(find(context_budget.context_checks, **{**usual, name: value})).status == "ok"
 
 
 def test_words_that_the_tokenizer_does_not_know_are_warned_of(folder: Path, tmp_path: Path) -> None:

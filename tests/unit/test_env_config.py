@@ -8,7 +8,8 @@ from hanabi_grpo.games import make_spec
 from hanabi_grpo.rewards import RewardWeights
 
 KEYS = (
-    "preset, players, observation, legal_moves, reward_score, reward_illegal, reward_unparsable, bomb_rule, max_turns"
+    "preset, players, observation, legal_moves, reward_score, reward_illegal, reward_unparsable, reward_out_of_tokens, "
+    "bomb_rule, max_turns"
 )
 
 
@@ -22,12 +23,15 @@ def test_a_complete_row_is_read() -> None:
             "reward_score": 2,
             "reward_illegal": -1.0,
             "reward_unparsable": -0.25,
+            "reward_out_of_tokens": -3.0,
             "bomb_rule": "keep",
             "max_turns": 40,
         }
     )
     assert config.spec() == make_spec("small", 3)
-    assert config.weights == RewardWeights(score=2.0, illegal=-1.0, unparsable=-0.25, bomb_rule="keep")
+    assert config.weights == RewardWeights(
+        score=2.0, illegal=-1.0, unparsable=-0.25, out_of_tokens=-3.0, bomb_rule="keep"
+    )
     assert EnvConfig.parse(config.model_dump(mode="json")) == config
 
 

@@ -27,11 +27,16 @@ class _Adapters(torch.nn.Module):
 class _Training:
     """A model, an optimizer with weight decay and momentum, a schedule with warm-up, and the guard on it."""
 
-    def __init__(self, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> None:
+    def __init__(
+        self, optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW, *, loss_scaled: bool = False, **options: Any
+    ) -> None:
         self.model = _Adapters()
         self.reports: list[tuple[str, str]] = []
         self.guard = PlayerGuard(
-            max_norm=1.0, sharded=False, report=lambda kind, message, **_: self.reports.append((kind, message))
+            max_norm=1.0,
+            sharded=False,
+            loss_scaled=loss_scaled,
+            report=lambda kind, message, **_: self.reports.append((kind, message)),
         )
         options = options or {"lr": 0.1, "weight_decay": 0.1}
         self.optimizer = optimizer(player_groups(self.model, NAMES), **options)  # type: ignore[call-arg]
@@ -143,7 +148,36 @@ def test_an_update_that_never_reached_the_optimizer_is_counted_too() -> None:
     run.guard.begin({"player_0", "player_1"})
     run.guard.finish()
     assert run.guard.dropped == ["player_0", "player_1"]
-    assert "skipped by DeepSpeed" in run.reports[0][1]
+    assert "skipped before the optimizer" in run.reports[0][1]
+
+
+def test_updates_that_a_loss_scale_skips_while_it_falls_do_not_stop_the_run_and_endless_ones_do() -> None:
+    run = _Training(loss_scaled=True)
+    before = run.of("player_0")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaler.scale(torch.zeros(()))  # makes the scale
+
+    def step(gradient: float) -> None:
+        run.optimizer.zero_grad()
+        run.guard.begin(NAMES)
+        for name in NAMES:
+            # What float16 would make of a loss of this size times the scale.
+            value = torch.tensor(gradient * scaler.get_scale()).half().float()
+            run.model.lora_A[name].weight.grad = torch.full((4, 4), float(value))
+        scaler.step(run.optimizer)
+        scaler.update()
+        run.guard.finish()
+
+    # 2^16 · 500 is infinite in float16, until the scale has been halved nine times.
+    for skipped in range(1, 10):
+        step(500.0)
+        assert run.guard.streaks["player_0"] == skipped and _same(run.of("player_0"), before)
+    step(500.0)
+    assert run.guard.streaks["player_0"] == 0 and not _same(run.of("player_0"), before)
+    with pytest.raises(NonFiniteError, match=r"player_0: 20 updates in a row were dropped"):
+        for _ in range(21):
+            step(float("nan"))
+    assert len([kind for kind, _ in run.reports]) == 2 * 9 + 2 * 20
 
 
 def test_a_step_that_nobody_announced_is_refused_once_training_has_begun() -> None:

@@ -40,6 +40,7 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "score_kept/mean": 0.75,
         "bombs_per_game": 0.25,
         "truncated_per_game": 0.25,
+        "out_of_tokens_per_game": 0.0,
         "illegal_per_game": 0.25,
         "unparsable_per_game": 0.0,
         "hints_per_game": 1.25,

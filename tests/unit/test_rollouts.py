@@ -13,9 +13,11 @@ from hanabi_grpo.env import EnvConfig
 from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import GameSpec, PlayerView
+from hanabi_grpo.metrics import episode_metrics
 from hanabi_grpo.policies import HintBot, RandomPolicy
+from hanabi_grpo.replays.wording import earned, signed
 from hanabi_grpo.rollouts import play_episode, play_episodes_sync, play_group
-from hanabi_grpo.types import EpisodeStatus, Reply, ReplyKind
+from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind
 from hanabi_grpo.wire import episode_from_json, episode_to_json
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -85,11 +87,29 @@ def test_a_reply_that_utf8_cannot_hold_is_recorded_as_one_that_it_can() -> None:
     assert {turn.reply for turn in play(LAPTOP, policy, policy).turns} == {"a?b"}
 
 
-def test_a_seat_out_of_tokens_ends_the_game_without_a_turn() -> None:
-    policy = Recorder(lambda turn: Reply(text="Hint player_1 1", out_of_tokens=turn == 1))
-    episode = play(FULL, policy, policy, policy)
-    assert episode.status is EpisodeStatus.TRUNCATED_TOKENS
-    assert [turn.player for turn in episode.turns] == [0, 1, 2]
+def test_a_seat_out_of_tokens_ends_the_game_and_its_last_reply_pays_for_it() -> None:
+    full = Recorder(lambda turn: Reply(text="Discard 0", out_of_tokens=turn == 2))
+    other = Recorder(lambda turn: Reply(text="Discard 0"))
+
+    def with_price(weight: float) -> Episode:
+        return play(EnvConfig(preset="full", players=3, reward_out_of_tokens=weight), other, full, other)
+
+    free = with_price(0.0)
+    for weight in (-0.5, -2.0):
+        episode = with_price(weight)
+        assert episode.status is EpisodeStatus.TRUNCATED_TOKENS
+        assert [turn.player for turn in episode.turns] == [0, 1, 2, 0, 1, 2, 0]
+        assert [turn.rewards.get("out_of_tokens") for turn in episode.turns] == [None] * 4 + [weight] + [None] * 2
+        assert [episode.reward(player) - free.reward(player) for player in range(3)] == [0.0, weight, 0.0]
+        assert episode_from_json(json.loads(json.dumps(episode_to_json(episode)))) == episode
+        assert episode_metrics([[episode]])["out_of_tokens_per_game"] == 1.0
+        assert f"out_of_tokens {signed(weight)}" in earned(episode.turns[4].rewards)
+
+
+def test_a_seat_out_of_tokens_before_its_first_reply_has_nothing_to_pay_with() -> None:
+    policy = Recorder(lambda turn: Reply(text="", out_of_tokens=True))
+    episode = play(LAPTOP, policy, policy)
+    assert (episode.status, episode.turns, episode.reward(0)) == (EpisodeStatus.TRUNCATED_TOKENS, (), 0.0)
 
 
 def test_max_turns_ends_the_game() -> None:

@@ -14,10 +14,13 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hanabi_grpo.settings import Settings, active_players, batch_plan, rates_of_each, steps_of_each
+from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.isolation import PlayerGuard, player_groups
 from hanabi_grpo.training.schedule import PlayerSchedule
+from hanabi_grpo.training.shaping import shape_advantages
 from hanabi_grpo.training.update_order import Update, order_updates, player_order
 from hanabi_grpo.training.updating import UpdateSteps
+from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
 BASE = dict(device="cpu", num_generations=2, deals_per_step=2, per_device_train_batch_size=2, learning_rate=0.1)
@@ -38,6 +41,8 @@ class _Policy(torch.nn.Module):
 @dataclass
 class _Data:
     """What the trainer reads of a micro-batch."""
+
+    shaping = None
 
     player: str
     x: torch.Tensor
@@ -358,3 +363,48 @@ def test_the_adapter_in_use_is_the_one_whose_ratios_are_taken(monkeypatch: pytes
     trainer.begin_updates(updates)
     trainer.end_update()
     assert used == [player_order(trainer.settings, 0)[0]]
+
+
+def test_the_weight_of_a_game_is_on_its_advantage_and_not_on_the_parts_of_kl_and_entropy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hanabi_grpo.training.updating.use_adapter", lambda *_: None)
+    monkeypatch.setattr("hanabi_grpo.training.updating.gather_object", list)
+    trainer = UpdateSteps()
+    trainer.settings = Settings(**BASE, update="sequential", beta=0.5, kl="reward", entropy_bonus=0.1)
+    trainer.plan, trainer.adapter_names = batch_plan(trainer.settings), NAMES
+    trainer.guard = PlayerGuard(max_norm=None, sharded=False, report=lambda *_, **__: None)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer.accelerator, trainer.model = SimpleNamespace(unwrap_model=lambda model: model), object()
+    # The first player has made its replies of game 0 half as likely again, and those of game 1 a quarter less likely.
+    trainer.logps_of = lambda _: torch.tensor([[1.5], [0.75]]).log()  # type: ignore[method-assign]
+    batches = [{"grpo_batch": _shaped(player), "model_inputs": {}} for player in NAMES]
+    turns = [made_turn(player, 1, logprobs=-2.0) for player in range(2)]
+    shape_advantages(batches, trainer.settings, [[made_episode(*turns)]], ["", ""])
+    # −β (log π − log π_ref) = −0.5 · (−1 + 1.5), and −c (log π − mean) = −0.1 · (−1 + 2).
+    part = -0.25 - 0.1
+    for batch in batches:
+        assert batch["grpo_batch"].advantages[:, 0].tolist() == pytest.approx([2.0 + part, 1.0 + part])
+    trainer.begin_updates(order_updates(batches, trainer.settings, step=0, adapters=NAMES, active=NAMES))
+    trainer.end_update()
+    first, second = player_order(trainer.settings, 0)
+    after = {batch["grpo_batch"].player: batch["grpo_batch"].advantages[:, 0].tolist() for batch in batches}
+    assert after[first] == pytest.approx([2.0 + part, 1.0 + part])
+    assert after[second] == pytest.approx([1.5 * 2.0 + part, 0.75 * 1.0 + part])
+
+
+def _shaped(player: str) -> PlayerBatch:
+    one = torch.ones(2, 1)
+    return PlayerBatch(
+        completion_mask=one.bool(),
+        truncated_mask=torch.zeros(2, dtype=torch.bool),
+        seq_lengths=torch.full((2,), 2),
+        advantages=torch.tensor([[2.0], [1.0]]),
+        num_items_in_batch=torch.tensor(2),
+        logits_to_keep=1,
+        old_per_token_logps=torch.zeros(2, 1),
+        rollout_per_token_logps=-one,
+        ref_per_token_logps=-1.5 * one,
+        player=player,
+        games=(0, 1),
+    )

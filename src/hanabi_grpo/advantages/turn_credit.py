@@ -13,7 +13,8 @@ def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Value
 
     S_i is the team's return of game i and r_it what only this player received for turn t. A penalty reaches the reply
     that earned it and no other; the factor makes an illegal reply (−0.5) weigh as much as a game one standard deviation
-    below the mean. Source: this project; the first term is that of GRPO (see `group_relative`).
+    below the mean. Scaled, a weight on all of S is divided out again, so HANABI_REWARD_SCORE is refused then; unscaled
+    it scales the first term. Source: this project; the first term is that of GRPO (see `group_relative`).
     """
     games = playing(episodes, player)
     scores = [sum(one.team_reward for one in episodes[index].turns) for index in games]

@@ -18,6 +18,7 @@ from hanabi_grpo.commands.console import announce, make_console, offline_environ
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
 from hanabi_grpo.settings.gpus import Terminal
+from hanabi_grpo.settings.pass_through import check_options
 
 _OUTPUTS = Path("outputs")
 SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
@@ -38,9 +39,10 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
         as_json: Print one JSON object.
 
     Raises:
-        SettingsError: Not exactly one of the two, or settings that are refused.
+        SettingsError: Not exactly one of the two, or settings or options that are refused.
         typer.Exit: With 1, when a check of the dry run failed.
     """
+    check_options(terminal, extra_args)
     if print_config == dry_run:
         raise SettingsError(
             "choose one of --print-config and --dry-run; the latter prints settings too."

@@ -3,6 +3,7 @@
 from hanabi_grpo.commands.console import announce, make_console, trainer_command
 from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.pass_through import check_options
 
 
 def serve(extra_args: list[str]) -> None:
@@ -12,6 +13,7 @@ def serve(extra_args: list[str]) -> None:
         extra_args: vLLM's own options.
     """
     check_names()
+    check_options("server", extra_args)
     console = make_console()
     loaded = announce(console, SECTIONS["server"], "server")
     console.print(

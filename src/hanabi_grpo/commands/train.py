@@ -17,7 +17,7 @@ from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, s
 from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.datasets import mix_line, num_steps, training_rows
+from hanabi_grpo.datasets import check_rewards, mix_line, num_steps, training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.resume import ResumePlan, check_decks, plan_resume, write_resume
@@ -33,6 +33,7 @@ from hanabi_grpo.runs import (
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.variables import is_secret, typed
 from hanabi_grpo.used_checkpoints import KEY, fetch_used
 from hanabi_grpo.vocabulary import boards_of
@@ -51,10 +52,12 @@ def train(extra_args: list[str]) -> None:
         extra_args: ms-swift's own options, handed on.
     """
     check_names()
+    check_options("trainer", extra_args)
     console = make_console()
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
+    check_rewards(loaded.settings, rows)
     steps = num_steps(loaded.settings, rows)
     boards = boards_of([EnvConfig.parse(row["env_config"]) for row in rows])
     resolve_model(loaded.settings.model, tiny_model_command(*boards))

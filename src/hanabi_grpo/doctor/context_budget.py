@@ -74,7 +74,8 @@ def context_checks(context: Context) -> Iterator[Check]:
         yield fail("context", f"{finding}: no move can be made", _remedy(budget, limit, most))
     elif budget.longest > limit:
         what = "ordinary games are cut too" if budget.ordinary > limit else "such games are cut"
-        yield warn("context", f"{numbers}: {what}; {rest}", _remedy(budget, limit, most))
+        ways = _remedy(budget, limit, most) + ("\nexport HANABI_THINKING=false" if settings.thinking else "")
+        yield warn("context", f"{numbers}: {what}; {rest}", ways)
     else:
         yield ok("context", f"{numbers}; {rest}")
 

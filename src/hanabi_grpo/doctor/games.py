@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from hanabi_grpo.commands.train import plan_line
-from hanabi_grpo.datasets import mix_line, num_steps, training_rows
+from hanabi_grpo.datasets import check_rewards, mix_line, num_steps, training_rows
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.doctor.environment import unset
@@ -56,6 +56,11 @@ def batch_checks(context: Context) -> Iterator[Check]:
         return
     if context.rows is None:
         yield skip("batch", "needs the dataset")
+        return
+    try:
+        check_rewards(settings, context.rows)
+    except SettingsError as error:
+        yield fail("updates", str(error), "export HANABI_ADVANTAGE_SCALE=none")
         return
     try:
         steps = num_steps(settings, context.rows)

@@ -30,6 +30,7 @@ TEAM = (
     Figure("bombs_per_game", "bombs a game"),
     Figure("illegal_per_game", "illegal replies a game"),
     Figure("unparsable_per_game", "unparsable replies a game"),
+    Figure("out_of_tokens_per_game", "games out of tokens"),
     Figure("hints_per_game", "hints a game"),
     Figure("turns_per_game", "turns a game"),
     Figure("flat_group_share", "deals without spread"),

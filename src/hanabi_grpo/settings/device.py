@@ -4,9 +4,10 @@ The set-up script installs exactly one of two packages, so what it decided is re
 looking for a GPU a second time (and perhaps answering otherwise).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +32,16 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+REPLY_LIMIT = "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN."
+
+
+def reply_limit(data: Mapping[str, Any]) -> int:
+    """Return the default of MAX_COMPLETION_LENGTH, from the fields before it.
+
+    With thoughts 20 full replies fill a conversation. A game lasts fewer turns of a player than that on every board but
+    `full`, where the doctor says what fits.
+    """
+    plain = 512 if data.get("device") == "gpu" else 4
+    return max(plain, data.get("max_model_len", 0) // 20) if data.get("thinking") else plain

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
 from hanabi_grpo.settings import board, servers, wandb_names
+from hanabi_grpo.settings.device import REPLY_LIMIT, reply_limit
 from hanabi_grpo.settings.variables import header_safe, setting, split_list
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -141,10 +142,11 @@ class Settings(BaseModel):
     reward_score: float = setting("HANABI_REWARD_SCORE", "game", "Reward of one point, for the whole team.", 1.0)
     reward_illegal: float = setting("HANABI_REWARD_ILLEGAL", "game", "Reward of a move that the rules forbid.", -0.5)
     reward_unparsable: float = setting("HANABI_REWARD_UNPARSABLE", "game", "Reward of a reply without a move.", -0.5)
-    max_turns: int = setting(
-        "HANABI_MAX_TURNS", "game", "Moves before a game is cut; 0: the rules' own bound.", 0, ge=0
+    reward_out_of_tokens: float = setting("HANABI_REWARD_OUT_OF_TOKENS", "game", "Reward of a full conversation.", -0.5)
+    max_turns: int = setting("HANABI_MAX_TURNS", "game", "Moves before a game is cut; 0: the rules' bound.", 0, ge=0)
+    max_completion_length: int = setting(
+        "MAX_COMPLETION_LENGTH", "game", REPLY_LIMIT, 4, gpu=512, ge=1, factory=reply_limit
     )
-    max_completion_length: int = setting("MAX_COMPLETION_LENGTH", "game", "Tokens of one reply.", 4, gpu=512, ge=1)
     temperature: float = setting("TEMPERATURE", "game", "Sampling temperature.", 1.0, ge=0.01, le=2)
 
     # trainer
@@ -358,7 +360,7 @@ class Settings(BaseModel):
         "Must stay empty: rewards come from the environment.",
         "",
         allowed="leave it empty: rewards come from the environment; weigh them with HANABI_REWARD_SCORE, "
-        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE and HANABI_BOMB_RULE",
+        "HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_REWARD_OUT_OF_TOKENS and HANABI_BOMB_RULE",
     )
 
     # tracking

@@ -143,7 +143,7 @@ REFUSED: dict[Terminal, tuple[Refusal, ...]] = {
         _row(
             "reward_* overlong_filter soft_* cosine_* repetition_n_grams repetition_max_penalty",
             "rewards belong to moves and come from the environment",
-            "HANABI_REWARD_SCORE, HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, HANABI_LENGTH_PENALTY",
+            "HANABI_REWARD_SCORE, HANABI_REWARD_ILLEGAL, HANABI_REWARD_OUT_OF_TOKENS, HANABI_LENGTH_PENALTY",
         ),
         # data and text
         _row(

@@ -18,6 +18,9 @@ from hanabi_grpo.errors import NonFiniteError, SettingsError
 
 BAD_STEPS_IN_A_ROW = 3
 """Dropped updates of one player, or steps without a game, after which a run stops."""
+SCALE_SKIPS_IN_A_ROW = 20
+"""The same with a loss scale (float16). It starts at 2^16 and every skip halves it, so after these it is below 1, and
+the gradient itself is not finite."""
 
 
 def player_groups(
@@ -47,14 +50,18 @@ def player_groups(
 class PlayerGuard:
     """Decides, before each optimizer step, whose gradient counts and how much."""
 
-    def __init__(self, *, max_norm: float | None, sharded: bool, report: Callable[..., None]) -> None:
+    def __init__(
+        self, *, max_norm: float | None, sharded: bool, report: Callable[..., None], loss_scaled: bool = False
+    ) -> None:
         """Prepare; `attach` makes it act.
 
         Args:
             max_norm: Largest norm of one player's gradient; None leaves clipping to somebody else (ZeRO-3).
             sharded: Whether each rank's groups hold only its share of the gradient.
             report: Called as report(kind, message, **details) for each dropped update.
+            loss_scaled: Whether the loss is multiplied by a scale that is found by skipping updates (float16).
         """
+        self._limit = SCALE_SKIPS_IN_A_ROW if loss_scaled else BAD_STEPS_IN_A_ROW
         self._max_norm, self._sharded, self._report = max_norm, sharded, report
         self._with_data: frozenset[str] | None = None
         self._seen: set[str] = set()
@@ -90,15 +97,15 @@ class PlayerGuard:
             The norm of each player's gradient in this update, before it was clipped.
 
         Raises:
-            NonFiniteError: A player's update was dropped in three steps in a row.
+            NonFiniteError: A player's update was dropped in three steps in a row; in twenty with a loss scale.
         """
         for name in sorted((self._with_data or frozenset()) - self._seen):
-            # DeepSpeed leaves the optimizer out when the norm over all groups is not finite.
-            self._drop(name, "the step was skipped by DeepSpeed, whose gradient norm over all players is not finite")
+            # DeepSpeed and a loss scale leave the optimizer out when the gradient of anybody is not finite.
+            self._drop(name, "the step was skipped before the optimizer: the gradient over all players is not finite")
         norms = {name: norm for name, norm in self.norms.items() if name in self._seen}
         self._with_data = None
         for name, count in self.streaks.items():
-            if count >= BAD_STEPS_IN_A_ROW:
+            if count >= self._limit:
                 raise NonFiniteError(
                     f"{name}: {count} updates in a row were dropped because the gradient was not finite; the weights "
                     "are those before them. Lower LEARNING_RATE or MAX_GRAD_NORM, or look at the last recorded games "
@@ -158,7 +165,7 @@ class PlayerGuard:
         self._report(
             "update_dropped",
             f"{name}: {reason}; its weights and optimizer state stay as they were "
-            f"({self.streaks[name]} in a row, {BAD_STEPS_IN_A_ROW} stop the run)",
+            f"({self.streaks[name]} in a row, {self._limit} stop the run)",
             player=name,
         )
 

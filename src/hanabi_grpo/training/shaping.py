@@ -1,7 +1,8 @@
 """Parts of a token's advantage that depend on the policy and not on the game.
 
 Both are score-function estimators: a term f added to the advantage of a token a, sampled from π in the state s, moves
-the weights by E[f ∇log π(a|s)]. They are weighted per token, whatever HANABI_LOSS_UNIT says of the rewards.
+the weights by E[f ∇log π(a|s)]. They are weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
+and HANABI_UPDATE=sequential of the game.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,12 +47,16 @@ def shape_advantages(
     gaps = []
     for data in (batch["grpo_batch"] for batch in batches):
         mask, sampled = data.completion_mask, data.rollout_per_token_logps
+        parts = []
         if settings.beta and settings.kl == "reward":
-            data.advantages = data.advantages + kl_part(sampled, data.ref_per_token_logps, mask, settings.beta)
+            parts.append(kl_part(sampled, data.ref_per_token_logps, mask, settings.beta))
             if bool(mask.any()):
                 gaps.append(float((sampled - data.ref_per_token_logps)[mask].mean().item()))
         if settings.entropy_bonus:
-            data.advantages = data.advantages + entropy_part(sampled, mask, settings.entropy_bonus, means[data.player])
+            parts.append(entropy_part(sampled, mask, settings.entropy_bonus, means[data.player]))
+        if parts:
+            data.shaping = sum(parts[1:], parts[0])
+            data.advantages = data.advantages + data.shaping
     return gaps
 
 

@@ -97,7 +97,10 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         self._empty_steps = self.failed_saves = 0
         stage = deepspeed_stage(self.settings)
         self.guard = PlayerGuard(
-            max_norm=None if stage == 3 else self.settings.max_grad_norm, sharded=stage in (1, 2), report=self._incident
+            max_norm=None if stage == 3 else self.settings.max_grad_norm,
+            sharded=stage in (1, 2),
+            report=self._incident,
+            loss_scaled=self.settings.dtype == "float16",
         )
         self._resumable = stage != 3
         self.baselines: dict[int, dict[str, float]] = {}

@@ -95,5 +95,8 @@ class UpdateSteps:
         for batch in self._updates[self._number].batches:
             data = batch["grpo_batch"]
             weights = game_weights(self._log_ratios, data.games).to(data.advantages.device)
+            # w·(A − f) + f: the parts of KL and entropy are of this player's own policy, not of the game.
             data.advantages = data.advantages * weights
+            if data.shaping is not None:
+                data.advantages = data.advantages + data.shaping * (1 - weights)
             self._metrics["train"][f"{data.player}/game_weight"].append(weights.mean().item())
