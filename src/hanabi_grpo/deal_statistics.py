@@ -1,8 +1,9 @@
 """Means over deals, their errors and their differences, clustered by deck.
 
-A deal is one observation. Small boards have few decks, so that some deals share one; what happens on them is not
-independent, and errors that took it for that would be too small. Every figure here treats deals of one deck as one
-cluster; where all decks differ, the formulas are the usual ones.
+A deal is one observation. Where a suite is one half of a board's decks, deals may share a deck and say little about the
+other decks: errors that took them for independent would be too small. So deals of one deck are one cluster; where all
+decks differ, the formulas are the usual ones. A suite that deals all decks of a board has no others to speak for: its
+deals are independent draws of the very game that the score is about, each one a cluster.
 """
 
 import functools
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import GameSpec, shuffled_deck
+from hanabi_grpo.games.deals import SPLIT_PREFIX
 
 RESAMPLES = 2000
 COVERAGE = 0.95
@@ -47,7 +49,9 @@ class Estimate:
 
 @functools.lru_cache(maxsize=8)
 def deck_numbers(spec: GameSpec, suite: str, seeds: tuple[int, ...]) -> tuple[int, ...]:
-    """Return for each deal the number of its deck, counted from 0 in order of appearance."""
+    """Return for each deal the number of its cluster, counted from 0 in order of appearance: see the module."""
+    if spec.deals_all_decks and not suite.startswith(SPLIT_PREFIX):
+        return tuple(range(len(seeds)))
     numbers: dict[bytes, int] = {}
     decks = (bytes(c.color * spec.num_ranks + c.rank for c in shuffled_deck(spec, suite, seed)) for seed in seeds)
     return tuple(numbers.setdefault(deck, len(numbers)) for deck in decks)

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from hanabi_grpo.deal_statistics import deck_numbers, difference, estimate
+from hanabi_grpo.deal_statistics import clustered_error, deck_numbers, difference, estimate
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import make_spec, shuffled_deck
 
@@ -104,15 +104,29 @@ def test_too_little_for_an_error_is_refused(values: tuple[float, ...], decks: tu
         estimate(values, decks)
 
 
-def test_deals_of_one_deck_have_one_number() -> None:
+def test_deals_of_one_deck_have_one_number_where_a_suite_is_half_of_the_decks() -> None:
     spec = make_spec("laptop")
-    numbers = deck_numbers(spec, "eval", tuple(range(1000)))
-    assert len(set(numbers)) == 466
-    decks = [shuffled_deck(spec, "eval", seed) for seed in range(60)]
+    numbers = deck_numbers(spec, "split-eval", tuple(range(1000)))
+    assert len(set(numbers)) == 451
+    decks = [shuffled_deck(spec, "split-eval", seed) for seed in range(60)]
     for one in range(60):
         for other in range(one):
             assert (numbers[one] == numbers[other]) == (decks[one] == decks[other])
     assert len(set(deck_numbers(make_spec("full"), "eval", tuple(range(300))))) == 300
+
+
+def test_deals_of_all_decks_of_a_board_are_independent() -> None:
+    assert deck_numbers(make_spec("laptop"), "eval", (3, 5, 3000)) == (0, 1, 2)
+    # The same deck may come twice; the mean over many deals still misses the mean over all decks by as much as it says.
+    spec = make_spec("laptop")
+    share = 3 / 8  # of decks whose first card is a red 1
+    errors = []
+    for sample in range(200):
+        seeds = tuple(range(400 * sample, 400 * (sample + 1)))
+        firsts = [float(str(shuffled_deck(spec, "eval", seed)[0]) == "R1") for seed in seeds]
+        mean, error, _ = clustered_error(np.array(firsts), np.array(deck_numbers(spec, "eval", seeds)))
+        errors.append((mean - share) / error)
+    assert 0.85 < float(np.std(errors)) < 1.15
 
 
 def test_ten_thousand_deals_take_no_longer_than_a_few_hundred_thousand_additions_of_floats() -> None:

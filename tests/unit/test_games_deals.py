@@ -1,5 +1,6 @@
-"""Deals stay what they are, and held-out decks are held out."""
+"""Deals stay what they are, and suites hold what they promise."""
 
+import hashlib
 import itertools
 from collections import Counter
 
@@ -8,10 +9,11 @@ import pytest
 
 from boards import ALL_BOARDS
 from hanabi_grpo.errors import GameParameterError
-from hanabi_grpo.games import Card, is_held_out, make_spec, shuffled_deck
+from hanabi_grpo.games import Card, GameSpec, is_held_out, make_spec, recorded_spec, shuffled_deck
 from hanabi_grpo.games.deals import sorted_deck
 
 LAPTOP = make_spec("laptop")
+SIMPLE = make_spec("marshal-simple")
 FULL = make_spec("full")
 
 
@@ -20,10 +22,10 @@ def _text(deck: tuple[Card, ...]) -> str:
 
 
 GOLDEN = {
-    ("laptop", "train", 0): "R1 Y1 R1 R1 R2 Y1 Y1 Y2",
+    ("laptop", "train", 0): "Y1 Y1 Y2 Y1 R1 R1 R1 R2",
     ("laptop", "train", 17): "R1 Y1 Y1 R1 Y1 Y2 R1 R2",
     ("laptop", "eval", 0): "Y2 R1 Y1 R1 Y1 R2 Y1 R1",
-    ("hle-very-small", "eval", 3): "R2 R3 R1 R1 R5 R1 R2 R4 R3 R4",
+    ("hle-very-small", "eval", 3): "R1 R3 R4 R3 R2 R5 R1 R2 R1 R4",
     ("marshal-simple", "train-warm-start", 9223372036854775807): "R1 G1 Y1 Y1 Y2 R1 Y1 R1 R2 G2 G1 G1",
     ("full", "train", 0): (
         "G1 W2 B5 W2 Y2 G3 G2 G5 R4 W1 B1 R3 Y5 R2 B2 B1 G4 B3 Y1 G3 W4 G2 Y3 B4 G1 "
@@ -64,17 +66,51 @@ def test_streams_of_a_side_differ() -> None:
         assert decks.isdisjoint(shuffled_deck(FULL, second, seed) for seed in range(50))
 
 
-def test_held_out_suites_share_no_deck_with_training_even_on_the_smallest_board() -> None:
-    training = {shuffled_deck(LAPTOP, suite, seed) for suite in ("train", "warm-start") for seed in range(4000)}
-    held_out = {shuffled_deck(LAPTOP, suite, seed) for suite in ("eval", "test-2") for seed in range(4000)}
+def test_every_suite_of_a_board_with_few_decks_deals_all_of_them_equally_often() -> None:
+    num_deals = 20_000
+    for suite in ("train", "train-warm-start", "eval", "test"):
+        counts = Counter(shuffled_deck(LAPTOP, suite, seed) for seed in range(num_deals))
+        assert len(counts) == LAPTOP.num_decks == 1120
+        chi_square = sum((count - num_deals / 1120) ** 2 for count in counts.values()) / (num_deals / 1120)
+        # 1119 degrees of freedom: mean 1119, standard deviation 47.
+        assert abs(chi_square - 1119) < 5 * 47
+
+
+@pytest.mark.parametrize("spec", [LAPTOP, SIMPLE], ids=["laptop", "marshal-simple"])
+def test_the_suites_of_the_split_share_no_deck(spec: GameSpec) -> None:
+    training = {shuffled_deck(spec, suite, seed) for suite in ("split-train", "split-train-2") for seed in range(4000)}
+    held_out = {shuffled_deck(spec, suite, seed) for suite in ("split-eval", "split-test") for seed in range(4000)}
     assert training.isdisjoint(held_out)
-    assert len(training) + len(held_out) == 1120  # 8! / (3! 3!): every deck of the board is on one side
-    assert 500 < len(held_out) < 620
+    if spec is LAPTOP:
+        assert (len(training), len(held_out)) == (574, 546)  # every deck of the board is on one side
+
+
+def test_held_out_suites_of_a_board_with_many_decks_share_no_deck_with_training() -> None:
+    # Half of these decks are held out, so a deal that ignored the side would be found among the first few.
+    sides = {suite: [_side(shuffled_deck(SIMPLE, suite, seed)) for seed in range(200)] for suite in ("train", "eval")}
+    assert set(sides["train"]) == {0}
+    assert set(sides["eval"]) == {1}
+
+
+def _side(deck: tuple[Card, ...]) -> int:
+    identities = bytes(card.color * SIMPLE.num_ranks + card.rank for card in deck)
+    return hashlib.sha256(b"hanabi side v1|3x2|" + identities).digest()[0] & 1
+
+
+def test_a_record_of_version_0_1_names_the_deck_that_was_dealt_then() -> None:
+    old = recorded_spec("laptop", 2, "2beb8aa616bb")
+    assert old is not None
+    assert _text(shuffled_deck(old, "train", 0)) == "R1 Y1 R1 R1 R2 Y1 Y1 Y2"
+    assert recorded_spec("laptop", 2, "6d2c920b5b32") == LAPTOP
+    assert recorded_spec("laptop", 2, "000000000000") is None
 
 
 @pytest.mark.parametrize(
     ("suite", "held_out"),
-    [("train", False), ("warm-start", False), ("eval", True), ("eval-final", True), ("test", True)],
+    [
+        *[("train", False), ("warm-start", False), ("eval", True), ("eval-final", True), ("test", True)],
+        *[("split-train", False), ("split-eval", True), ("split-test-2", True)],
+    ],
 )
 def test_the_name_of_a_suite_says_whether_it_is_held_out(suite: str, held_out: bool) -> None:
     assert is_held_out(suite) is held_out

@@ -82,8 +82,8 @@ def test_these_boards_have_the_largest_hand_that_still_allows_every_point(preset
         assert make_spec(preset, num_players, hand_size=spec.hand_size + 1).reachable_max < spec.max_score
 
 
-def test_the_hash_names_the_rules_and_not_the_preset() -> None:
-    assert make_spec("laptop").hash == "2beb8aa616bb"
+def test_the_hash_names_rules_and_deals_and_not_the_preset() -> None:
+    assert (make_spec("laptop").hash, make_spec("laptop").rules_hash) == ("6d2c920b5b32", "2beb8aa616bb")
     assert make_spec("full").hash == "10743f8424a0"
     assert make_spec("marshal-mini").hash == make_spec("mini").hash
     assert make_spec("mini", max_lives=1).hash == make_spec("laptop").hash
@@ -92,6 +92,15 @@ def test_the_hash_names_the_rules_and_not_the_preset() -> None:
         for name, value in [("num_colors", 4), ("num_ranks", 4), ("hand_size", 4), ("max_hints", 4), ("max_lives", 4)]
     }
     assert len(hashes | {make_spec("full").hash, make_spec("full", 3).hash}) == 7
+
+
+def test_boards_with_fewer_than_a_million_decks_deal_all_of_them() -> None:
+    # Orders of the cards over orders of equal cards: 8! / (3! 3!), 10! / (3! 2! 2! 2!), 12! / (3! 3! 3!).
+    counts = {"laptop": 1120, "hle-very-small": 75_600, "marshal-simple": 2_217_600}
+    assert {name: make_spec(name).num_decks for name in counts} == counts
+    assert {name for name in PRESETS if make_spec(name).deals_all_decks} == {
+        *("laptop", "marshal-mini", "mini", "hle-very-small")
+    }
 
 
 @pytest.mark.parametrize(

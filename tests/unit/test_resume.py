@@ -9,7 +9,8 @@ import pytest
 from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.resume import ResumePoint, plan_resume, read_resume, write_resume
+from hanabi_grpo.games import make_spec
+from hanabi_grpo.resume import ResumePlan, ResumePoint, check_decks, plan_resume, read_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.settings import Settings, settings_values
 from torn_checkpoints import write
@@ -120,6 +121,28 @@ def test_another_output_dir_forks(tmp_path: Path) -> None:
     run(new)
     with pytest.raises(RunFolderError, match=r"holds another run already \(settings\.json\).*by RESUME=latest"):
         plan_resume(Settings(resume=str(folder), output_dir=new))
+
+
+def test_a_run_of_version_0_1_on_half_of_the_decks_only_starts_a_new_one(tmp_path: Path) -> None:
+    def plan(*boards: str, **settings: Any) -> ResumePlan:
+        folder = run(tmp_path / f"run{len(list(tmp_path.iterdir()))}")
+
+        def fill(partial: Path) -> None:
+            (partial / "trainer").mkdir()
+            (partial / "trainer/state.json").write_text("{}")
+
+        write_checkpoint(folder, 10, fill, {"board_hashes": list(boards)}, needed_bytes=2)
+        found = plan_resume(Settings(resume=str(folder), **settings))
+        assert found is not None
+        return found
+
+    laptop, full = "2beb8aa616bb", "10743f8424a0"
+    with pytest.raises(SettingsError) as refused:
+        check_decks(plan(laptop, full))
+    assert "was trained by version 0.1 on half of the decks of laptop; this version deals all" in str(refused.value)
+    assert "OUTPUT_DIR=(a new folder)" in str(refused.value)
+    check_decks(plan(laptop, output_dir=tmp_path / "new"))
+    check_decks(plan(make_spec("laptop").hash, full))
 
 
 def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_path: Path) -> None:

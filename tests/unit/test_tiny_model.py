@@ -77,8 +77,8 @@ def test_a_sample_is_exactly_the_conversation_of_the_rollout() -> None:
 def test_a_single_turn_is_a_conversation_that_begins_there() -> None:
     chat = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
     teacher = HintBot(noise=0.4)
-    [episode] = play_episodes_sync(LAPTOP, [ShownPolicy(inner=teacher)] * 2, SUITE, [5])
-    [sample, _] = play_corpus(LAPTOP, teacher, chat, first_seed=5, num_games=1)
+    [episode] = play_episodes_sync(LAPTOP, [ShownPolicy(inner=teacher)] * 2, SUITE, [2])
+    [sample, _] = play_corpus(LAPTOP, teacher, chat, first_seed=2, num_games=1)
     turns = single_turns(sample)
     assert len(turns) == len(episode.trajectory(0)) > 1
     assert [token for turn in turns for token in turn.ids] == list(sample.ids)
@@ -88,7 +88,7 @@ def test_a_single_turn_is_a_conversation_that_begins_there() -> None:
         assert sum(turn.is_reply) == len(reply)
 
 
-def test_the_teacher_never_sees_a_held_out_deck() -> None:
+def test_the_teacher_never_sees_a_deal_of_an_evaluation() -> None:
     assert not is_held_out(SUITE)
 
 

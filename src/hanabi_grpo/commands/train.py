@@ -19,7 +19,7 @@ from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.datasets import load_rows, mix_line, num_steps
 from hanabi_grpo.fingerprint import resolve_model
-from hanabi_grpo.resume import ResumePlan, plan_resume, write_resume
+from hanabi_grpo.resume import ResumePlan, check_decks, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
@@ -91,6 +91,7 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     lines = [f"RESUME={settings.resume}: {resume.summary}"]
     lines += [f"    passed over: {reason}" for reason in resume.skipped]
     if resume.checkpoint is not None:
+        check_decks(resume)
         saved = read_saved_settings(resume.checkpoint.parent)
         notes = check_compatible(saved, settings, fork=resume.fork)
         lines += [f"    changed since: {note}" for note in notes]

@@ -11,7 +11,7 @@ from hanabi_grpo.comparison.curves import Axis, Curve, arm_curves, common_end, l
 from hanabi_grpo.comparison.held_out import ArmScore, Difference, HeldOut, held_out
 from hanabi_grpo.comparison.runs import Arm, Run
 from hanabi_grpo.comparison.seeds import SeedEstimate, over_seeds
-from hanabi_grpo.dynamics.played import board_of
+from hanabi_grpo.games import PRESETS, make_spec
 from hanabi_grpo.report import ATTAINABLE, ATTAINABLE_SOURCE, Sheet, attainable_row, board_title
 
 _NONE = "–"
@@ -46,8 +46,9 @@ class Comparison:
             if kind.example.preset == self.board:
                 return kind.example.reachable_max
         players = next((run.num_players for arm in self.arms for run in arm.runs if run.num_players), None)
-        spec = board_of(self.board, players) if players else None
-        return spec.reachable_max if spec else None
+        if players is None or self.board not in PRESETS or players not in PRESETS[self.board].players:
+            return None
+        return make_spec(self.board, players).reachable_max
 
 
 def compare_arms(

@@ -26,8 +26,8 @@ def board_figures(episodes: Sequence[Episode], games: Sequence[PlayedGame]) -> d
     shares = []
     for episode in episodes:
         scores.setdefault(episode.preset, []).append(episode.score)
-        board = board_of(episode.preset, episode.num_players)
-        if board is not None and board.hash == episode.spec_hash:
+        board = board_of(episode.preset, episode.num_players, episode.spec_hash)
+        if board is not None:
             shares.append(episode.score / board.reachable_max)
     figures = {f"games/{board}": float(len(values)) for board, values in scores.items()}
     figures |= {f"score/{board}": sum(values) / len(values) for board, values in scores.items()}

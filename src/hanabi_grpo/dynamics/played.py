@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
-from hanabi_grpo.games import Action, Card, Game, GameSpec, make_spec, parse_action, shuffled_deck
+from hanabi_grpo.games import Action, Card, Game, GameSpec, parse_action, recorded_spec, shuffled_deck
 from hanabi_grpo.partners import is_trained
 from hanabi_grpo.types import Episode, ReplyKind
 
@@ -45,10 +45,10 @@ def replayed(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> list[Pl
     found = []
     decks: dict[tuple[str, int, str, int], tuple[Card, ...]] = {}
     for episode in (episode for group in groups for episode in group):
-        spec = board_of(episode.preset, episode.num_players)
-        if spec is None or spec.hash != episode.spec_hash:
+        spec = board_of(episode.preset, episode.num_players, episode.spec_hash)
+        if spec is None:
             continue
-        key = (episode.preset, episode.num_players, episode.suite, episode.seed)
+        key = (episode.spec_hash, episode.num_players, episode.suite, episode.seed)
         if key not in decks:
             try:
                 decks[key] = shuffled_deck(spec, episode.suite, episode.seed)
@@ -62,10 +62,10 @@ def replayed(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> list[Pl
 
 
 @functools.lru_cache(maxsize=64)
-def board_of(preset: str, num_players: int) -> GameSpec | None:
-    """Return a board by its name; None where this version has none."""
+def board_of(preset: str, num_players: int, spec_hash: str) -> GameSpec | None:
+    """Return the board of a recorded game; None where this version has no such board."""
     try:
-        return make_spec(preset, num_players)
+        return recorded_spec(preset, num_players, spec_hash)
     except GameParameterError:
         return None
 

@@ -68,7 +68,9 @@ def boards(origin: Origin) -> list[str]:
     known: dict[str, str] = {}
     for name, preset in PRESETS.items():
         for count in preset.players:
-            known.setdefault(make_spec(name, count).hash, name)
+            spec = make_spec(name, count)
+            known.setdefault(spec.hash, name)
+            known.setdefault(spec.rules_hash, f"{name} with half of its decks" if spec.deals_all_decks else name)
     hashes = origin.saved.facts.get("board_hashes", [])
     return [known.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
 

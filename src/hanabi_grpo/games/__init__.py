@@ -13,7 +13,7 @@ Map:
 from hanabi_grpo.games.actions import format_action, parse_action
 from hanabi_grpo.games.deals import is_held_out, shuffled_deck
 from hanabi_grpo.games.game import Game
-from hanabi_grpo.games.presets import PRESETS, GameSpec, Preset, attainable, make_spec
+from hanabi_grpo.games.presets import PRESETS, GameSpec, Preset, attainable, make_spec, recorded_spec
 from hanabi_grpo.games.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
 
 __all__ = [
@@ -33,5 +33,6 @@ __all__ = [
     "is_held_out",
     "make_spec",
     "parse_action",
+    "recorded_spec",
     "shuffled_deck",
 ]

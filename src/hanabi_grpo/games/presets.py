@@ -8,7 +8,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hanabi_grpo.errors import GameParameterError
@@ -57,6 +57,8 @@ class GameSpec:
     hand_size: int
     max_hints: int
     max_lives: int
+    halves_decks: bool = False
+    """Deal half of the decks to training, however few there are: version 0.1 did, and its records name such decks."""
 
     def __post_init__(self) -> None:
         """Check every range; OpenSpiel would not raise but end the process."""
@@ -93,7 +95,7 @@ class GameSpec:
     @property
     def deals_all_decks(self) -> bool:
         """Whether training and evaluation draw from all decks of the board, because they are few."""
-        return self.num_decks < FEW_DECKS
+        return self.num_decks < FEW_DECKS and not self.halves_decks
 
     @property
     def reachable_max(self) -> int:
@@ -116,8 +118,8 @@ class GameSpec:
         return self._hash(" decks=all" if self.deals_all_decks else "")
 
     @property
-    def hash_until_0_1(self) -> str:
-        """The hash in runs of version 0.1, which trained on half of the decks of every board."""
+    def rules_hash(self) -> str:
+        """Twelve hex digits that name the rules alone; version 0.1 wrote it where `hash` stands now."""
         return self._hash("")
 
     def _hash(self, deals: str) -> str:
@@ -228,14 +230,26 @@ def make_spec(preset: str, num_players: int | None = None, **overrides: int) -> 
                 f"{name}={overrides[name]!r}: no such parameter; {_did_you_mean(name, tuple(values))}"
                 f"allowed: {', '.join(values)}."
             )
-    return GameSpec(preset=preset, num_players=num_players, **(values | overrides))
+    return GameSpec(preset=preset, num_players=num_players, **(values | overrides))  # type: ignore[arg-type]
+
+
+def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | None:
+    """Return the board that a record names; None where this version has no such board.
+
+    Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of the decks.
+
+    Raises:
+        GameParameterError: Unknown preset, or a number of players that it is not for.
+    """
+    spec = make_spec(preset, num_players)
+    return next((one for one in (spec, replace(spec, halves_decks=True)) if one.hash == board_hash), None)
 
 
 _ATTAINED = {(2, 2, 2, 3, 3, 1): 3.78, (2, 2, 2, 3, 3, 3): 3.78}
 """Players, colours, ranks, cards in a hand, hints and lives of a board to what the best known players score on it.
 
-Found by alternating exact best response (each player in turn gets the best reply to the other, over all 1120 decks) with
-random restarts, and replayed move by move on these rules: 3.779 with one life, 3.792 with three, 2000 deals each.
+Found by alternating exact best response (each player in turn gets the best reply to the other, over all 1120 decks)
+with random restarts, and replayed move by move on these rules: 3.779 with one life, 3.792 with three, 2000 deals each.
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import GameParameterError, ServerError, SettingsError
-from hanabi_grpo.games import COLOR_LETTERS, Card, GameSpec, make_spec, shuffled_deck
+from hanabi_grpo.games import COLOR_LETTERS, Card, GameSpec, make_spec, recorded_spec, shuffled_deck
 from hanabi_grpo.runs import sync_folder
 from hanabi_grpo.types import Episode, player_names
 from hanabi_grpo.wire import episode_from_json, episode_to_json
@@ -51,13 +51,14 @@ class Recording:
         """
         episode = self.episode
         try:
-            spec = make_spec(episode.preset, episode.num_players)
+            spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
         except GameParameterError as error:
             raise SettingsError(f"{self.where}: {error}") from error
-        if spec.hash != episode.spec_hash:
+        if spec is None:
+            here = make_spec(episode.preset, episode.num_players).hash
             raise SettingsError(
                 f"{self.where}: recorded on a board {episode.preset} with hash {episode.spec_hash}; here that board "
-                f"is {spec.hash}. Watch it with the version of hanabi_grpo that recorded it."
+                f"is {here}. Watch it with the version of hanabi_grpo that recorded it."
             )
         return spec
 

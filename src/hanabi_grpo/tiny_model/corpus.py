@@ -12,7 +12,7 @@ from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.types import Episode, Reply
 
 SUITE = "train-warm-start"
-"""A training suite: the held-out decks of evaluation are never among its deals."""
+"""A training suite: no deal of an evaluation is among its deals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,7 +133,7 @@ class Encoder:
     def _replay(self, recording: Recording) -> tuple[list[str], list[Action]]:
         """Play a game again; returns what each mover was shown, and the moves."""
         spec, ours = recording.spec(), self.config.spec()
-        if spec.hash != ours.hash or spec.num_players != ours.num_players:
+        if spec.rules_hash != ours.rules_hash:
             raise SettingsError(
                 f"{recording.where}: a game of {spec.preset} with {spec.num_players} players, wanted {ours.preset} "
                 f"with {ours.num_players}; choose by --preset and --players (or HANABI_PRESET and HANABI_PLAYERS)."

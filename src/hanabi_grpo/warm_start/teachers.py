@@ -21,7 +21,7 @@ from hanabi_grpo.rollouts import play_episodes_sync
 from hanabi_grpo.types import Episode, Reply
 
 SUITE = "train-warm-start"
-"""A training suite: the held-out decks of evaluation are never among its deals."""
+"""A training suite: no deal of an evaluation is among its deals."""
 _FLAGS, _MOVES = "warm-start noise", "warm-start noise move"
 _CHUNK = 100
 
