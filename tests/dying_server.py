@@ -1,21 +1,25 @@
 """A rollout server whose engine dies on request: `python dying_server.py PORT FOLDER`, see test_server_restart.py.
 
 The engine is dead once FOLDER holds the file "die", which it removes. Each process image appends one line of JSON to
-FOLDER/images: what of the process survived.
+FOLDER/images: what of the process survived. With CORE=hangs or CORE=dead there is
+an engine core with two workers, and at the engine's death the core is one or the other.
 """
 
 import asyncio
 import ctypes
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
 from pathlib import Path
 
+import psutil
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -25,13 +29,16 @@ from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.main import _listen
-from hanabi_grpo.server.restart import COUNT_VARIABLE, Restarts, reap_children, restart_at_latest
+from hanabi_grpo.server.restart import COUNT_VARIABLE, Restarts, mark_children, reap_children, restart_at_latest
 from hanabi_grpo.server.serving import serve_until_dead
+
+_CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
+"""An engine core with two workers, which nothing ties to it."""
 
 
 class _Engine:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, core: "subprocess.Popen[str]") -> None:
+        self.folder, self.core = folder, core
         self.dead = False
 
     @property
@@ -39,6 +46,9 @@ class _Engine:
         if (self.folder / "die").exists():
             (self.folder / "die").unlink()
             self.dead = True
+            if os.environ.get("CORE") == "dead":
+                self.core.kill()
+                self.core.wait()
         return self.dead
 
 
@@ -49,6 +59,7 @@ def main() -> None:
     set_up_logging()
     restarts = Restarts(allowed=allowed, healthy_seconds=healthy)
     reap_children()
+    mark_children()
     listener = _listen("127.0.0.1", port)
     die_with_parent(signal.SIGTERM)
     os.environ["SET_BY_A_LIBRARY"] = "yes"
@@ -56,6 +67,9 @@ def main() -> None:
     # What an engine leaves behind: a child that ignores the end, and a file that a new image would inherit.
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
     child.start()
+    core = subprocess.Popen(["bash", "-c", _CORE if "CORE" in os.environ else ":"], stdout=subprocess.PIPE, text=True)
+    file = folder / "images"
+    earlier = [json.loads(line)["workers"] for line in file.read_text().splitlines()] if file.exists() else []
     leak = os.open(folder, os.O_RDONLY)
     os.set_inheritable(leak, True)
     deathsig = ctypes.c_int()
@@ -66,16 +80,25 @@ def main() -> None:
         "count": os.environ.get(COUNT_VARIABLE),
         "library": "SET_BY_A_LIBRARY" in restarts.environment,
         "child": child.pid,
+        "workers": [int(line) for line in itertools.islice(core.stdout or (), 2)],
+        "left": [pid for workers in earlier for pid in workers if _is_alive(pid)],
         "deathsig": deathsig.value,
         "files": len(os.listdir("/proc/self/fd")),
         "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
         "arguments": sys.argv[1:],
     }
-    with (folder / "images").open("a") as file:
-        file.write(json.dumps(image) + "\n")
-    died = asyncio.run(_run(_Engine(folder), listener, restarts, image["instance"]))
+    with file.open("a") as images:
+        images.write(json.dumps(image) + "\n")
+    died = asyncio.run(_run(_Engine(folder, core), listener, restarts, image["instance"]))
     if died:
         restarts.after_engine_death()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def _run(engine: _Engine, listener: socket.socket, restarts: Restarts, instance: str) -> bool:

@@ -36,7 +36,7 @@ from hanabi_grpo.wire import PROTOCOL
 SHAPES = {f"model.layers.{layer}.self_attn.{name}": (8, 6) for layer in (0, 1) for name in ("q_proj", "v_proj")}
 RANK = 8
 PLAYERS = player_names(2)
-RUN_ID, TRAINER_ID = "outputs/run", "0" * 32
+RUN_ID, TRAINER_ID, SECRET = "outputs/run", "0" * 32, "5" * 64
 OWNER = session_headers(RUN_ID, TRAINER_ID)
 PEFT_CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -49,6 +49,9 @@ PEFT_CONFIG: dict[str, Any] = {
     "use_rslora": False,
     "inference_mode": True,
 }
+JSON = {"content-type": "application/json"}
+POST_INFER = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+"""The beginning of a request that a test writes by hand."""
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
 
@@ -69,6 +72,7 @@ class WordEngine:
     def __init__(self) -> None:
         self.is_dead = False
         self.stopped = False
+        self.silence = 0.0
         self.seconds = 0.0
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
@@ -89,6 +93,10 @@ class WordEngine:
             raise RuntimeError("engine dead")
         self.num_samples += 1
         return word_reply(lora, prompt_ids)
+
+    @property
+    def state(self) -> str:
+        return "engine dead" if self.is_dead else "ok"
 
     async def reset_prefix_cache(self) -> bool:
         return True
@@ -193,12 +201,16 @@ def running_app(
             raise RuntimeError("the app's thread did not end within 20 s")
 
 
-def adapter_bytes(value: float = 0.5, *, dtype: torch.dtype = torch.float32, rank: int = RANK) -> bytes:
-    """A valid upload whose tensors all hold `value`."""
+def adapter_bytes(
+    value: float = 0.5, up: float | None = None, *, dtype: torch.dtype = torch.float32, rank: int = RANK
+) -> bytes:
+    """A valid upload whose tensors all hold `value`, those of B `up` where it is given."""
     tensors = {}
     for module, (num_out, num_in) in SHAPES.items():
         tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((rank, num_in), value, dtype=dtype)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, rank), value, dtype=dtype)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full(
+            (num_out, rank), value if up is None else up, dtype=dtype
+        )
     return save(tensors)
 
 
@@ -217,6 +229,7 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         "protocol": PROTOCOL,
         "run_id": RUN_ID,
         "trainer_id": TRAINER_ID,
+        "secret": SECRET,
         "adapters": list(PLAYERS),
         "lora_rank": RANK,
         "games": game_claims([LAPTOP]),

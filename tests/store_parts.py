@@ -65,6 +65,7 @@ def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionReq
         "protocol": PROTOCOL,
         "run_id": run_id,
         "trainer_id": trainer_id,
+        "secret": "5" * 64,
         "adapters": list(PLAYERS),
         "lora_rank": 2,
         "model_fingerprint": "m",
@@ -95,7 +96,7 @@ def served(store: AdapterStore) -> dict[str, Any]:
 
 
 def folders_on_disk(store: AdapterStore) -> list[str]:
-    return sorted(path.name.rpartition("-")[0] for path in store._folders.root.iterdir())
+    return sorted(path.name.rpartition("-")[0] for path in store._folders.root.iterdir() if path.is_dir())
 
 
 Scenario = Callable[[AdapterStore, Loads], Awaitable[None]]

@@ -1,6 +1,20 @@
 # Sourced by the launch scripts: set-up, then helpers for variables that a script gives a default of its own.
 # The working directory is the repository's root; $@ are the script's own options.
 
+# -h and --version show and end, before anything is installed; -h shows the head of the script that was called.
+for word in "$@"; do
+    case $word in
+    -h | --help)
+        (cd "$OLDPWD" && sed -n '2,/^[^#]/ s/^# \{0,1\}//p' "$0")
+        exit 0
+        ;;
+    --version)
+        sed -n 's/^version = "\(.*\)"/hanabi-grpo \1/p' pyproject.toml
+        exit 0
+        ;;
+    esac
+done
+
 # only_looks: do the script's options ask to print or to check, so that nothing may be made or started?
 only_looks() { [[ " $* " == *" --print-config "* || " $* " == *" --dry-run "* ]]; }
 

@@ -42,8 +42,7 @@ must_be_new() {
 
 warm_start() {
     local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$board-seed-$seed
-    export MODEL=$tiny DATASET=$folder/deals.jsonl
-    run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
+    export MODEL=$tiny
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
         export MODEL=$warm/model
         return

@@ -62,7 +62,7 @@ find_wheels() {
 
 list_cpu_torch() { # folder -> names of the pinned torch's CPU wheels for this machine
     local version
-    version=$(sed -n 's/^ *"torch==\([^"]*\)".*/\1/p' pyproject.toml)
+    version=$(sed -n 's/^ *"torch==\([^"]*\)".*/\1/p' pyproject.toml | sed 1q)
     find "${1#file://}" -maxdepth 1 -name "torch-$version+cpu-*_$(uname -m).whl" 2>/dev/null || true
 }
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hanabi_grpo import __version__
 from hanabi_grpo.cli_games import games
 from hanabi_grpo.commands.bench import bench
 from hanabi_grpo.commands.chart import chart
@@ -14,6 +15,7 @@ from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.export import export
 from hanabi_grpo.commands.report_page import report_page
 from hanabi_grpo.commands.simulate import simulate
+from hanabi_grpo.commands.tiny_model import tiny_model
 from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
 from hanabi_grpo.commands.watch import watch
@@ -34,6 +36,14 @@ _LookJson = Annotated[bool, typer.Option("--json", help="One JSON object, with o
 class _Group(TyperGroup):
     """Turns the package's own errors into a message and exit code 2; any other error keeps its traceback."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # Here and not as an option of each command: also those that pass options on must not start anything.
+        if "--version" in args:
+            print(f"hanabi-grpo {__version__}")
+            raise typer.Exit
+        # Only as a word of its own: vLLM has options such as -dph.
+        return super().parse_args(ctx, ["--help" if word == "-h" else word for word in args])
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -50,7 +60,8 @@ app = typer.Typer(
     no_args_is_help=True,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,
-    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings",
+    help="Train teams of language models to play Hanabi. Settings are environment variables: hanabi-grpo settings. "
+    "-h and --version work behind every command.",
 )
 
 
@@ -58,11 +69,14 @@ app = typer.Typer(
 def serve(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Start the rollout server (terminal 1). Further options go to vLLM.
+    """Start the rollout server (terminal 1). Further options go to vLLM, see docs/pass-through.md.
 
     Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
     HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
+    from hanabi_grpo.settings.pass_through import check_options
+
+    check_options("server", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -77,11 +91,14 @@ def serve(
 def train(
     ctx: typer.Context, print_config: _PrintConfig = False, dry_run: _DryRun = False, as_json: _LookJson = False
 ) -> None:
-    """Wait for the server, then train (terminal 2). Further options go to ms-swift.
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see docs/pass-through.md.
 
     Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
     NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
+    from hanabi_grpo.settings.pass_through import check_options
+
+    check_options("trainer", ctx.args)
     if print_config or dry_run or as_json:
         from hanabi_grpo.commands.dry_run import look
 
@@ -215,22 +232,6 @@ def cross_play(
     )
 
 
-@app.command("tiny-model")
-def tiny_model(
-    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("outputs/tiny-model"),
-    preset: Annotated[
-        list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
-    steps: Annotated[int, typer.Option(help="Steps of the warm start.")] = 900,
-    force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
-) -> None:
-    """Make the tiny model that trains on a laptop, for HANABI_PLAYERS players; at once when it is there already."""
-    from hanabi_grpo.commands.tiny_model import tiny_model as run
-
-    run(out, presets=preset or [], seed=seed, steps=steps, force=force)
-
-
 @app.command()
 def report(
     before: Annotated[Path, typer.Option(help="Evaluation of the base model.")],
@@ -273,14 +274,20 @@ def dynamics(
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
+    pass_through: Annotated[
+        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
+    ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     import json
 
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
+    from hanabi_grpo.settings.pass_through import pass_through_markdown
 
-    if as_markdown:
+    if pass_through:
+        sys.stdout.write(pass_through_markdown())
+    elif as_markdown:
         sys.stdout.write(environment_markdown())
     elif as_json:
         sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")
@@ -386,6 +393,7 @@ app.command()(watch)
 app.command()(chart)
 app.command()(simulate)
 app.command("report-page")(report_page)
+app.command("tiny-model")(tiny_model)
 app.command()(export)
 app.command()(upload)
 app.command()(bench)

@@ -10,15 +10,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import httpx
+
 from hanabi_grpo.deal_rows import games_of, rows_of
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.handshake import CommitAnswer, LendAnswer, ReplyAnswer, config_digest
+from hanabi_grpo.http_bounds import MAX_ANSWER
 from hanabi_grpo.http_calls import WHO, as_model
 from hanabi_grpo.seating import frozen_name, seat_adapter
 from hanabi_grpo.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
 from hanabi_grpo.types import DroppedGame, Episode, Reply
 
 __all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "each_server", "server_name", "server_url"]
+
+
+_ROW_BYTES = 4 << 20
+"""Of one player's part of a game: 40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice."""
+_UPLOAD_PACE = 1 << 20
+"""Bytes a second of the slowest link that an adapter may be pushed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +174,9 @@ class RolloutClient(SessionClient):
             "request_config": {"max_tokens": max_tokens, "temperature": temperature},
             "adapters": None if adapters is None else dict(adapters),
         }
-        outputs = self._json(
-            lambda: self._http.post("/infer/", json=body, timeout=self._rollout_timeout), "playing games", tries=1
-        )
+        bound = {"max_bytes": MAX_ANSWER + len(rows) * _ROW_BYTES}
+        post = partial(self._http.post, "/infer/", json=body, timeout=self._rollout_timeout, extensions=bound)
+        outputs = self._json(post, "playing games", tries=1)
         groups: list[list[Episode]] = [[] for _ in deals]
         dropped = []
         try:
@@ -186,5 +195,7 @@ class RolloutClient(SessionClient):
             "x-peft-config": json.dumps(config),
             "content-type": "application/octet-stream",
         }
-        put = partial(self._http.put, path, params={"version": version}, content=body, headers=headers)
+        seconds = self._answer_timeout.as_dict()
+        timeout = httpx.Timeout(**{**seconds, "read": (seconds["read"] or 0.0) + len(body) / _UPLOAD_PACE})
+        put = partial(self._http.put, path, params={"version": version}, content=body, headers=headers, timeout=timeout)
         return self._json(put, what)

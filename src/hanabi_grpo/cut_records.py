@@ -2,11 +2,10 @@
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hanabi_grpo.runs import sync_folder
+from hanabi_grpo.runs import write_bytes_atomic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,14 +42,7 @@ def _cut_metrics(run_folder: Path, step: int) -> int:
     if late:
         _append_once(run_folder / "metrics.discarded.jsonl", b"".join(line + b"\n" for line in late))
     kept = b"".join(line + b"\n" for line in lines if line and not _is_late(line, step))
-    handle, temporary = tempfile.mkstemp(dir=run_folder, prefix=".metrics.jsonl.", suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(file.fileno(), 0o644)
-        file.write(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(run_folder)
+    write_bytes_atomic(path, kept)
     return len(late)
 
 

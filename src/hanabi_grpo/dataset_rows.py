@@ -67,13 +67,14 @@ def _game(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
         if key in given and given[key] != default:
             if key in settings.model_fields_set:
                 raise ValueError(
-                    f"env_config {key}={given[key]!r}, but {names[key].env}={default!r} is set as well; "
-                    "unset one of them, or make them equal."
+                    f"env_config {key}={given[key]!r}, but {names[key].env}={default!r} is set as well. Unset DATASET, "
+                    f"and the settings decide; or unset {names[key].env}."
                 )
             if key == "players":
                 # The server makes room for one adapter per player before it sees a row.
                 raise ValueError(
-                    f"env_config players={given[key]!r} needs HANABI_PLAYERS={given[key]!r} in both terminals."
+                    f"env_config players={given[key]!r} needs HANABI_PLAYERS={given[key]!r} in both terminals, "
+                    "or unset DATASET."
                 )
     if game["preset"] is None:
         raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")

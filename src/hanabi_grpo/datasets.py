@@ -1,5 +1,6 @@
 """Dataset rows (JSON Lines) and the endless, repeatable list of deals that they stand for."""
 
+import json
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -14,6 +15,24 @@ from hanabi_grpo.settings import Settings
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
+
+
+PROMPT = "Play Hanabi with your team."
+
+
+def training_rows(settings: Settings) -> list[dict[str, Any]]:
+    """Return the rows that a run plays: those of DATASET, or without it one that the settings decide.
+
+    Returns:
+        As `load_rows`.
+
+    Raises:
+        SettingsError: As `load_rows`.
+    """
+    if settings.dataset is not None:
+        return load_rows(settings.dataset, settings)
+    row = {"messages": [{"role": "user", "content": PROMPT}], "env_config": {}}
+    return [parse_row(json.dumps(row).encode(), settings)]
 
 
 def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
@@ -33,8 +52,8 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Make one: "
-            f"hanabi-grpo dataset --preset laptop --out {path}"
+            f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of HANABI_PRESET, or "
+            f"make one: hanabi-grpo dataset --preset laptop --out {path}"
         ) from error
     return parse_rows(content, path, settings)
 
@@ -117,7 +136,7 @@ def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
                 "give the last row no until_step."
             )
         return steps
-    epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: {settings.dataset}"
+    epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: {settings.dataset or 'without DATASET a run'}"
     if any(not row["seeds"] for row in rows):
         raise SettingsError(
             f"{epochs} has a row without seeds, which draws fresh deals for ever, so an epoch has no end. "

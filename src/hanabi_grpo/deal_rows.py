@@ -12,7 +12,7 @@ from typing import Any
 
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.episode_check import check_episode
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import ServerError, SettingsError, shown
 from hanabi_grpo.games import shuffled_deck
 from hanabi_grpo.seating import check_seat
 from hanabi_grpo.types import DroppedGame, Episode
@@ -127,7 +127,7 @@ def _deal_and_player(data: Mapping[str, Any]) -> tuple[str, int, int]:
     suite, seed, player = data["suite"], data["seed"], data["player"]
     for name, value, wanted in (("suite", suite, str), ("seed", seed, int), ("player", player, int)):
         if type(value) is not wanted:
-            raise TypeError(f"{name}={value!r} is no {'text' if wanted is str else 'whole number'}")
+            raise TypeError(f"{name}={shown(value)} is no {'text' if wanted is str else 'whole number'}")
     return suite, seed, player
 
 
@@ -136,7 +136,7 @@ def _seats(data: Mapping[str, Any], num_players: int) -> tuple[str, ...] | None:
     if given is None:
         return None
     if not isinstance(given, list | tuple) or len(given) != num_players:
-        raise TypeError(f"seats={given!r:.80}: give a list of {num_players} seats")
+        raise TypeError(f"seats={shown(given)}: give a list of {num_players} seats")
     return tuple(check_seat(seat) for seat in given)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.games.presets import GameSpec, make_spec
 from hanabi_grpo.rewards import RewardWeights
 
@@ -82,4 +82,4 @@ def _problem(item: dict[str, Any]) -> str:
         return f"unknown key {key!r}{hint} allowed: {', '.join(allowed)}"
     if item["type"] == "missing":
         return f"key {key!r} is missing"
-    return f"{key}={item['input']!r}: {message}"
+    return f"{key}={shown(item['input'])}: {message}"

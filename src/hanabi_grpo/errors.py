@@ -4,6 +4,33 @@ Each message says what is wrong, the value, what is allowed and the next step; e
 stdlib type, so that callers who know nothing of this package can still catch it.
 """
 
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return a value as a message quotes it, at most 80 characters; of a huge one only the beginning is looked at.
+
+    Example:
+        shown("x" * 10**8) == "'" + "x" * 79
+    """
+    return f"{_beginning(value, _SHOWN)!r:.{_SHOWN}}"
+
+
+def _beginning(value: Any, size: int) -> Any:
+    # Each level shows half as many items, so that deep nesting stays small too.
+    if isinstance(value, str | bytes):
+        return value[:_SHOWN]
+    if isinstance(value, Mapping):
+        return {_beginning(key, size): _beginning(item, size // 2) for key, item in islice(value.items(), size // 4)}
+    if isinstance(value, list | tuple):
+        start = [_beginning(item, size // 2) for item in islice(value, size // 3)]
+        return tuple(start) if isinstance(value, tuple) else start
+    return value
+
 
 class HanabiGrpoError(Exception):
     """Base of every error raised on purpose by this package."""
@@ -44,6 +71,10 @@ class AdapterError(HanabiGrpoError, ValueError):
 
 class VersionError(HanabiGrpoError, LookupError):
     """A policy version that is not, or no longer, held by the server."""
+
+
+class BusyError(VersionError):
+    """What the server cannot do now because others use what it needs; the same request succeeds when they are done."""
 
 
 class SessionError(VersionError):

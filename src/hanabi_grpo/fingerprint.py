@@ -38,8 +38,12 @@ def model_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> Path:
     """Return the local folder of a model, downloading a hub id when it is not a folder.
+
+    Args:
+        name: MODEL.
+        make: Command that makes a tiny model of the game, for the error.
 
     Raises:
         SettingsError: Neither a folder nor a hub id that can be had from here, or a model that brings code.
@@ -48,9 +52,7 @@ def resolve_model(name: str) -> Path:
     if folder.is_dir():
         return _without_code(folder.resolve())
     if name.startswith((".", "/", "outputs/")):
-        raise SettingsError(
-            f"MODEL={name}: no such folder. Make the tiny model with: .venv/bin/hanabi-grpo tiny-model --out {name}"
-        )
+        raise SettingsError(f"MODEL={name}: no such folder. Make the tiny model with: {make} --out {name}")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

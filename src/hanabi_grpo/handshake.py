@@ -46,6 +46,8 @@ class SessionRequest(BaseModel):
     protocol: int
     run_id: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
     trainer_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else is public."""
     adapters: list[_Text] = Field(min_length=1, max_length=5)
     lora_rank: int = Field(ge=1, le=512)
     model_fingerprint: _Text
@@ -129,6 +131,11 @@ class LogAnswer(BaseModel):
 
     next: int
     lines: list[str]
+
+
+def public_run(run_id: str) -> str:
+    """Return what a server tells everybody of the run that it works for: enough to recognise one's own."""
+    return hashlib.sha256(run_id.encode()).hexdigest()[:12]
 
 
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ import httpx
 
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.http_bounds import bounded_client
 
 logger = logging.getLogger(__name__)
 _EVERY = 5.0
@@ -74,7 +75,7 @@ class Heartbeat:
         self.stop()
 
     def _run(self) -> None:
-        with httpx.Client(headers=self._headers, timeout=self._every, trust_env=False) as http:
+        with bounded_client(headers=self._headers, timeout=self._every) as http:
             while not self.lost and not self._stop.wait(self._every):
                 self._beat(http)
 

@@ -1,6 +1,7 @@
 """One HTTP call to the rollout server: what came back as JSON, or an error that says whom to ask and what to do."""
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -10,31 +11,49 @@ from pydantic import BaseModel, ValidationError
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
 
+logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", bound=BaseModel)
 WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
 _PAUSE = 0.5
+_SAY_SECONDS = 60.0
+_LATER = (408, 409, 429, 503)
+"""Statuses that mean "later" where the answer has a Retry-After."""
 
 
-def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int) -> Any:
+def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int, patience: float = 0.0) -> Any:
     """Make a call and return the JSON of its answer.
+
+    A server that is busy with what others asked for says so, with a Retry-After: the call is made again after that
+    time, which does no harm, since a server that says so did nothing.
 
     Args:
         url: Of the server, for messages.
         call: Makes the request; called again after a lost connection.
         what: Name of the call, for messages.
         tries: How often a connection may be lost; 1 where a repeat would do harm.
+        patience: Seconds to go on asking a busy server, all together.
 
     Raises:
         ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
         ServerError: Any other answer than 200 with JSON, or a request that cannot be sent.
     """
-    response = _response(url, call, what, tries)
-    try:
-        data = json.loads(response.content)
-    except (ValueError, RecursionError):
-        data = None
-    if response.status_code != 200:
-        raise _refusal(url, response, data, what)
+    start, said = time.monotonic(), float("-inf")
+    while True:
+        response = _response(url, call, what, tries)
+        try:
+            data = json.loads(response.content)
+        except (ValueError, RecursionError):
+            data = None
+        if response.status_code == 200:
+            break
+        error, later = _refusal(url, response, data, what), _retry_after(response)
+        now = time.monotonic()
+        if later is None or now - start + later > patience:
+            raise error
+        if now - said > _SAY_SECONDS:
+            said = now
+            logger.warning("%s (asked again every %g s, for %.0f of %g s)", error, later, now - start, patience)
+        time.sleep(later)
     if data is None:
         raise ServerError(
             f"{url}: {what}: the answer is not JSON, or only a part of it: {response.text[:200]!r}. {WHO}"
@@ -87,6 +106,11 @@ def _response(url: str, call: Callable[[], httpx.Response], what: str, tries: in
             attempt += 1
         except httpx.RequestError as error:
             raise ServerError(f"{url}: {what}: the answer cannot be read: {error}. {WHO}") from error
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    seconds = response.headers.get("retry-after", "")
+    return float(seconds) if response.status_code in _LATER and seconds.isdecimal() and len(seconds) < 6 else None
 
 
 def _refusal(url: str, response: httpx.Response, data: Any, what: str) -> ServerError:

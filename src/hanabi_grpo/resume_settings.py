@@ -90,8 +90,10 @@ _PLACES = ("OUTPUT_DIR", "RESUME")
 _SETTINGS_FILE = "settings.json"
 
 
-def dataset_sha256(settings: Settings) -> str:
-    """Return the hash of the dataset file: the same name may hold other deals by now."""
+def dataset_sha256(settings: Settings) -> str | None:
+    """Return the hash of the dataset file: the same name may hold other deals by now. None without DATASET."""
+    if settings.dataset is None:
+        return None
     return hashlib.sha256(Path(settings.dataset).read_bytes()).hexdigest()
 
 
@@ -126,11 +128,11 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
             line = f"{name}: was {_shown(before[name])}, is {_shown(now[name])}"
             (problems if name in fixed else notes).append(line)
     recorded = saved.get("dataset_sha256")
-    if recorded is not None and not any(line.startswith("DATASET:") for line in problems + notes):
-        current = dataset_sha256(settings)
-        if current != recorded:
-            line = f"DATASET: the file's sha256 was {recorded[:12]}…, is {current[:12]}…: its deals are others"
-            (notes if fork else problems).append(line)
+    current = None if recorded is None else dataset_sha256(settings)
+    same_file = not any(line.startswith("DATASET:") for line in problems + notes)
+    if same_file and current and current != recorded:
+        line = f"DATASET: the file's sha256 was {str(recorded)[:12]}…, is {current[:12]}…: its deals are others"
+        (notes if fork else problems).append(line)
     if problems:
         only_meaning = all(line.split(":")[0] in MEANING for line in problems)
         fork_hint = ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)" if only_meaning else ""
@@ -188,7 +190,8 @@ def _same(name: str, before: Any, now: Any) -> bool:
     if before == now:
         return True
     # One folder may have two spellings.
-    return name in ("MODEL", "DATASET") and Path(str(before)).resolve() == Path(str(now)).resolve()
+    is_path = name in ("MODEL", "DATASET") and None not in (before, now)
+    return is_path and Path(str(before)).resolve() == Path(str(now)).resolve()
 
 
 def _shown(value: Any) -> str:

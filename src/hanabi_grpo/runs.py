@@ -5,8 +5,9 @@ import fcntl
 import json
 import math
 import os
+import re
+import secrets
 import socket
-import tempfile
 import uuid
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,11 +19,12 @@ from hanabi_grpo.settings import Settings
 
 LOCK = ".lock"
 RUN_ID = ".run-id"
+SECRET = ".run-secret"
 
 
 def run_folder_name(settings: Settings, now: datetime) -> str:
     """Return the name of a run that was given no OUTPUT_DIR, e.g. "laptop-20260131-093000"."""
-    return f"{settings.preset or Path(settings.dataset).stem}-{now:%Y%m%d-%H%M%S}"
+    return f"{settings.preset or Path(settings.dataset or 'run').stem}-{now:%Y%m%d-%H%M%S}"
 
 
 def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
@@ -44,11 +46,16 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
         used = used_entries(folder)
     except OSError as error:
         raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
+    if used and (holder := holder_of(folder)):
+        raise RunFolderError(
+            f"OUTPUT_DIR={str(folder)!r}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
+            "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in outputs/."
+        )
     if used:
         raise RunFolderError(
             f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])}"
             f"{', …' if len(used) > 3 else ''}). Choose another OUTPUT_DIR, unset it for a new folder in outputs/, "
-            f"remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
+            "or go on with that run: RESUME=latest"
         )
     return folder
 
@@ -74,6 +81,24 @@ def used_entries(folder: Path) -> list[str]:
         for entry in folder.iterdir()
         if entry.suffix != ".log" and entry.name != LOCK and not (entry.name[0] == "." and entry.suffix == ".tmp")
     )
+
+
+def holder_of(folder: Path) -> str:
+    """Return what another process that holds a run folder says of itself, e.g. "pid 12 on gpu7"; "" for nobody."""
+    try:
+        with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
+            holder = file.read(200).strip()
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return "" if holder == _me() else holder or "which has not said its name yet"
+    except OSError:
+        pass  # no lock there, or none that can be asked
+    return ""
+
+
+def _me() -> str:
+    return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def lock_run_folder(folder: Path) -> IO[str]:
@@ -108,7 +133,7 @@ def lock_run_folder(folder: Path) -> IO[str]:
             break
         file.close()
     file.truncate(0)
-    file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+    file.write(f"{_me()}\n")
     file.flush()
     os.set_inheritable(file.fileno(), True)
     return file
@@ -130,6 +155,25 @@ def run_identity(folder: Path) -> str:
     return f"{folder.resolve()} ({number.strip(chr(34))})"
 
 
+def run_secret(folder: Path) -> str:
+    """Return what proves to a rollout server that a trainer works in this folder; readable by its user alone.
+
+    It is made once and stays, so that a resumed run takes over its session at once.
+
+    Raises:
+        RunFolderError: The file holds something else.
+    """
+    path = folder / SECRET
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        secret = secrets.token_hex(32)
+        write_text_atomic(path, f"{secret}\n", mode=0o600)
+    if not re.fullmatch("[0-9a-f]{64}", secret):
+        raise RunFolderError(f"{path}: not 64 hexadecimal digits; remove it, and the next start makes another.")
+    return secret
+
+
 def leave_run_folder(folder: Path) -> None:
     """Remove a folder that holds nothing but this process's lock; for a run that ends before it began."""
     if [entry.name for entry in folder.iterdir()] == [LOCK]:
@@ -145,18 +189,29 @@ def write_json_atomic(path: Path, data: Any) -> None:
     write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_text_atomic(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a text file so that a reader, or a crash, sees the old file or the whole new one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    write_bytes_atomic(path, text.encode("utf-8"), mode=mode)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash, sees the old file or the whole new one.
+
+    Args:
+        path: Where.
+        data: What.
+        mode: Rights, of which the process's umask takes its share, as of every file.
+    """
+    # Not by mkstemp, whose files only their owner reads.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -1,11 +1,13 @@
 """The session part of the rollout server's HTTP routes: what every client asks, and a trainer that introduces its run.
 
 Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless. A server
-that was not reached, hung up or did not answer in time is a `ServerGoneError`; everything else that it may answer is a
-`ServerError`, and asking again cannot help.
+that is busy for others is asked again for a while, see `ClientTimeouts.busy`. One that was not reached, hung up or did
+not answer in time is a `ServerGoneError`; everything else that it may answer is a `ServerError`, and asking again
+cannot help.
 """
 
 import logging
+import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import httpx
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.http_calls import as_model, as_object, call_json
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.servers import split_address
@@ -62,15 +65,17 @@ def server_name(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimeouts:
-    """Longest waits, in seconds."""
+    """Longest waits, in seconds, each for a whole call: until the last byte of its answer."""
 
     connect: float = 5.0
     health: float = 5.0
     """For health, heartbeats and the release of a session."""
     answer: float = 60.0
-    """For every other answer but games."""
+    """For every other answer but games; an upload has a second more for each MiB."""
     rollout: float = 1800.0
     """For the games of one request."""
+    busy: float = 1800.0
+    """For guests of the server to be done with what a call needs; health, heartbeats and releases do not wait."""
 
 
 class SessionClient:
@@ -87,25 +92,23 @@ class SessionClient:
         self.url = url
         self.trainer_id = uuid.uuid4().hex
         """Names this trainer process to the server, which works for one at a time."""
+        self._secret = secrets.token_hex(32)
         self.session_timeout: float | None = None
         """Seconds of silence after which the server lets another trainer in; None without a session."""
         limits = timeouts or ClientTimeouts()
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._patience = limits.busy
         self._rollout_timeout = httpx.Timeout(limits.rollout, connect=limits.connect)
         self._short_timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
-        # trust_env=False: a proxy variable must not catch traffic to a server of ours.
-        self._http = httpx.Client(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(limits.answer, connect=limits.connect),
-            trust_env=False,
-        )
+        self._answer_timeout = httpx.Timeout(limits.answer, connect=limits.connect)
+        self._http = bounded_client(base_url=url, headers=headers, timeout=self._answer_timeout)
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Self:
         """Prepare a client for the server that the settings name."""
         key = settings.api_key.get_secret_value() if settings.api_key else None
-        return cls(server_url(settings), api_key=key, timeouts=ClientTimeouts(rollout=settings.rollout_timeout))
+        seconds = settings.rollout_timeout
+        return cls(server_url(settings), api_key=key, timeouts=ClientTimeouts(rollout=seconds, busy=seconds))
 
     @property
     def headers(self) -> dict[str, str]:
@@ -116,7 +119,7 @@ class SessionClient:
     def health(self) -> dict[str, Any]:
         """Return the server's state; ServerGoneError when it is unreachable or its engine is dead."""
         call = partial(self._http.get, "/health/", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "health check", tries=1), "health check")
+        return as_object(self.url, self._json(call, "health check", tries=1, patient=False), "health check")
 
     def identity(self) -> dict[str, Any]:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
@@ -136,6 +139,7 @@ class SessionClient:
         adapters: Sequence[str],
         lora_rank: int,
         configs: Sequence[EnvConfig],
+        secret: str | None = None,
         version: int = 0,
         replaces: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
@@ -147,6 +151,7 @@ class SessionClient:
             adapters: Names.
             lora_rank: Of every adapter.
             configs: The games that this run will ask for.
+            secret: See `open_session`.
             version: The first version that will be pushed.
             replaces: Newer versions of the same run that the server may drop.
         """
@@ -167,6 +172,7 @@ class SessionClient:
             chat_hash=chat.hash,
             dtype=settings.dtype,
             games=game_claims(configs),
+            secret=secret,
             version=version,
             replaces=replaces,
         )
@@ -182,6 +188,7 @@ class SessionClient:
         chat_hash: str,
         dtype: str,
         games: Sequence[Mapping[str, Any]],
+        secret: str | None = None,
         version: int = 0,
         replaces: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
@@ -196,6 +203,8 @@ class SessionClient:
             chat_hash: See `ChatFormat.hash`.
             dtype: Number format of the base model.
             games: See `handshake.game_claims`.
+            secret: Of the run folder, see `runs.run_secret`; None: one of this client, so that no other trainer
+                succeeds it while it lives.
             version: The first version that will be pushed.
             replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
 
@@ -214,6 +223,7 @@ class SessionClient:
             "protocol": PROTOCOL,
             "run_id": run_id,
             "trainer_id": self.trainer_id,
+            "secret": secret or self._secret,
             "adapters": list(adapters),
             "lora_rank": lora_rank,
             "model_fingerprint": model_fingerprint,
@@ -238,7 +248,7 @@ class SessionClient:
             ServerError: No session, or another trainer has taken over.
         """
         call = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "heartbeat", tries=1), "heartbeat")
+        return as_object(self.url, self._json(call, "heartbeat", tries=1, patient=False), "heartbeat")
 
     def release(self) -> None:
         """End the session, so that another trainer may open one at once; without a session nothing happens.
@@ -252,7 +262,7 @@ class SessionClient:
             return
         try:
             call = partial(self._http.delete, "/session/", timeout=self._short_timeout)
-            self._json(call, "releasing the session", tries=1)
+            self._json(call, "releasing the session", tries=1, patient=False)
         finally:
             self.session_timeout = None
             for name in ("x-run-id", "x-trainer-id"):
@@ -277,5 +287,5 @@ class SessionClient:
         finally:
             self.close()
 
-    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES) -> Any:
-        return call_json(self.url, call, what, tries=tries)
+    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True) -> Any:
+        return call_json(self.url, call, what, tries=tries, patience=self._patience if patient else 0.0)

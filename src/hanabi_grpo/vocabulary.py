@@ -7,6 +7,7 @@ from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import Game, shuffled_deck
 from hanabi_grpo.prompts import ObservationStyle, compact_vocabulary, system_prompt, turn_prompt
+from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
 
 _SHOWN = 5
 _MANY = 0.1
@@ -73,15 +74,16 @@ def check_vocabulary(configs: Sequence[EnvConfig], tokenizer: Any, model: str) -
         )
 
 
-def tiny_model_command(configs: Sequence[EnvConfig]) -> tuple[str, str]:
-    """Return the command that makes a tiny model for these games, and the folder that it makes."""
-    presets = tuple(dict.fromkeys(config.preset for config in configs))
-    out = f"outputs/tiny-{'-'.join(presets)}"
-    return f"hanabi-grpo tiny-model {' '.join(f'--preset {preset}' for preset in presets)} --out {out}", out
+def boards_of(configs: Sequence[EnvConfig]) -> tuple[tuple[str, ...], int]:
+    """Return the different boards of games, and the number of players, which all games of a run share."""
+    return tuple(dict.fromkeys(config.preset for config in configs)), configs[0].players
 
 
 def _next_step(configs: Sequence[EnvConfig]) -> str:
     # The tiny model's tokenizer lists the words of the compact style only.
+    presets, players = boards_of(configs)
+    folder = tiny_model_folder(presets, players)
     full = any(config.observation == "full" for config in configs)
     style = "With HANABI_OBSERVATION=compact, make" if full else "Make"
-    return f"{style} a model that knows them: {tiny_model_command(configs)[0]}, or choose another MODEL."
+    make = f"{tiny_model_command(presets, players)}, and set MODEL={folder}"
+    return f"{style} a model that knows them: {make}; or choose another MODEL."

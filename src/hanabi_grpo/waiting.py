@@ -10,6 +10,7 @@ import httpx
 from hanabi_grpo.client import server_url
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.handshake import STARTING
+from hanabi_grpo.http_bounds import bounded_client
 from hanabi_grpo.settings import Settings
 
 _ASK_SECONDS = 5.0
@@ -54,8 +55,7 @@ def wait_for_server(
     start = time.monotonic()
     said: bool | None = None
     next_reminder = start
-    # A proxy in the environment is meant for the internet, not for the machine next door.
-    with httpx.Client(headers=headers, trust_env=False) as client:
+    with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
         while True:
             left = start + limit - time.monotonic()
             answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))

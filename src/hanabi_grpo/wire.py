@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, shown
 from hanabi_grpo.types import MAX_PLAYERS, DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of the rollout server's routes; both sides name it when a run is introduced."""
 
 _Str = Annotated[str, Field(strict=True)]
@@ -324,7 +324,7 @@ def _validated(model: type[_Model], data: Any, where: str) -> _Model:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "the whole object"
-        value = "" if first["type"] == "missing" else f"={str(first['input'])[:80]!r}"
+        value = "" if first["type"] == "missing" else f"={shown(first['input'])}"
         raise ServerError(
             f"{where}: {name}{value}: {first['msg']}; does the other side run this version of hanabi_grpo?"
         ) from error

@@ -5,6 +5,7 @@ from vllm.config import VllmConfig
 from vllm.lora.utils import is_in_target_modules
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.assembly import engine_config
 from hanabi_grpo.server.engine import engine_args
@@ -23,7 +24,7 @@ def made_of_settings(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
-        return engine_args(config, ["--max-num-seqs", "7", "--skip-tokenizer-init"]).create_engine_config()
+        return engine_args(config, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]).create_engine_config()
 
 
 def test_vllm_adapts_the_linear_layers_and_nothing_else(made_of_settings: VllmConfig) -> None:
@@ -38,4 +39,10 @@ def test_logprobs_are_those_of_the_sampled_distribution(made_of_settings: VllmCo
 
 
 def test_vllms_own_options_win(made_of_settings: VllmConfig) -> None:
-    assert made_of_settings.scheduler_config.max_num_seqs == 7
+    assert made_of_settings.scheduler_config.max_num_batched_tokens == 777
+
+
+def test_an_option_that_breaks_a_guarantee_does_not_reach_vllm() -> None:
+    config = engine_config(Settings(), "no/model")
+    with pytest.raises(SettingsError, match=r"--no-enable-lora is not handed on to vLLM"):
+        engine_args(config, ["--no-enable-lora"])

@@ -5,8 +5,9 @@ import inspect
 import pytest
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 
-from hanabi_grpo.server import lora_cpu
+from hanabi_grpo.server import kv_cpu, lora_cpu
 
 
 class _Wrapper(PunicaWrapperCPU):
@@ -64,6 +65,18 @@ def test_rows_without_an_adapter_stay_as_they_are() -> None:
     assert not torch.equal(result[1::2], case["y"][1::2])
 
 
+def test_an_adapter_that_no_row_uses_reaches_no_row_whatever_it_holds() -> None:
+    for used in ([0, 2] * 18 + [0], [2] * 37, [-1, 2] * 18 + [0]):
+        case = _case(torch.float32, slots=4)
+        before, after = case["y"].clone(), case["y"].clone()
+        lora_cpu._add_lora_linear(_Wrapper(torch.tensor(used)), **{**case, "y": before})
+        for unused in {0, 1, 2, 3} - set(used):
+            for weight in (*case["lora_a_stacked"], *case["lora_b_stacked"]):
+                weight[unused] = torch.inf
+        lora_cpu._add_lora_linear(_Wrapper(torch.tensor(used)), **{**case, "y": after})
+        assert torch.equal(after, before), used
+
+
 def test_an_adapter_moves_no_row_of_another_one() -> None:
     """Not by a bit, however large its product is."""
     case = _case(torch.float32)
@@ -90,3 +103,13 @@ def test_bfloat16_keeps_the_largest_output_of_almost_every_row() -> None:
 def test_the_stock_method_still_has_the_signature_that_is_replaced() -> None:
     expected = ["self", "y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices", "buffer", "kwargs"]
     assert list(inspect.signature(lora_cpu.stock_add_lora_linear).parameters) == expected
+
+
+def test_only_finite_keys_and_values_reach_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached: list[torch.Tensor] = []
+    monkeypatch.setattr(kv_cpu, "_stock_update", lambda self, layer, key, value, *_: cached.extend((key, value)))
+    odd = torch.tensor([[1.5, torch.nan], [torch.inf, -torch.inf]])
+    kv_cpu._update(None, None, odd, torch.ones(2, 2), None, None)
+    assert cached[0].tolist() == [[1.5, 0.0], [0.0, 0.0]] and cached[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    stock = CPUAttentionBackendImpl.do_kv_cache_update
+    assert inspect.signature(stock).parameters.keys() == inspect.signature(kv_cpu._update).parameters.keys()

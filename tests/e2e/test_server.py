@@ -42,6 +42,7 @@ def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> d
     tokenizer = AutoTokenizer.from_pretrained(server.model)
     given = {
         "run_id": run_id,
+        "secret": "5" * 64,
         "adapters": PLAYERS,
         "lora_rank": 8,
         "model_fingerprint": model_fingerprint(server.model),
@@ -180,7 +181,13 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
     ],
 )
 def test_a_request_that_cannot_be_played_says_why(server: Server, body: bytes, problem: str) -> None:
-    answer = httpx.post(f"{server.url}/infer/", content=body, timeout=30.0, trust_env=False)
+    answer = httpx.post(
+        f"{server.url}/infer/",
+        content=body,
+        headers={"content-type": "application/json"},
+        timeout=30.0,
+        trust_env=False,
+    )
     assert answer.status_code == 422
     assert re.search(problem, answer.json()["detail"]), answer.text
 
@@ -241,7 +248,8 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
 
 def test_a_half_open_client_does_not_stop_the_others(server: Server, client: RolloutClient) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as idle:
-        idle.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        head = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        idle.sendall(head + b"content-length: 1000\r\n\r\n{")
         assert client.health()["status"] == "ok"
         assert _play(client, dict.fromkeys(PLAYERS), num_games=1)
 

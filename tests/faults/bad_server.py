@@ -77,6 +77,18 @@ def stalls(answer: bytes) -> Behaviour:
     return behave
 
 
+def drips(start: bytes, again: bytes) -> Behaviour:
+    """Answer these bytes, and then some more of them again and again, each time within any limit for one read."""
+
+    def behave(connection: socket.socket, head: bytes) -> None:
+        connection.sendall(start)
+        while True:
+            connection.sendall(again)
+            time.sleep(0.02)
+
+    return behave
+
+
 def says(answer: bytes) -> Behaviour:
     """Answer these bytes and close in order."""
 

@@ -9,7 +9,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file, save_file
+
 from hanabi_grpo.commands.serve import serve
+from hanabi_grpo.seating import is_frozen
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.seats import ServedPolicy
 
@@ -23,6 +27,9 @@ FAULTS = {
     "alpha": "LoRA's alpha is loaded doubled",
 }
 
+OVERFLOW = "overflow"
+"""Lent adapters are loaded with values so large that they overflow, though each of them is finite."""
+
 _real_load, _real_unload, _real_policy = Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__
 _first: dict[str, str] = {}
 _handles: dict[str, Any] = {}
@@ -30,13 +37,15 @@ _handles: dict[str, Any] = {}
 
 def _fault() -> str:
     fault = Path(os.environ["PLANT_FILE"]).read_text().strip()
-    return fault if fault in FAULTS else "none"
+    return fault if fault in FAULTS or fault == OVERFLOW else "none"
 
 
 async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
     adapter, _, version = name.partition("@")
     fault = _fault()
-    if version == "0":
+    if fault == OVERFLOW and is_frozen(name):
+        path = _overflowing(path)
+    if version == "0" and not is_frozen(name):
         kept = f"{path}-kept"
         shutil.copytree(path, kept)
         _first[adapter] = kept
@@ -59,6 +68,15 @@ async def _load(engine: Engine, name: str, number: int, path: str) -> Any:
         await _real_unload(engine, number)
     _handles[adapter] = await _real_load(engine, name, number, path)
     return _handles[adapter]
+
+
+def _overflowing(path: str) -> str:
+    # Loaded from a copy, as above.
+    shutil.copytree(path, f"{path}-huge")
+    weights = Path(f"{path}-huge") / "adapter_model.safetensors"
+    huge = {name: torch.full_like(one, 1e30) for name, one in load_file(weights).items()}
+    save_file(huge, weights)
+    return f"{path}-huge"
 
 
 async def _unload(engine: Engine, number: int) -> None:

@@ -11,7 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bad_server import Behaviour, accepts_uploads, bad_server, full_backlog, http, resets, says, silent, stalls, timed
+from bad_server import (
+    Behaviour,
+    accepts_uploads,
+    bad_server,
+    drips,
+    full_backlog,
+    http,
+    resets,
+    says,
+    silent,
+    stalls,
+    timed,
+)
 
 from fake_engine import deal
 from hanabi_grpo import http_calls, waiting
@@ -159,6 +171,9 @@ GONE: dict[str, Behaviour] = {
     "resets in its answer": resets(http(b'{"instance_id": "x"', length=4000)),
     "hangs up in a chunk": says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{"),
     "stalls in its answer": stalls(http(b"{", length=4000)),
+    "drips its head": drips(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"),
+    "drips its answer": drips(http(b"{", length=1 << 40), b" "),
+    "drips answers that announce another one": drips(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
     "is not HTTP": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
     "answers noise": says(bytes(range(256)) * 40),
     "answers a head without end": says(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 60_000),
@@ -180,6 +195,8 @@ REFUSALS: dict[str, Behaviour] = {
     "a number of 100 000 digits": says(http(b"9" * 100_000)),
     "bytes that are no text": says(http(b"\xff\xfe\x00\xd8" * 50)),
     "a wrong gzip": says(http(gzip.compress(_HTML)[:-9] + b"123456789", "200 OK", "content-encoding: gzip")),
+    "a gzip of 64 MiB": says(http(gzip.compress(bytes(64 << 20)), "200 OK", "content-encoding: gzip")),
+    "an answer without end": says(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b" " * (34 << 20)),
     "a redirect": says(http(b"", "307 Temporary Redirect", "location: http://127.0.0.1:1/elsewhere")),
     "a redirect to itself": says(http(b"", "302 Found", "location: /health/")),
     "204": says(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"),
@@ -203,7 +220,7 @@ def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(drill: Dri
     for number in row:
         call, fault = cases[number % len(cases)]
         quick = COMMIT if call.startswith("committing") else QUICK
-        error = _meets(call, GONE[fault], quick if fault.startswith("stalls") else PATIENT)
+        error = _meets(call, GONE[fault], quick if fault.startswith(("stalls", "drips")) else PATIENT)
         assert isinstance(error, ServerGoneError), f"{call}, {fault}: {error!r}"
 
 

@@ -19,9 +19,11 @@ from guarded import PATIENCE, SERVED_VERSION, Guarded, guarded, http_of, request
 from hanabi_grpo.server.limits import Limits
 from mutations import mutate_rollout, mutate_upload
 from server_app import (
+    JSON,
     OWNER,
     PEFT_CONFIG,
     PLAYERS,
+    POST_INFER,
     RunningApp,
     adapter_bytes,
     rollout_body,
@@ -55,14 +57,13 @@ def quick_door() -> Iterator[Guarded]:
 def _requests(app: RunningApp) -> list[bytes]:
     """Valid requests of all kinds; the upload is of a version that is not served."""
     upload = adapter_bytes(3.0)
-    json_type = {"content-type": "application/json"}
     return [
         request_bytes("GET", "/health/", b"", {}),
         request_bytes("GET", "/log/?after=0", b"", {}),
-        request_bytes("POST", "/session/", json.dumps(session_body(app.identity)).encode(), {**OWNER, **json_type}),
+        request_bytes("POST", "/session/", json.dumps(session_body(app.identity)).encode(), {**OWNER, **JSON}),
         request_bytes("POST", "/session/heartbeat", b"", OWNER),
         request_bytes("PUT", "/adapters/player_0?version=6", upload, {**OWNER, **upload_headers(upload)}),
-        request_bytes("POST", "/infer/", json.dumps(rollout_body(num_deals=2)).encode(), json_type),
+        request_bytes("POST", "/infer/", json.dumps(rollout_body(num_deals=2)).encode(), JSON),
     ]
 
 
@@ -98,8 +99,8 @@ def test_no_route_opens_to_a_wrong_key(drill: Drills) -> None:
 
 def test_connections_that_stay_half_open_do_not_stop_the_others(drill: Drills) -> None:
     row = drill("half-open connections, all held", short=100, long=1000, lost="new connections, 503, while over 256")
-    beginnings = [b"", b"G", b"GET /health/ HTTP/1.1\r\nhost: x\r\n", b"POST /infer/ HTTP/1.1\r\ncontent-le"]
-    beginnings.append(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+    beginnings = [b"", b"G", b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n", b"POST /infer/ HTTP/1.1\r\ncontent-le"]
+    beginnings.append(POST_INFER + b"content-length: 1000\r\n\r\n{")
     limits = Limits(head_seconds=4.0, chunk_seconds=4.0)
     with guarded(limits) as one, contextlib.ExitStack() as stack, http_of(one.app) as http:
         answered = 0
@@ -123,7 +124,7 @@ def test_three_hundred_connections_at_once_are_all_answered(door: Guarded, drill
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(door.app.connect(PATIENCE)) for _ in range(300)]
             for client in clients:
-                client.sendall(b"GET /health/ HTTP/1.1\r\nhost: x\r\n\r\n")
+                client.sendall(b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n\r\n")
             statuses = [_status(client.recv(65536)) for client in clients]
         assert set(statuses) <= {200, 503} and statuses.count(200) >= 200, statuses
         door.check()
@@ -168,10 +169,10 @@ def test_a_head_that_is_too_large_is_refused(door: Guarded, drill: Drills) -> No
     row = drill("heads of 65 KiB to 2 MiB", short=8, long=200, lost="the request")
     for _ in row:
         size = row.rng.randrange(65 << 10, 2 << 20)
-        start = b"GET /health/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        start = b"GET /health/ HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         head = row.rng.choice(
             [
-                b"GET /" + b"a" * size + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+                b"GET /" + b"a" * size + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
                 start + b"a: " + b"b" * size + b"\r\n\r\n",
                 start + b"a: b\r\n" * (size // 6) + b"\r\n",
                 start + b"a" * size + b": b\r\n\r\n",
@@ -199,7 +200,7 @@ def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(door: G
         else:
             content = block * count
         with http_of(door.app, headers={**OWNER, "x-sha256": "0" * 64, "x-peft-config": "{}"}) as http:
-            answer = http.request(method, path, content=content)
+            answer = http.request(method, path, content=content, headers=JSON if method == "POST" else {})
             if path == "/no" and number % 2:
                 # What nobody reads is answered before the limit is passed, and the rest is not taken in.
                 assert answer.status_code in (404, 413), answer.text
@@ -298,7 +299,7 @@ def test_mutated_rollout_bodies_are_played_or_refused(door: Guarded, drill: Dril
     memory, statuses = _Memory(row.times // 3), dict[int, int]()
     wanted = {player: f"{player}@{SERVED_VERSION}" for player in PLAYERS}
     valid = json.dumps(rollout_body(num_deals=2, num_games=2, adapters=wanted)).encode()
-    with http_of(door.app, headers={"content-type": "application/json"}) as http:
+    with http_of(door.app, headers=JSON) as http:
         for number in row:
             memory.look(number)
             answer = http.post("/infer/", content=mutate_rollout(row.rng, valid))

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def killable(tiny_model: Path, tmp_path: Path) -> Iterator[dict[str, Server]]:
     """A server of its own that the test may replace under the key "server"."""
-    held = {"server": start_server(tiny_model, tmp_path / "server.log", HANABI_ENGINE_RESTARTS=100)}
+    held = {
+        "server": start_server(
+            tiny_model, tmp_path / "server.log", HANABI_ENGINE_RESTARTS=100, HANABI_ENGINE_TIMEOUT=20
+        )
+    }
     yield held
     assert stop(held["server"].process) == []
 
@@ -48,17 +52,27 @@ def test_a_run_goes_on_after_kill_9_of_the_server(
     _finish(training, replaced=row.times)
 
 
-def test_a_run_goes_on_after_kill_9_of_the_engine_core(
+def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
     killable: dict[str, Server], tmp_path: Path, drill: Callable[..., object]
 ) -> None:
     server = killable["server"]
     training = Training(server, tmp_path / "train")
     training.wait_for_step(2)
-    row = drill("kill -9 of the engine core at a random moment", short=1, long=20, lost="the games in flight")
-    for _ in row:
+    row = drill("kill -9 or SIGSTOP of the engine at a random moment", short=2, long=24, lost="the games in flight")
+    for number in row:
         time.sleep(row.rng.uniform(0.0, 3.0))
-        engine_core(server).kill()
+        core = engine_core(server)
+        workers = core.children(recursive=True) or [core]
+        match number % 3:
+            case 0:
+                core.kill()
+            case 1:
+                workers[0].suspend()
+            case 2:
+                core.suspend()
         training.more_steps(3)
+        if number % 3:
+            assert server.log.read_text().count("engine hung: it has not answered for 20 s") >= number - number // 3
     assert server.process.poll() is None, "the server restarts its engine under its own pid"
     _finish(training, replaced=row.times)
 

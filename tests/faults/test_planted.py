@@ -3,13 +3,22 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from planted_server import FAULTS
+import torch
+from planted_server import FAULTS, OVERFLOW
+from safetensors.torch import save
 
 from conftest_e2e import Server, start_server, stop, train
+from fake_engine import deal
+from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.commands.dataset import dataset_row, write_dataset
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.server.adapter_files import linear_shapes
+from server_app import PEFT_CONFIG
 
 pytestmark = pytest.mark.e2e
 
@@ -46,3 +55,45 @@ def test_the_gate_stops(
         )
         assert found, done.stdout[-4000:]
         row.lost = found[1]
+
+
+def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
+    planted: tuple[Server, Path, Path], drill: Callable[..., object]
+) -> None:
+    server, plant, _ = planted
+    shapes = linear_shapes(server.model)
+    config = {**PEFT_CONFIG, "target_modules": sorted({module.rpartition(".")[2] for module in shapes})}
+
+    def upload(value: float) -> bytes:
+        tensors = {}
+        for module, (num_out, num_in) in shapes.items():
+            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((8, num_in), value)
+            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, 8), value)
+        return save(tensors)
+
+    def play(seats: list[str], *, suite: int = 0, temperature: float = 1.0, num_games: int = 8) -> Any:
+        deals = [{**deal(seed), "seats": seats} for seed in range(suite * 100, suite * 100 + 8)]
+        with RolloutClient(server.url) as client:
+            return client.play(deals, num_games=num_games, max_tokens=4, temperature=temperature)
+
+    def greedy(seat: str) -> list[tuple[int, ...]]:
+        groups = play([seat, "base"], temperature=0.0, num_games=1).groups
+        return [turn.reply_ids for group in groups for turn in group[0].turns]
+
+    with RolloutClient(server.url) as client:
+        good = client.lend(1, upload(0.01), config)
+        before = greedy(good)
+        plant.write_text(OVERFLOW)
+        huge = client.lend(1, upload(0.02), config)
+        plant.write_text("none")
+    row = drill("an adapter that overflows plays beside others", short=3, long=20, lost="the games of that adapter")
+    for number in row:
+        with ThreadPoolExecutor() as pool:
+            bad = pool.submit(play, [huge, huge], suite=number)
+            others = [pool.submit(play, seats, suite=number) for seats in ([good, "base"], ["base", good])]
+            with pytest.raises(ServerError, match=r"none of the 64 games could be played.*is nan"):
+                bad.result()
+            assert [other.result().dropped for other in others] == [(), ()]
+    # Nobody uses it any more: nothing of it is left in what the engine remembers.
+    assert play([good, "base"], suite=1, num_games=16).dropped == ()
+    assert greedy(good) == before

@@ -15,8 +15,8 @@ from server_app import PEFT_CONFIG, RANK, SHAPES, adapter_bytes
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 
 
-def check(body: bytes, config: Any = PEFT_CONFIG) -> None:
-    check_adapter(body, config, adapter="player_0", lora_rank=RANK, shapes=SHAPES)
+def check(body: bytes, config: Any = PEFT_CONFIG, dtype: str = "float32") -> None:
+    check_adapter(body, config, adapter="player_0", lora_rank=RANK, shapes=SHAPES, dtype=dtype)
 
 
 def refusal(body: bytes, config: Any = PEFT_CONFIG) -> str:
@@ -174,3 +174,25 @@ def test_the_configurations_that_training_writes_are_accepted() -> None:
     check(adapter_bytes(), {**PEFT_CONFIG, "target_modules": ["layers.0.self_attn.q_proj", "v_proj", "q_proj"]})
     minimal = {name: PEFT_CONFIG[name] for name in ("peft_type", "r", "lora_alpha", "target_modules")}
     check(adapter_bytes(), minimal)
+
+
+def test_values_whose_product_could_overflow_are_refused_by_the_tensors_name() -> None:
+    cases = (
+        # (A, B, alpha, served format, tensor, what is wrong with it); alpha / r is 125000 and 2.
+        (0.0, 3e38, 1e6, "float32", "lora_B", "times lora_alpha / r (125000) is not finite in float32"),
+        (1e5, 0.0, 16, "float16", "lora_A", "is not finite in float16"),
+        (0.0, 4e4, 16, "float16", "lora_B", "times lora_alpha / r (2) is not finite in float16"),
+        # 8 ranks × 2 × 10 × 6 inputs × 1e5: a hidden state of one may grow to 9.6e7.
+        (1e5, 10.0, 16, "float32", "lora_B", "9.6e+07 times as large; allowed is 1e+06 in float32"),
+        (4e3, 1.0, 16, "float16", "lora_B", "3.84e+05 times as large; allowed is 6.55e+04 in float16"),
+    )
+    for down, up, alpha, dtype, tensor, reason in cases:
+        body = adapter_bytes(down, up)
+        with pytest.raises(AdapterError) as caught:
+            check(body, {**PEFT_CONFIG, "lora_alpha": alpha}, dtype)
+        named = f"base_model.model.model.layers.0.self_attn.q_proj.{tensor}.weight"
+        assert named in str(caught.value) and reason in str(caught.value), str(caught.value)
+    for dtype in ("float32", "bfloat16", "float16"):
+        check(adapter_bytes(1e1, 1e1), PEFT_CONFIG, dtype)
+    # rsLoRA divides by the root of the rank: 3e38 × 16 / 2.83 overflows where 3e38 / 8 × 2 would not.
+    assert "not finite in float32" in refusal(adapter_bytes(0.0, 1e38), {**PEFT_CONFIG, "use_rslora": True})

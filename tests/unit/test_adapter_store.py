@@ -14,7 +14,6 @@ from safetensors.torch import save
 
 from hanabi_grpo.errors import AdapterError, VersionError
 from hanabi_grpo.handshake import config_digest
-from hanabi_grpo.server.adapter_folders import remove_leftovers
 from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import CONFIG, PLAYERS, Loads, folders_on_disk, push, run_scenario, served, stage, upload
 
@@ -157,13 +156,3 @@ def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
         await push(store, 2, 2.0)
 
     run_scenario(scenario, tmp_path)
-
-
-def test_folders_of_dead_servers_are_removed_and_those_of_living_ones_kept(tmp_path: Path) -> None:
-    dead, living, strange = (
-        tmp_path / f"hanabi-adapters-{owner}-x" for owner in ("999999999", str(os.getpid()), "somebody")
-    )
-    for folder in (dead, living, strange):
-        folder.mkdir()
-    remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([living.name, strange.name])

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -74,16 +76,15 @@ def recording() -> Console:
     return Console(record=True, width=200, file=io.StringIO())
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("serve", "train", "evaluate", "collect", "tiny-model", "report", "settings", "dataset", "doctor"),
-        *("view", "export-hanab-live", "import-hanab-live", "play", "cross-play", "conventions", "scores"),
-    ],
-)
-def test_every_command_has_help(command: str) -> None:
-    result = RUNNER.invoke(app, [command, "--help"])
-    assert result.exit_code == 0 and "Usage" in result.output
+@pytest.mark.parametrize("command", [None, *typer.main.get_command(app).commands])
+def test_every_command_has_help_and_a_version_and_starts_nothing(command: str | None) -> None:
+    words = [command] if command else []
+    for option in ("-h", "--help"):
+        result = RUNNER.invoke(app, [*words, option])
+        assert result.exit_code == 0 and "Usage" in result.output
+    for more in ([], ["--mine", "1"]):
+        result = RUNNER.invoke(app, [*words, *more, "--version"])
+        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
 def test_an_error_of_ours_is_one_message_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +114,7 @@ def test_dataset_writes_the_file_and_refuses_an_unknown_board(tmp_path: Path) ->
 def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> None:
     here = loaded(MODEL="my model", HANABI_PLAYERS="3", VLLM_SERVER_PORT="8123", HANABI_API_KEY="k", LEARNING_RATE="1")
     assert server_command(here) == (
-        "MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" HANABI_PLAYERS=3 PORT=8123 "
+        "HANABI_PLAYERS=3 MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" PORT=8123 "
         "bash tools/rollout/rollout_hanabi_gym.sh"
     )
     there = loaded(PORT="8123", HANABI_HOST="0.0.0.0", HANABI_API_KEY="k")

@@ -100,7 +100,9 @@ def _http(status: str, body: bytes, *headers: str) -> bytes:
 def test_a_black_hole_ends_every_call_in_its_time_and_says_how_long_it_waited(name: str) -> None:
     with _raw_server(None) as (url, accepted), RolloutClient(url, timeouts=QUICK) as client:
         start = time.monotonic()
-        with pytest.raises(ServerGoneError, match=rf"{url}: .*: no answer after 0\.\d s .*ReadTimeout.*other terminal"):
+        with pytest.raises(
+            ServerGoneError, match=rf"{url}: .*: no answer after \d+\.\d s .*ReadTimeout.*other terminal"
+        ):
             CALLS[name](client)
         assert time.monotonic() - start < 3.0
         assert len(accepted) == 1, "a call that took its whole time is not made again"

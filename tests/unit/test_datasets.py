@@ -70,11 +70,13 @@ def test_the_preset_may_come_from_the_environment_alone(tmp_path: Path) -> None:
         ({"preset": "laptop", "seeds": []}, "seeds=[]: must be a list of whole numbers"),
         ({"preset": "laptop", "seeds": [1, -1]}, "seeds: -1 is not a whole number from 0 to 2**63 - 1."),
         ({"preset": "laptop", "seeds": [True]}, "seeds: True is not a whole number"),
-        ({"preset": "laptop", "players": 3}, "env_config players=3 needs HANABI_PLAYERS=3 in both terminals."),
+        (
+            {"preset": "laptop", "players": 3},
+            "env_config players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.",
+        ),
         ({"preset": "laptop", "max_turns": -1}, "max_turns=-1"),
         ({"preset": "laptop", "reward_score": "much"}, "reward_score='much'"),
         ({"preset": "laptop", "share": 2}, "'share' belongs beside env_config"),
-        ({}, "no board: put a preset into env_config, or set HANABI_PRESET."),
         ("laptop", "env_config='laptop': must be a JSON object."),
     ],
 )

@@ -94,7 +94,7 @@ def test_the_games_of_answers_are_those_that_were_asked_for() -> None:
         ),
         ([*answers(3, 0)][:1], "1 answers for 2 rows"),
         ({"detail": "no"}, "a dict instead of a list of answers for 2 rows"),
-        ([None, 3], "output 0: the whole object='None'"),
+        ([None, 3], "output 0: the whole object=None"),
     ],
 )
 def test_a_swapped_doubled_or_missing_game_is_refused_naming_both(outputs: Any, message: str) -> None:

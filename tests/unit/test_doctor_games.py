@@ -39,8 +39,18 @@ def test_a_whole_model_is_described(folder: Path) -> None:
 
 def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    check = only(find(model.model_checks, MODEL="outputs/tiny-model"))
-    assert (check.status, check.remedy) == ("warn", ".venv/bin/hanabi-grpo tiny-model --out outputs/tiny-model")
+    # The script of terminal 1 makes the default one.
+    for given, status, remedy in (
+        ({}, "warn", "--preset laptop --players 2 --out outputs/tiny-model"),
+        (
+            {"HANABI_PRESET": "mini", "HANABI_PLAYERS": 3},
+            "warn",
+            "--preset mini --players 3 --out outputs/tiny-mini-3-players",
+        ),
+        ({"MODEL": "outputs/mine"}, "fail", "--preset laptop --players 2 --out outputs/mine"),
+    ):
+        check = only(find(model.model_checks, **given))
+        assert (check.status, check.remedy) == (status, f".venv/bin/hanabi-grpo tiny-model {remedy}")
     assert only(find(model.model_checks, MODEL="/no/model")).status == "fail"
     assert only(find(model.chat_checks, MODEL="/no/model")).status == "skip"
     assert only(find(model.memory_checks, MODEL="/no/model")).status == "skip"
@@ -181,7 +191,7 @@ def test_words_that_the_tokenizer_does_not_know_are_warned_of(folder: Path, tmp_
     check = only(find(context_budget.vocabulary_checks, MODEL=folder, DATASET=other))
     assert (
         check.status == "fail"
-        and ".venv/bin/hanabi-grpo tiny-model --preset full --out outputs/tiny-full" in check.remedy
+        and check.remedy == ".venv/bin/hanabi-grpo tiny-model --preset full --players 2\nexport MODEL=outputs/tiny-full"
     )
 
 

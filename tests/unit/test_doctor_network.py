@@ -1,7 +1,6 @@
 """Ports, proxies, the running server, leftovers; with real sockets, processes and folders."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,13 +11,18 @@ from typing import Any
 import pytest
 
 from doctor_machines import answering, find, free_port, make_model, named, only
+from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.doctor import network, server
 from hanabi_grpo.doctor.context import read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.handshake import tokenizer_hash
+from hanabi_grpo.runs import run_identity
+from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.owned_folders import OwnedFolder
 from hanabi_grpo.server.starting import StartingServer
+from server_app import running_app, session_body
 
 LISTENER = """
 import socket, sys
@@ -41,7 +45,7 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
         check = only(find(network.port_checks, PORT=port))
     assert check.status == "fail" and f"held by something else (pid {os.getpid()}," in check.finding
     move, stop = check.remedy.splitlines()
-    assert move.startswith("export PORT=") and stop == f"kill {os.getpid()}"
+    assert move.startswith("export PORT=") and stop.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
@@ -119,7 +123,7 @@ def identity(folder: Path, **changes: Any) -> dict[str, Any]:
         "max_players": 2,
         "max_model_len": 1024,
     }
-    return {**ServerIdentity.model_validate(fields).model_dump(), "run_id": None, **changes}
+    return {**ServerIdentity.model_validate(fields).model_dump(), "run": None, **changes}
 
 
 def test_a_server_that_fits_is_ok(folder: Path) -> None:
@@ -145,6 +149,29 @@ def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, fi
         check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
     assert check.status == "fail" and finding in check.finding
     assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
+
+
+def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folder: Path, tmp_path: Path) -> None:
+    here = {key: value for key, value in identity(folder).items() if key in ServerIdentity.model_fields}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "settings.json").write_text("{}")
+    with running_app(**here) as app, RolloutClient(app.url) as client:
+        body = session_body(app.identity, run_id=run_identity(run))
+        client.open_session(**{name: body[name] for name in body if name not in ("protocol", "trainer_id")})
+        given = {"MODEL": folder, "VLLM_SERVER_PORT": app.port}
+        for role, status in (("trainer", "fail"), ("both", "warn")):
+            check = only(find(server.server_checks, role, **given))
+            assert check.status == status and "whose trainer is alive: another is answered 409" in check.finding
+            assert str(run) in check.finding and f"export PORT={app.port + 1}" in check.remedy
+            assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
+        # Also where something else differs, nobody is told to stop it.
+        check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
+        assert "HANABI_DTYPE is float32 there" in check.finding and "Ctrl-C" not in check.remedy
+        own = {"OUTPUT_DIR": run, "RESUME": "latest"}
+        assert only(find(server.server_checks, "trainer", **given, **own)).status == "ok"
+        client.release()
+        assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
 def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
@@ -194,10 +221,10 @@ def fake_server(tmp_path: Path, start_process: Callable[..., Any]) -> Iterator[A
 
 def test_another_rollout_server_is_listed_and_the_configured_one_is_not(fake_server: Any) -> None:
     assert fake_server.pid in {process.pid for process in rollout_servers()}
-    others = [check.remedy for check in find(network.leftover_checks, PORT=free_port())]
-    assert f"kill {fake_server.pid}" in others
+    others = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
+    assert f"-p {fake_server.pid} " in others and f"kill {fake_server.pid}" not in others
     expected = [check.remedy for check in find(network.leftover_checks, PORT=fake_server.port)]
-    assert f"kill {fake_server.pid}" not in expected
+    assert not any(str(fake_server.pid) in remedy for remedy in expected)
 
 
 def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
@@ -221,31 +248,21 @@ def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]
     assert process.pid not in {found.pid for found in rollout_servers()}
 
 
-@pytest.fixture
-def adapters_of_a_dead_server(start_process: Callable[..., Any]) -> Iterator[Path]:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("this machine has no /dev/shm")
-    process = start_process(["true"])
-    process.wait()
-    folder = Path(f"/dev/shm/hanabi-adapters-{process.pid}-test")
-    folder.mkdir()
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them(adapters_of_a_dead_server: Path) -> None:
-    alive = Path(f"/dev/shm/hanabi-adapters-{os.getpid()}-test")
-    alive.mkdir()
-    try:
-        found = network.stale_adapter_folders(Path("/dev/shm"))
-        assert adapters_of_a_dead_server in found and alive not in found
-    finally:
-        alive.rmdir()
-    remedies = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
-    pattern = f"{adapters_of_a_dead_server.parent}/{adapters_of_a_dead_server.name.removesuffix('test')}*"
-    assert pattern in remedies
-    subprocess.run(f"rm -r {pattern}", shell=True, check=True)
-    assert not adapters_of_a_dead_server.exists()
+def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "adapter_home", lambda: tmp_path)
+    alive, killed = OwnedFolder(tmp_path, PREFIX), OwnedFolder(tmp_path, PREFIX)
+    os.close(killed._descriptor)  # what the kernel does for a killed process
+    check = only(
+        [check for check in find(network.leftover_checks, PORT=free_port()) if "adapter folder" in check.finding]
+    )
+    assert check.finding.startswith("1 adapter folder(s) of servers that were killed")
+    assert str(killed.path) in check.remedy and str(alive.path) not in check.remedy
+    subprocess.run(check.remedy.replace(str(killed.path), str(alive.path)), shell=True, check=False)
+    subprocess.run(check.remedy, shell=True, check=True)
+    assert list(tmp_path.iterdir()) == [alive.path]
+    alive.close()
 
 
 def test_every_server_of_a_list_is_looked_at(folder: Path) -> None:

@@ -1,14 +1,20 @@
 """Calls to an engine core that dies meanwhile come to an end, and what it answers is read as it is."""
 
 import asyncio
+import itertools
+import re
+import time
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from bench_engine import engine_logprobs
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.server.engine import Engine, _sample
+from hanabi_grpo.server.engine import Engine, SamplingConfig, _sample
+from hanabi_grpo.server.pulse import Pulse
 
 
 class _Core:
@@ -21,6 +27,20 @@ class _Core:
         await asyncio.Event().wait()
         return True
 
+    def __init__(self) -> None:
+        self.answers = True
+        self.waiting: asyncio.Queue[Exception] = asyncio.Queue()
+        self.output_processor = SimpleNamespace(propagate_error=self.waiting.put_nowait)
+
+    async def list_loras(self) -> set[int]:
+        while not self.answers:
+            await asyncio.sleep(0.01)
+        return set()
+
+    async def generate(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(finished=False)
+        raise await self.waiting.get()
+
     async def remove_lora(self, number: int) -> bool:
         await asyncio.sleep(0.7)
         return True
@@ -29,6 +49,8 @@ class _Core:
 def _engine() -> Engine:
     engine = Engine.__new__(Engine)
     engine._engine = _Core()
+    engine._request_ids = itertools.count()
+    engine._pulse = Pulse(engine._engine.list_loras, patience=1.0, every=0.01, look=0.1)
     return engine
 
 
@@ -42,6 +64,32 @@ def test_a_call_that_the_core_never_answers_ends_when_the_core_is_dead() -> None
 
 def test_a_slow_call_to_a_living_core_is_waited_for() -> None:
     asyncio.run(_engine().unload_adapter(1))
+
+
+def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_that_thaws_is_not() -> None:
+    async def scenario() -> None:
+        engine = _engine()
+        core, watcher = engine._engine, asyncio.create_task(engine._watch())
+        for pause in (0.4, 0.2):
+            core.answers = False
+            await asyncio.sleep(pause)
+            assert 0 < engine.silence < 1.0 and (engine.is_dead, engine.state) == (False, "ok")
+            core.answers = True
+            while engine.silence:
+                await asyncio.sleep(0.01)
+        # The whole server stood still: that says nothing of the engine.
+        core.answers = False
+        time.sleep(1.5)
+        await asyncio.sleep(0.2)
+        assert not engine.is_dead
+        with pytest.raises(EngineDeadError):
+            await engine.generate([1], SamplingConfig(max_tokens=1), None)
+        assert engine.is_dead and re.match(r"engine hung: it has not answered for 1 s", engine.state)
+        core.answers = True
+        await watcher
+        assert engine.is_dead, "its games are gone; it must not come back half"
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:

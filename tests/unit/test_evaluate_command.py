@@ -83,7 +83,7 @@ def test_json_is_all_that_standard_output_holds() -> None:
     answer = evaluate("iggi", "hint-bot,iggi", "--preset", "laptop", "--deals", "300", "--json")
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
-    assert document["results"][0]["summary"]["num_decks"] == 225
+    assert document["results"][0]["summary"]["num_decks"] == 300
     assert document["results"][1]["orders"][0]["seats"] == ["hint-bot", "iggi"]
     assert document["differences"][0]["interval_95"][0] < document["differences"][0]["mean"]
     assert "300/300" in answer.stderr

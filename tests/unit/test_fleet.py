@@ -85,7 +85,7 @@ def introduces(client: RolloutClient, app: RunningApp) -> Callable[..., dict[str
     """Claim to have the app's own model instead of hashing a folder; all else is what the link says."""
 
     def introduce(settings: Settings, **claims: Any) -> dict[str, Any]:
-        given = session_body(app.identity, run_id=claims["run_id"], version=claims["version"])
+        given = session_body(app.identity, **{name: claims[name] for name in ("run_id", "secret", "version")})
         return client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
 
     return introduce

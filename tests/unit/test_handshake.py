@@ -17,7 +17,7 @@ from hanabi_grpo.handshake import SessionRequest, config_digest, game_claims, pr
 from hanabi_grpo.prompts import compact_vocabulary
 from hanabi_grpo.server.identity import check_fit, read_session_request
 from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
-from server_app import make_identity, running_app, session_body
+from server_app import JSON, make_identity, running_app, session_body
 
 IDENTITY = make_identity()
 FULL = EnvConfig(preset="full", players=2, observation="full", legal_moves=True)
@@ -128,7 +128,7 @@ def test_a_trainer_that_fits_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"protocol": 1}, "protocol differs: server 3, trainer 1; install the same hanabi_grpo version on both sides"),
+        ({"protocol": 1}, "protocol differs: server 4, trainer 1; install the same hanabi_grpo version on both sides"),
         (
             {"model_fingerprint": "0000"},
             "base model differs: server ffffffffffffffff (test-model), trainer 0000; start both sides with the same",
@@ -181,7 +181,7 @@ def _raw(**other: Any) -> bytes:
         (b"", "session request: the whole body"),
         (b"[1]", "session request: the whole body"),
         (b"[" * 5000, "session request: the whole body"),
-        (_raw(protocol=7, new_field=1), "protocol differs: server 3, trainer 7"),
+        (_raw(protocol=7, new_field=1), "protocol differs: server 4, trainer 7"),
         (_raw(new_field=1), "session request: new_field=1"),
         (_raw(games=[]), "session request: games"),
         (_raw(games=[_claim()] * 65), "session request: games"),
@@ -213,9 +213,10 @@ def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:
             (b"{", "session request"),
             (_raw(games=[_claim(prompt_hash="0000")]), "prompts (laptop, 2 players, compact) differs"),
         ):
-            answer = httpx.post(f"{app.url}/session/", content=body, trust_env=False)
+            answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
             assert answer.status_code == 422
             assert message in answer.json()["detail"]
         assert app.store.session is None
-        assert httpx.post(f"{app.url}/session/", content=b" " * (2 << 20), trust_env=False).status_code == 413
-        assert httpx.post(f"{app.url}/session/", content=_raw(), trust_env=False).status_code == 200
+        for body, status in ((b" " * (2 << 20), 413), (_raw(), 200)):
+            answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
+            assert answer.status_code == status

@@ -14,6 +14,7 @@ from fake_engine import deal
 from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
+from hanabi_grpo.runs import SECRET
 from hanabi_grpo.seating import frozen_name, is_frozen
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
@@ -304,7 +305,7 @@ def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     link = ServerLink(settings, folder)
 
     def introduce(_: Settings, **claims: Any) -> dict[str, Any]:
-        given = session_body(app.identity, run_id=claims["run_id"])
+        given = session_body(app.identity, run_id=claims["run_id"], secret=claims["secret"])
         return link.client.open_session(**{key: given[key] for key in given if key not in ("protocol", "trainer_id")})
 
     monkeypatch.setattr(link.client, "introduce", introduce)
@@ -320,6 +321,20 @@ def test_after_the_handshake_the_facts_of_the_server_are_known(
     expected = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
     assert (link.server_facts, len(expected)) == (expected, 4)
     link.disconnect()
+
+
+def test_a_trainer_of_the_run_folder_takes_over_at_once_and_one_that_knows_its_name_does_not(
+    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = connectable(app, tmp_path / "run", monkeypatch)
+    alive.connect(0)
+    resumed = connectable(app, tmp_path / "run", monkeypatch)
+    resumed.connect(0)
+    (tmp_path / "run" / SECRET).unlink()
+    with pytest.raises(ServerError, match=r"409: this server works for run .*; this trainer has its name but not"):
+        connectable(app, tmp_path / "run", monkeypatch).connect(0)
+    resumed.disconnect()
+    alive.disconnect()
 
 
 def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer(

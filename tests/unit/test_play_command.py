@@ -349,7 +349,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApp]:
 
 
 def test_a_model_as_partner_keeps_its_conversation_over_an_interruption(server: RunningApp) -> None:
-    options = ("base", "--preset", "laptop", "--seed", "1")
+    options = ("base", "--preset", "laptop", "--seed", "2")
     assert play(*options, "--out", "whole.jsonl", moves=["h1", "h2", *["p0"] * 20]).exit_code == 0
     left = play(*options, "--out", "left.jsonl", moves=["h1"])
     assert left.exit_code == 130, left.output
@@ -387,7 +387,7 @@ class _FailingEngine(WordEngine):
 def test_a_server_that_fails_keeps_the_game(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_app(engine=_FailingEngine()) as running:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
-        result = play("base", "--preset", "laptop", "--seed", "1", "--out", "a.jsonl", moves=["h1", "h2"])
+        result = play("base", "--preset", "laptop", "--seed", "2", "--out", "a.jsonl", moves=["h1", "h2"])
     assert result.exit_code == 2 and result.stderr.startswith("error: ")
     assert result.output.count("go on: hanabi-grpo play --resume a.unfinished.json") == 1
     assert len(read_journal(Path("a.unfinished.json")).replies) == 3

@@ -199,10 +199,10 @@ def saved(**changes: Any) -> dict[str, Any]:
 
 def test_every_setting_that_may_not_change_is_listed_with_both_values() -> None:
     with pytest.raises(SettingsError) as caught:
-        check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="laptop"), Settings(resume="latest"))
+        check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5, HANABI_PRESET="mini"), Settings(resume="latest"))
     assert str(caught.value) == (
         "RESUME=latest: these settings cannot change on the way:\n"
-        "  HANABI_PRESET: was laptop, is unset\n"
+        "  HANABI_PRESET: was mini, is laptop\n"
         "  TEMPERATURE: was 0.5, is 1.0\n"
         "  LORA_RANK: was 8, is 16\n"
         "Set them back, or start anew without RESUME."

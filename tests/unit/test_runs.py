@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 
+from doctor_machines import find, only
+from hanabi_grpo.cut_records import cut_records
+from hanabi_grpo.doctor import starts
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs import (
+    SECRET,
     append_jsonl,
+    holder_of,
     leave_run_folder,
     lock_run_folder,
     prepare_run_folder,
     run_folder_name,
+    run_secret,
     used_entries,
     write_json_atomic,
 )
@@ -49,8 +55,34 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         prepare_run_folder(settings)
     assert str(caught.value) == (
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another OUTPUT_DIR, unset it "
-        f"for a new folder in outputs/, remove this one (rm -r {folder}), or go on with that run: RESUME=latest"
+        "for a new folder in outputs/, or go on with that run: RESUME=latest"
     )
+
+
+def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    hold = "import sys; from pathlib import Path; from hanabi_grpo.runs import lock_run_folder\n"
+    hold += f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+    holder = start_process([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == "held\n"
+    for name in ("settings.json", "metrics.jsonl"):
+        (tmp_path / name).write_text("{}")
+    me = f"pid {holder.pid} on {socket.gethostname()}"
+    with pytest.raises(RunFolderError) as caught:
+        prepare_run_folder(Settings(output_dir=tmp_path))
+    assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(caught.value)
+    for settings in ({}, {"RESUME": "latest"}):
+        check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
+        assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
+        assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
+        assert "rm " not in f"{check.remedy}{caught.value}"
+    assert holder.poll() is None
+    holder.stdin.close()
+    holder.wait()
+    assert holder_of(tmp_path) == ""
+    with pytest.raises(RunFolderError, match="holds another run already"):
+        prepare_run_folder(Settings(output_dir=tmp_path))
 
 
 def test_a_lock_and_rests_of_temporary_files_leave_a_folder_fresh(tmp_path: Path) -> None:
@@ -144,6 +176,23 @@ def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
         write_json_atomic(path, {"step": object()})
     assert json.loads(path.read_text()) == {"step": 1, "loss": None}
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_user(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json_atomic(tmp_path / "state.json", {})
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+        cut_records(tmp_path, 1)
+        secret = run_secret(tmp_path)
+    finally:
+        os.umask(before)
+    rights = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()}
+    assert (rights["state.json"], rights["metrics.jsonl"], rights[SECRET]) == ("0o640", "0o640", "0o600")
+    assert (run_secret(tmp_path), len(secret)) == (secret, 64)
+    (tmp_path / SECRET).write_text("short")
+    with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
+        run_secret(tmp_path)
 
 
 def test_rows_are_appended_one_a_line(tmp_path: Path) -> None:

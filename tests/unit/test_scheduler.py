@@ -14,6 +14,7 @@ from fake_engine import BASE, SAMPLING, TOKENIZER, FakeEngine, deal, make_schedu
 from hanabi_grpo.deal_rows import rows_of
 from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.places import Places
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import DroppedGame, Episode
 from hanabi_grpo.wire import outputs_to_game
@@ -208,3 +209,57 @@ def test_a_reply_limit_beyond_the_conversation_is_refused() -> None:
 def test_an_error_of_ours_is_found_inside_groups() -> None:
     ours = SettingsError("x")
     assert unwrap(ExceptionGroup("", [ValueError("y"), ExceptionGroup("", [ours])])) is ours
+
+
+def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
+    """Ask for so many games each under a letter, one request after the other; return the letters as games end."""
+    ended: list[str] = []
+
+    class Noting(Scheduler):
+        async def _attempt(self, deal: Any, *args: Any) -> Any:
+            await asyncio.sleep(0)
+            ended.append(chr(deal.seed))
+            return await super()._attempt(deal, *args)
+
+    async def scenario() -> None:
+        scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)
+        scheduler.__class__ = Noting
+        async with asyncio.TaskGroup() as group:
+            for letter, num_games, own in requests:
+                rows, _ = rows_of([deal(ord(letter))], num_games)
+                group.create_task(scheduler.run(rows, SAMPLING, BASE, own=own))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    return "".join(ended)
+
+
+def test_places_are_taken_request_by_request_and_the_sessions_owner_comes_first() -> None:
+    # The first two games of a are in play when the others come.
+    assert order_of_ends(("a", 8, False), ("b", 3, False), ("c", 2, False), at_once=2) == "aa" + "abcabcabaaa"
+    assert order_of_ends(("a", 8, False), ("b", 3, False), ("t", 4, True), at_once=2) == "aa" + "tttt" + "abababaaa"
+    assert order_of_ends(("a", 3, False), ("t", 2, True), ("u", 3, True), at_once=1) == "a" + "tutuu" + "aa"
+
+
+def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
+    async def scenario() -> None:
+        places, inside = Places(2), []
+
+        async def play(request: str) -> None:
+            async with places.place(request, own=False):
+                inside.append(request)
+                await asyncio.sleep(0.001)
+
+        games = [asyncio.create_task(play(request)) for request in "aaaabbbb"]
+        await asyncio.sleep(0)
+        for game in (games[0], games[2], games[5]):
+            game.cancel()
+        # A grant and a cancellation in one pass of the event loop.
+        places._give()
+        games[3].cancel()
+        await asyncio.gather(*games, return_exceptions=True)
+        assert sorted(inside) == ["a", "a", "b", "b", "b"]
+        assert places._free == 3 and not places._guests
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))

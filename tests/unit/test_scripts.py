@@ -2,6 +2,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(l
     assert commands(MODEL="given") == ["serve"]
     (checkout / ".env").write_text("MODEL=given\n")
     assert commands() == ["serve"]
+
+
+@pytest.mark.parametrize("script", [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"])
+def test_help_and_version_install_and_start_nothing(script: str, run: Runner, checkout: Path) -> None:
+    # No set-up is made here, so anything but showing would fail.
+    program(checkout / "tools" / "setup.sh", "exit 9")
+    head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
+    for option in ("-h", "--help"):
+        done = run(script, option)
+        assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
+        assert "set -euo" not in done.stdout
+    done = run(script, "--mine", "--version")
+    assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
 @pytest.mark.parametrize("script", LAUNCHERS)

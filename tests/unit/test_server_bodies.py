@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from hanabi_grpo.server.limits import Limits
-from server_app import RunningApp, rollout_body, running_app
+from server_app import JSON, POST_INFER, RunningApp, rollout_body, running_app
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -57,7 +58,7 @@ def quick() -> Iterator[RunningApp]:
 def test_a_body_over_its_limit_is_refused_before_it_is_read(
     quick: RunningApp, method: str, path: str, what: str, limit: int
 ) -> None:
-    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {limit + 1}\r\n\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {limit + 1}\r\n\r\n"
     with quick.connect() as client:
         client.sendall(head.encode())
         answer = read_to_end(client)
@@ -71,14 +72,14 @@ def test_a_body_without_a_length_is_refused_when_it_passes_the_limit(quick: Runn
             yield b" " * 1000
 
     for path, limit in (("/infer/", 20_000), ("/session/", 5_000)):
-        answer = httpx.post(f"{quick.url}{path}", content=chunks(), trust_env=False)
+        answer = httpx.post(f"{quick.url}{path}", content=chunks(), headers=JSON, trust_env=False)
         assert answer.status_code == 413
         assert f"more than {limit} bytes; allowed are at most {limit}" in answer.json()["detail"]
 
 
 def test_a_large_refused_body_still_gets_its_reason_and_the_connection_lives_on(quick: RunningApp) -> None:
     with httpx.Client(base_url=quick.url, trust_env=False) as client:
-        answer = client.post("/infer/", content=b"x" * (8 << 20))
+        answer = client.post("/infer/", content=b"x" * (8 << 20), headers=JSON)
         assert answer.status_code == 413
         assert client.get("/health/").status_code == 200
 
@@ -86,7 +87,7 @@ def test_a_large_refused_body_still_gets_its_reason_and_the_connection_lives_on(
 def test_a_body_that_stops_coming_gets_408_with_what_came_and_what_was_expected(quick: RunningApp) -> None:
     for path in ("/infer/", "/session/"):
         with quick.connect() as client:
-            client.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode() + b"{" * 10)
+            client.sendall(POST_INFER.replace(b"/infer/", path.encode()) + b"content-length: 1000\r\n\r\n" + b"{" * 10)
             answer = read_to_end(client)
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b": 10 of 1000 bytes received; nothing came for 0.4 s. Send it again." in answer
@@ -94,7 +95,7 @@ def test_a_body_that_stops_coming_gets_408_with_what_came_and_what_was_expected(
 
 def test_a_body_that_drips_gets_408_although_no_pause_is_long(quick: RunningApp) -> None:
     with quick.connect() as client:
-        client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        client.sendall(POST_INFER + b"transfer-encoding: chunked\r\n\r\n")
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for _ in range(40):
                 client.sendall(b"1\r\n \r\n")
@@ -108,7 +109,7 @@ def test_a_body_that_drips_gets_408_although_no_pause_is_long(quick: RunningApp)
 def test_a_client_that_hangs_up_in_its_body_leaves_no_trace(quick: RunningApp) -> None:
     for _ in range(5):
         with quick.connect() as client:
-            client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+            client.sendall(POST_INFER + b"content-length: 1000\r\n\r\n{")
             time.sleep(0.02)
     time.sleep(0.2)
     answer = httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False)
@@ -155,9 +156,12 @@ def test_too_many_rollouts_at_once_get_429_and_the_others_are_played(quick: Runn
         for player in players:
             player.join(30)
     assert refused.status_code == 429
-    assert refused.json()["detail"] == (
-        "rollout request: 2 are open already, allowed are 2 at once. Wait for one to end."
+    assert re.fullmatch(
+        r"rollout request: 2 are open already \(2 of 127\.0\.0\.1; the oldest for \d+ s\), allowed are 2 at once\. "
+        r"Wait for one to end\.",
+        refused.json()["detail"],
     )
+    assert refused.headers["retry-after"] == "5"
     assert statuses == [200, 200]
     assert httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False).status_code == 200
 
@@ -167,7 +171,7 @@ def test_games_of_a_client_that_hung_up_are_cancelled(quick: RunningApp) -> None
     try:
         body = json.dumps(rollout_body()).encode()
         with quick.connect() as client:
-            client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            client.sendall(POST_INFER + b"content-length: %d\r\n\r\n" % len(body) + body)
             time.sleep(0.3)
             assert quick.scheduler.games_in_flight == 1
         deadline = time.monotonic() + 4
@@ -185,8 +189,8 @@ def test_the_answer_does_not_depend_on_how_the_body_is_cut(quick: RunningApp) ->
         for start in range(0, len(body), 7):
             yield body[start : start + 7]
 
-    whole = httpx.post(f"{quick.url}/infer/", content=body, trust_env=False)
-    pieces = httpx.post(f"{quick.url}/infer/", content=bytewise(), trust_env=False)
+    whole = httpx.post(f"{quick.url}/infer/", content=body, headers=JSON, trust_env=False)
+    pieces = httpx.post(f"{quick.url}/infer/", content=bytewise(), headers=JSON, trust_env=False)
     assert whole.status_code == pieces.status_code == 200
     digests = {
         hashlib.sha256(json.dumps([row["response_token_ids"] for row in answer.json()]).encode()).hexdigest()

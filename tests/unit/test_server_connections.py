@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hanabi_grpo.server.limits import Limits
-from server_app import RunningApp, running_app
+from server_app import POST_INFER, RunningApp, running_app
 
 QUICK = Limits(head_seconds=0.5, chunk_seconds=0.5, connections=4)
 GENEROUS = 8.0
@@ -51,7 +51,7 @@ def test_a_client_that_connects_and_says_nothing_is_hung_up_on(quick: RunningApp
 
 def test_a_client_that_drips_half_a_head_gets_408_although_bytes_keep_coming(quick: RunningApp) -> None:
     with quick.connect() as dripping:
-        dripping.sendall(b"GET /health/ HTTP/1.1\r\nhost: x\r\n")
+        dripping.sendall(b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n")
         dripping.settimeout(0.1)
         received, start = b"", time.monotonic()
         while time.monotonic() - start < GENEROUS:
@@ -70,7 +70,7 @@ def test_a_client_that_drips_half_a_head_gets_408_although_bytes_keep_coming(qui
 def test_an_idle_connection_is_closed_after_its_answer_and_reused_before(quick: RunningApp) -> None:
     with quick.connect() as client:
         for _ in range(3):
-            client.sendall(b"GET /health/ HTTP/1.1\r\nhost: x\r\n\r\n")
+            client.sendall(b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n\r\n")
             time.sleep(0.2)
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert read_to_end(client) == b""
@@ -91,18 +91,18 @@ def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningAp
 @pytest.mark.parametrize(
     ("sent", "status", "reason"),
     [
-        (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"b" * (70 << 10), 431, b"65536 bytes of headers"),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * (70 << 10), 431, b"65536 bytes of headers"),
         (b"GET /" + b"a" * (70 << 10), 431, b"65536 bytes of headers"),
         (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40 + b"\r\n\r\n",
             400,
             b"not a valid HTTP request",
         ),
-        (b"GET /health/ HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
-        (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n", 400, b"not a valid HTTP request"),
-        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
-        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
-        (b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
+        (b"GET /health/ HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
+        (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, b"not a valid HTTP request"),
+        (POST_INFER + b"content-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
+        (POST_INFER + b"content-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
+        (POST_INFER + b"transfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
     ],
 )
 def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(
@@ -118,7 +118,7 @@ def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(
 
 def test_a_broken_chunk_in_a_body_ends_the_connection_and_nothing_else(quick: RunningApp) -> None:
     with quick.connect() as client:
-        client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        client.sendall(POST_INFER + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
         time.sleep(0.1)
         client.sendall(b"not a chunk size\r\n")
         assert read_to_end(client).startswith(b"HTTP/1.1 400 ")
@@ -154,7 +154,7 @@ def large_answer(app: RunningApp, *, receive_buffer: int) -> Iterator[tuple[sock
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.connect(("127.0.0.1", app.port))
-        client.sendall(b"POST /infer/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(POST_INFER + b"content-length: %d\r\n\r\n" % len(body) + body)
         client.settimeout(60)
         head, _, start = client.recv(500).partition(b"\r\n\r\n")
         yield client, int(re.findall(rb"content-length: (\d+)", head)[0]) - len(start)

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -28,13 +30,15 @@ def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
     assert os.environ[BIND] == bound
 
 
-def test_what_the_user_set_stays_but_for_plugins_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BIND, "0-1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
     monkeypatch.setenv("VLLM_PLUGINS", "some,others")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     prepare_environment(on_cpu=True)
     assert (os.environ[BIND], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("0-1", "7")
     assert os.environ["VLLM_PLUGINS"] == PLUGIN_NAME
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_a_gpu_gets_no_settings_of_a_cpu() -> None:
@@ -55,6 +59,20 @@ def test_vllms_sockets_have_a_folder_where_their_paths_fit(
     assert (sockets is not None) == gathered
     assert [str(path) for path in folder.iterdir()] == ([sockets] if gathered else [])
     shutil.rmtree(folder)
+
+
+def test_the_next_start_removes_the_sockets_of_a_killed_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = "from hanabi_grpo.server.assembly import prepare_environment; prepare_environment(False)"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own has a path too long for sockets
+        subprocess.run(
+            [sys.executable, "-c", f"{prepare}; import os; os.kill(os.getpid(), 9)"],
+            env={**os.environ, "TMPDIR": folder},
+        )
+        [left] = Path(folder).iterdir()
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        prepare_environment(on_cpu=False)
+        [ours] = Path(folder).iterdir()
+        assert str(ours) == os.environ["VLLM_RPC_BASE_PATH"] != str(left)
 
 
 def test_a_folder_for_sockets_that_the_user_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:

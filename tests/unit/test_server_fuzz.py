@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from mutations import mutate_rollout, mutate_upload
-from server_app import OWNER, PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, rollout_body, running_app, session_body
+from server_app import (
+    JSON,
+    OWNER,
+    PEFT_CONFIG,
+    PLAYERS,
+    RunningApp,
+    adapter_bytes,
+    rollout_body,
+    running_app,
+    session_body,
+)
 from server_app import upload_headers as headers_of
 
 SERVED = {player: f"{player}@1" for player in PLAYERS}
@@ -60,7 +70,7 @@ def state_of(app: RunningApp) -> tuple[object, ...]:
 
 
 def replies_of(client: httpx.Client) -> list[list[list[int]]]:
-    answer = client.post("/infer/", content=ROLLOUT)
+    answer = client.post("/infer/", content=ROLLOUT, headers=JSON)
     assert answer.status_code == 200, answer.text
     return [row["response_token_ids"] for row in answer.json()]
 
@@ -84,7 +94,7 @@ def test_a_mutated_upload_is_taken_or_refused_and_changes_nothing(
 @given(seed=st.integers(0, 2**32))
 def test_a_mutated_rollout_body_is_played_or_refused(app: RunningApp, client: httpx.Client, seed: int) -> None:
     before = state_of(app)
-    answer = client.post("/infer/", content=mutate_rollout(random.Random(seed), ROLLOUT))
+    answer = client.post("/infer/", content=mutate_rollout(random.Random(seed), ROLLOUT), headers=JSON)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
     assert state_of(app) == before
 
@@ -114,7 +124,7 @@ def test_a_mutated_lending_is_taken_whole_or_refused_and_leaves_the_session_alon
 @given(seed=st.integers(0, 2**32))
 def test_a_mutated_reply_request_is_answered_or_refused(app: RunningApp, client: httpx.Client, seed: int) -> None:
     before = state_of(app)
-    answer = client.post("/reply/", content=mutate_rollout(random.Random(seed), REPLY))
+    answer = client.post("/reply/", content=mutate_rollout(random.Random(seed), REPLY), headers=JSON)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
     assert state_of(app) == before
 
@@ -127,9 +137,9 @@ def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, c
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
         answer = client.put("/adapters/player_1", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
         statuses[answer.status_code] += 1
-        statuses[client.post("/infer/", content=mutate_rollout(rng, ROLLOUT)).status_code] += 1
+        statuses[client.post("/infer/", content=mutate_rollout(rng, ROLLOUT), headers=JSON).status_code] += 1
         statuses[client.put("/frozen/", params={"version": 1}, content=body, headers=sent).status_code] += 1  # type: ignore[arg-type]
-        statuses[client.post("/reply/", content=mutate_rollout(rng, REPLY)).status_code] += 1
+        statuses[client.post("/reply/", content=mutate_rollout(rng, REPLY), headers=JSON).status_code] += 1
     assert replies_of(client) == before
     assert set(statuses) <= {200, 409, 413, 415, 422}, statuses
     assert statuses[422] > 200, "most mutations should be refused, or the mutators do nothing"

@@ -103,7 +103,7 @@ def test_a_wrong_or_missing_key_is_401_on_every_route_and_the_right_one_is_not(
 def test_odd_authorization_headers_let_in_only_the_key(locked: RunningApp, given: tuple[str, ...], status: int) -> None:
     lines = "".join(f"Authorization: {value}\r\n" for value in given)
     with locked.connect() as raw:
-        raw.sendall(f"GET /health/ HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode("latin-1"))
+        raw.sendall(f"GET /health/ HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode("latin-1"))
         assert raw.recv(65536).startswith(f"HTTP/1.1 {status} ".encode())
 
 
@@ -116,6 +116,54 @@ def test_without_a_key_everybody_on_this_machine_is_served() -> None:
     with running_app() as app:
         assert ask(app, "GET", "/health/").status_code == 200
         assert ask(app, "GET", "/health/", "Bearer anything").status_code == 200
+
+
+def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machine_are_not() -> None:
+    with running_app() as app:
+        for host, status in (
+            ("127.0.0.1", 200),
+            (f"127.0.0.1:{app.port}", 200),
+            ("LOCALHOST:9", 200),
+            ("[::1]:8000", 200),
+            ("evil.example", 403),
+            (f"127.0.0.1.evil.example:{app.port}", 403),
+            ("::1", 403),
+            ("x[::1]", 403),
+            ("", 403),
+        ):
+            answer = httpx.get(f"{app.url}/health/", headers={"host": host}, trust_env=False)
+            assert answer.status_code == status, (host, answer.text)
+            if status == 403:
+                assert answer.json()["detail"] == (
+                    f"host {host!r}: a server without a key answers to 127.0.0.1, localhost, [::1]. Name it so in "
+                    "VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals."
+                )
+        for site, status in (("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)):
+            answer = httpx.get(f"{app.url}/health/", headers={"sec-fetch-site": site}, trust_env=False)
+            assert answer.status_code == status, site
+    with running_app(api_key=KEY) as app:
+        sent = {"host": "evil.example", "sec-fetch-site": "cross-site", "authorization": f"Bearer {KEY}"}
+        assert httpx.get(f"{app.url}/health/", headers=sent, trust_env=False).status_code == 200
+
+
+def test_a_posted_body_needs_a_content_type_and_an_empty_one_does_not() -> None:
+    with running_app() as app:
+        for path in ("/infer/", "/reply/", "/session/"):
+            answer = httpx.post(f"{app.url}{path}", content=b"{}", trust_env=False)
+            assert answer.status_code == 415
+            assert "a body without content-type; send content-type: application/json." in answer.json()["detail"]
+            assert httpx.post(f"{app.url}{path}", trust_env=False).status_code == 422
+        assert httpx.post(f"{app.url}/reset_prefix_cache/", trust_env=False).status_code == 200
+
+
+def test_a_websocket_without_a_key_writes_no_line(
+    locked: RunningApp, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(locked, "GET", "/health/")  # uvicorn sets its loggers up in a thread of its own
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+    asked = {"connection": "upgrade", "upgrade": "websocket"}
+    assert httpx.get(f"{locked.url}/health/", headers=asked, trust_env=False).status_code == 401
+    assert [record.getMessage() for record in caplog.records if not record.name.startswith("http")] == []
 
 
 def test_the_key_is_in_no_answer_and_no_log_line(

@@ -20,7 +20,17 @@ from hanabi_grpo.prompts import system_prompt
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.server.reply_request import MAX_TEXT_BYTES, MAX_TURNS, ReplyRequest, parse_reply_request
 from hanabi_grpo.types import Episode, Reply
-from server_app import PEFT_CONFIG, PLAYERS, RunningApp, WordEngine, adapter_bytes, push_to, running_app
+from server_app import (
+    JSON,
+    PEFT_CONFIG,
+    PLAYERS,
+    POST_INFER,
+    RunningApp,
+    WordEngine,
+    adapter_bytes,
+    push_to,
+    running_app,
+)
 
 FULL = EnvConfig(preset="full", players=2, observation="full", legal_moves=True, max_turns=9)
 ASKED: dict[str, Any] = {
@@ -41,7 +51,7 @@ def app() -> Iterator[RunningApp]:
 
 def ask(app: RunningApp, body: bytes | str, **headers: str) -> httpx.Response:
     content = body.encode() if isinstance(body, str) else body
-    return httpx.post(f"{app.url}/reply/", content=content, headers=headers, timeout=30, trust_env=False)
+    return httpx.post(f"{app.url}/reply/", content=content, headers={**JSON, **headers}, timeout=30, trust_env=False)
 
 
 def changed(**other: Any) -> str:
@@ -227,7 +237,9 @@ def test_a_client_that_hangs_up_cancels_its_reply() -> None:
         seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
         body = changed(seat=seat).encode()
         with socket.create_connection(("127.0.0.1", app.port)) as connection:
-            connection.sendall(b"POST /reply/ HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            connection.sendall(
+                POST_INFER.replace(b"infer", b"reply") + b"content-length: %d\r\n\r\n" % len(body) + body
+            )
             _wait(lambda: engine.num_samples == 1)
             (held,) = app.store.frozen._held.values()
             assert held.users == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hanabi_grpo.server.answers import problem
 from hanabi_grpo.server.strict_json import strict_json
-from server_app import OWNER, RunningApp, rollout_body, running_app, session_body
+from server_app import JSON, OWNER, RunningApp, rollout_body, running_app, session_body
 
 DEEP = "[" * 100_000
 DEEP_ENOUGH = "[" * 40 + "]" * 40
@@ -25,7 +25,7 @@ def app() -> Iterator[RunningApp]:
 
 def ask(app: RunningApp, body: bytes | str) -> tuple[int, str]:
     content = body.encode() if isinstance(body, str) else body
-    answer = httpx.post(f"{app.url}/infer/", content=content, timeout=30, trust_env=False)
+    answer = httpx.post(f"{app.url}/infer/", content=content, headers=JSON, timeout=30, trust_env=False)
     return answer.status_code, answer.json() if answer.status_code == 200 else answer.json()["detail"]
 
 
@@ -157,7 +157,7 @@ def test_session_and_adapter_routes_answer_odd_input_with_4xx(app: RunningApp) -
         assert client.post("/session/", json=session_body(app.identity)).status_code == 200
         valid = json.dumps(session_body(app.identity))
         for body in ("", "[]", DEEP, valid.replace(":", ": NaN,", 1), '{"run_id": "\\ud800"}', valid[:-5], "9" * 5000):
-            answer = client.post("/session/", content=body)
+            answer = client.post("/session/", content=body, headers=JSON)
             assert 400 <= answer.status_code < 500, body[:50]
         for config in ("", "[]", "[" * 30000, "NaN", "1e999", "9" * 5000, '"x"', "{}", '{"r": 8, "r": 8}'):
             headers = {**OWNER, "x-sha256": "0" * 64, "x-peft-config": config}

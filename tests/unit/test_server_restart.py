@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from conftest import end_processes
 from hanabi_grpo.server.restart import COUNT_VARIABLE, EXIT_CODE, Restarts, stop_within
 from server_app import rollout_body, running_app
 
@@ -81,6 +82,20 @@ def test_pid_port_and_arguments_stay_and_the_instance_is_new(dying: Callable[...
     assert second["deathsig"] == first["deathsig"] == signal.SIGTERM
     assert second["blocked"] == first["blocked"] == []
     assert second["files"] <= first["files"], "files of the old image are still open"
+
+
+@pytest.mark.parametrize("core", ["hangs", "dead"])
+def test_the_workers_of_an_engine_core_are_gone_before_the_new_image_starts(
+    dying: Callable[..., Dying], core: str
+) -> None:
+    server = dying([sys.executable, str(SCRIPT)], CORE=core)
+    first = server.wait_for_image(1)
+    assert all(psutil.pid_exists(pid) for pid in first["workers"])
+    server.kill_engine()
+    second = server.wait_for_image(2)
+    assert second["left"] == []
+    # The second image's own, which nothing ties to it.
+    end_processes([psutil.Process(pid) for pid in second["workers"]])
 
 
 def test_after_the_last_restart_the_server_ends_with_code_70_and_says_why(dying: Callable[..., Dying]) -> None:

@@ -48,6 +48,23 @@ def test_a_stranger_is_told_who_holds_the_server_since_when_and_the_ways_out() -
     ownership.refuse_stranger(wanted("another run of the same process", A))
 
 
+def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() -> None:
+    ownership, clock = _owned()
+    thief = wanted("run", B, secret="6" * 64)
+    with pytest.raises(SessionError, match=r"0 s ago; this trainer has its name but not the secret of its folder"):
+        ownership.refuse_stranger(thief)
+    clock.now += 61
+    # After the timeout anybody may come, but as another run: what this one pushed is not the thief's.
+    ownership.refuse_stranger(thief)
+    assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {}
+    assert ownership.session is not None
+    assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (False, True)
+    ownership.open(thief)
+    with pytest.raises(SessionError, match="a second trainer process of the same run took over") as caught:
+        ownership.check(session_headers("run", A))
+    assert A not in str(caught.value) and B not in str(caught.value)
+
+
 def test_every_request_of_the_owner_is_a_sign_of_life_and_silence_lets_others_in() -> None:
     ownership, clock = _owned()
     for _ in range(5):
@@ -199,7 +216,7 @@ def _games(app: RunningApp) -> list[dict[str, Any]]:
 def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None:
     body = adapter_bytes(0.7)
     with _client(app, "slow upload") as slow:
-        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "x"}
+        lines = {**slow.headers, **upload_headers(body), "content-length": str(len(body)), "host": "localhost"}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         with app.connect() as connection:
             connection.sendall(f"PUT /adapters/player_0?version=1 HTTP/1.1\r\n{head}\r\n".encode() + body[:100])

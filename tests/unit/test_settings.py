@@ -44,7 +44,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
 def test_the_cpu_defaults_are_those_of_the_laptop_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_device(monkeypatch, "cpu")
     settings = load({}).settings
-    assert (settings.model, settings.dataset) == ("outputs/tiny-model", "data/hanabi.laptop.jsonl")
+    assert (settings.model, settings.dataset, settings.preset) == ("outputs/tiny-model", None, "laptop")
     assert (settings.deals_per_step, settings.per_device_train_batch_size, settings.nproc_per_node) == (8, 64, 1)
     assert (settings.learning_rate, settings.dtype, settings.deepspeed) == (0.0015, "float32", "none")
     assert (settings.max_completion_length, settings.observation, settings.max_model_len) == (4, "compact", 1024)
@@ -53,7 +53,7 @@ def test_the_cpu_defaults_are_those_of_the_laptop_run(monkeypatch: pytest.Monkey
 def test_the_gpu_defaults_are_those_of_eight_gpus_split_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     use_device(monkeypatch, "gpu")
     settings = load({}).settings
-    assert (settings.model, settings.dataset) == ("Qwen/Qwen3-4B", "data/hanabi.grpo.jsonl")
+    assert (settings.model, settings.dataset, settings.preset) == ("Qwen/Qwen3-4B", None, "full")
     assert (settings.vllm_tensor_parallel_size, settings.nproc_per_node, settings.num_generations) == (4, 4, 16)
     assert (settings.learning_rate, settings.dtype, settings.deepspeed) == (2e-05, "bfloat16", "zero2")
     assert (settings.max_steps, settings.max_completion_length, settings.parity_tolerance) == (500, 512, 0.05)
@@ -134,8 +134,8 @@ def test_every_bad_value_is_named_at_once() -> None:
     bad = {"HANABI_PLAYERS": "7", "LORA_RANK": "12", "HANABI_BOMBRULE": "zero", "LEARNING_RATE": "nan", "SEED": "x"}
     assert message(bad).splitlines() == [
         "HANABI_BOMBRULE (from shell): no such setting; did you mean HANABI_BOMB_RULE?",
-        "SEED='x': a whole number from 0 to 2147483647.",
         "HANABI_PLAYERS='7': Hanabi needs 2 to 5 players.",
+        "SEED='x': a whole number from 0 to 2147483647.",
         "LEARNING_RATE='nan': a number above 0.",
         "LORA_RANK='12': a rank that vLLM can load: 1, 8, 16, 32, 64, 128, 256, 320, 512.",
     ]

@@ -85,7 +85,7 @@ def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
         (refused,) = [one for one in done if isinstance(one, VersionError)]
         assert str(refused).startswith("player_0@1 is held with other bytes")
         assert store._staged == {"player_0": held}
-        assert [folder.name for folder in store._folders.root.iterdir()] == [held.folder.name]
+        assert [path.name for path in store._folders.root.iterdir() if path.is_dir()] == [held.folder.name]
 
     run_scenario(scenario, tmp_path)
 

@@ -40,8 +40,8 @@ def test_every_board_is_looked_at_and_the_message_has_the_command_that_helps() -
     )
     assert "words of full (compact): life2, life3, info4, info5, info6, …." in text
     assert text.endswith(
-        "hanabi-grpo tiny-model --preset laptop --preset marshal-mini --preset full "
-        "--out outputs/tiny-laptop-marshal-mini-full, or choose another MODEL."
+        "hanabi-grpo tiny-model --preset laptop --preset marshal-mini --preset full --players 2, and set "
+        "MODEL=outputs/tiny-laptop-marshal-mini-full; or choose another MODEL."
     )
 
 

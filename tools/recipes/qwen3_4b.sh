@@ -59,10 +59,8 @@ default_env HANABI_ENTROPY_BONUS 0.01
 
 folder=outputs/qwen3_4b-$board-$(date +%Y%m%d-%H%M%S)
 mkdir -p "$folder"
-export DATASET=$folder/deals.jsonl
 source tools/session.sh
 start_session
-run - hanabi-grpo dataset --preset "$board" --out "$DATASET"
 
 say "warm start: adapters that imitate $bot with 10 % random moves, log $folder/warm_start.log"
 run "$folder/warm_start.log" hanabi-grpo warm-start "$bot" --preset "$board" --noise 0.1 --learn-noise --out "$folder/warm"

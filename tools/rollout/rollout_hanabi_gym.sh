@@ -4,6 +4,8 @@
 #   bash tools/rollout/rollout_hanabi_gym.sh
 #   bash tools/rollout/rollout_hanabi_gym.sh --dry-run      # checks, shows, starts nothing; --print-config: only settings
 #   MODEL=Qwen/Qwen3-4B PORT=8000 CUDA_VISIBLE_DEVICES=0,1,2,3 bash tools/rollout/rollout_hanabi_gym.sh
+#
+# -h shows this, --version the version; .venv/bin/hanabi-grpo serve -h lists the command's own options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

@@ -4,6 +4,8 @@
 #   bash tools/train/train_grpo_msswift.sh
 #   bash tools/train/train_grpo_msswift.sh --dry-run        # checks, shows, starts nothing; --print-config: only settings
 #   MAX_STEPS=500 NPROC_PER_NODE=4 CUDA_VISIBLE_DEVICES=4,5,6,7 bash tools/train/train_grpo_msswift.sh
+#
+# -h shows this, --version the version; .venv/bin/hanabi-grpo train -h lists the command's own options.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source tools/launch.sh

@@ -52,6 +52,6 @@ def board_of(settings: Settings) -> EnvConfig:
     Raises:
         SettingsError: No board that can be played.
     """
-    from hanabi_grpo.datasets import load_rows
+    from hanabi_grpo.datasets import training_rows
 
-    return EnvConfig.parse(load_rows(settings.dataset, settings)[0]["env_config"])
+    return EnvConfig.parse(training_rows(settings)[0]["env_config"])

@@ -28,7 +28,7 @@ _PLAYER = "iggi"
 class StandIn:
     """An engine that takes a while for every request, and not the same one for all."""
 
-    is_dead = False
+    is_dead, state, silence = False, "ok", 0.0
 
     def __init__(self, seconds: float = 0.0) -> None:
         """Answer after half to one and a half of `seconds`."""

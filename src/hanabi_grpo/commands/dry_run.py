@@ -32,7 +32,7 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
 
     Args:
         terminal: Whose command it is.
-        extra_args: Options that would be handed on, to vLLM or to ms-swift. They are shown, not checked.
+        extra_args: Options that would be handed on, to vLLM or to ms-swift. They are shown.
         print_config: Show every setting with its origin.
         dry_run: Check everything, and show what would be started.
         as_json: Print one JSON object.
@@ -143,7 +143,7 @@ def _show(console: Console, plan: Mapping[str, Any] | None, extra_args: list[str
             wait = f"up to {plan['waits_at_most']:g} s for the server at {plan['waits_for']}"
             lines.append(f"    {plan['processes']} trainer process(es), after waiting {wait}")
         if extra_args:
-            lines.append(f"    handed on as they are, not checked here: {shlex.join(extra_args)}")
+            lines.append(f"    handed on as they are: {shlex.join(extra_args)}")
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
 

@@ -35,7 +35,8 @@ def read_game(
         fields = game_config(settings, None).model_dump()
     else:
         fields = {name: getattr(settings, name) for name in EnvConfig.model_fields}
-        fields["preset"] = preset or settings.preset or _DEFAULT_PRESET
+        given = settings.preset if "preset" in settings.model_fields_set else None
+        fields["preset"] = preset or given or _DEFAULT_PRESET
         if not with_models:
             fields["observation"] = "full"
     if HUMAN in typed:

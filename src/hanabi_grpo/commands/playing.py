@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hanabi_grpo.client import RolloutClient
 from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.matches import Served
@@ -36,7 +36,7 @@ def game_config(settings: Settings, preset: str | None, players: int | None = No
     if preset is not None:
         row = {**{key: getattr(settings, key) for key in EnvConfig.model_fields}, "preset": preset}
     else:
-        games = [row["env_config"] for row in load_rows(settings.dataset, settings)]
+        games = [row["env_config"] for row in training_rows(settings)]
         if any(game != games[0] for game in games):
             boards = ", ".join(dict.fromkeys(str(game["preset"]) for game in games))
             raise SettingsError(f"DATASET={settings.dataset}: holds several games ({boards}); choose one by --preset.")

@@ -2,6 +2,7 @@
 
 from hanabi_grpo.commands.console import announce, make_console, trainer_command
 from hanabi_grpo.commands.dry_run import SECTIONS
+from hanabi_grpo.settings.misspelt import check_names
 
 
 def serve(extra_args: list[str]) -> None:
@@ -10,6 +11,7 @@ def serve(extra_args: list[str]) -> None:
     Args:
         extra_args: vLLM's own options.
     """
+    check_names()
     console = make_console()
     loaded = announce(console, SECTIONS["server"], "server")
     console.print(

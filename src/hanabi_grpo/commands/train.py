@@ -17,14 +17,18 @@ from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, s
 from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.datasets import load_rows, mix_line, num_steps
+from hanabi_grpo.datasets import mix_line, num_steps, training_rows
+from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.fingerprint import resolve_model
 from hanabi_grpo.resume import ResumePlan, check_decks, plan_resume, write_resume
 from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.runs import leave_run_folder, lock_run_folder, make_run_folder, prepare_run_folder, write_json_atomic
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings.board import tiny_model_command
+from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.variables import is_secret, typed
 from hanabi_grpo.used_checkpoints import KEY, fetch_used
+from hanabi_grpo.vocabulary import boards_of
 
 _TRAINER = "hanabi_grpo.training.main"
 _EXTENDED = ("OUTPUT_DIR", "RESUME", "MAX_STEPS", "NUM_TRAIN_EPOCHS")
@@ -40,12 +44,14 @@ def train(extra_args: list[str]) -> None:
     Args:
         extra_args: ms-swift's own options, handed on.
     """
+    check_names()
     console = make_console()
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
-    rows = load_rows(loaded.settings.dataset, loaded.settings)
+    rows = training_rows(loaded.settings)
     steps = num_steps(loaded.settings, rows)
-    resolve_model(loaded.settings.model)
+    boards = boards_of([EnvConfig.parse(row["env_config"]) for row in rows])
+    resolve_model(loaded.settings.model, tiny_model_command(*boards))
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)
     if nodes.joins and loaded.settings.output_dir is not None:

@@ -22,7 +22,7 @@ class _Saved(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     format: str
-    board: dict[str, str | int]
+    board: dict[str, str | int | bool]
     shapes: dict[str, list[int]]
     groups: list[list[_Count]]
 

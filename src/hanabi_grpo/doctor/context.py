@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.doctor.check import Role
 from hanabi_grpo.doctor.weights import broken_weights
 from hanabi_grpo.env_config import EnvConfig
@@ -107,7 +107,7 @@ class Context:
     def rows(self) -> list[dict[str, Any]] | None:
         """The dataset's rows; None when they are not valid, which the check of the dataset reports."""
         try:
-            return load_rows(self.settings.dataset, self.settings)
+            return training_rows(self.settings)
         except HanabiGrpoError:
             return None
 

@@ -16,8 +16,9 @@ from hanabi_grpo.policies.base import Policy, Seat
 from hanabi_grpo.policies.scripted import HintBot
 from hanabi_grpo.prompts import ObservationStyle, system_prompt
 from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
 from hanabi_grpo.types import Reply
-from hanabi_grpo.vocabulary import check_vocabulary, tiny_model_command
+from hanabi_grpo.vocabulary import boards_of, check_vocabulary
 
 _GAMES = 4
 _BOARDS = 4
@@ -89,11 +90,11 @@ def vocabulary_checks(context: Context) -> Iterator[Check]:
     except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
         compact = "export HANABI_OBSERVATION=compact\n" if settings.observation == "full" else ""
-        command, out = tiny_model_command(context.games)
-        yield fail("vocabulary", str(error), f"{compact}.venv/bin/{command}\nexport MODEL={out}")
+        boards = boards_of(context.games)
+        make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
+        yield fail("vocabulary", str(error), make)
         return
-    boards = ", ".join(dict.fromkeys(config.preset for config in context.games))
-    yield ok("vocabulary", f"every word of {boards} has a token")
+    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.games)[0])} has a token")
 
 
 def _remedy(budget: Budget, limit: int, most: int) -> str:

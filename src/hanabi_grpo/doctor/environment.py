@@ -1,20 +1,18 @@
 """Settings resolved as far as they go: each problem becomes a finding, the rest of the doctor runs on."""
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hanabi_grpo.doctor.check import Check, fail, ok, warn
+from hanabi_grpo.doctor.check import Check, fail, ok
 from hanabi_grpo.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, load_settings, variables
+from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, variables
 from hanabi_grpo.settings.load import resolve
-from hanabi_grpo.settings.sources import SHELL, read_sources
+from hanabi_grpo.settings.misspelt import misspelt_names
+from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, read_sources
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?==| \(from)")
-_ALIKE = 0.88
-"""Share of equal letters from which a name is taken for a slip; other software's names stay below it."""
 
 
 def resolve_settings(environ: Mapping[str, str], dotenv: Path = Path(".env")) -> tuple[LoadedSettings, tuple[str, ...]]:
@@ -63,25 +61,33 @@ def settings_checks(context: Context, problems: Sequence[str], dotenv: str = ".e
 
 
 def name_checks(context: Context) -> Iterator[Check]:
-    """Warn of variables whose names are nearly those of settings; HANABI_ names are refused by the settings."""
-    known = [*(variable.env for variable in variables(Settings)), *PASSED_THROUGH]
-    plain = {env.replace("_", ""): env for env in known}
-    slips = []
-    for name in sorted(set(context.environ) - set(known)):
-        if name.upper().startswith("HANABI_"):
-            continue
-        close = difflib.get_close_matches(name.upper().replace("_", ""), plain, n=1, cutoff=_ALIKE)
-        # The meant one is set too: then this name is on purpose.
-        if close and not context.environ.get(plain[close[0]]):
-            slips.append((name, plain[close[0]]))
+    """Find variables whose names are nearly those of settings, which train and serve refuse to start with.
+
+    HANABI_ names that are no setting are refused by the settings.
+    """
+    slips = misspelt_names(name for name, value in context.environ.items() if value.strip())
+    slips = {name: meant for name, meant in slips.items() if not name.upper().startswith("HANABI_")}
     if slips:
-        yield warn(
+        yield fail(
             "names",
-            "; ".join(f"{name} is set, but the setting is {meant}" for name, meant in slips) + "; nothing reads it.",
-            "\n".join(_rename(name, meant) for name, meant in slips),
+            "; ".join(f"{name} is set, but the setting is {meant}" for name, meant in slips.items())
+            + "; nothing reads it, and train and serve stop.",
+            "\n".join(
+                f"{_rename(name, meant)}   # or, if it is meant for other software: unset {name}"
+                for name, meant in slips.items()
+            ),
         )
     else:
         yield ok("names", "no variable looks like a misspelt setting")
+
+
+def unset(context: Context, field: str) -> str:
+    """Return what takes a setting away from where it was given."""
+    name = next(variable.env for variable in variables(Settings) if variable.field == field)
+    origin = context.loaded.origins[field]
+    if origin == SHELL:
+        return f"unset {name}"
+    return f"sed -i '/^{name}=/d' {context.settings.profile if origin == PROFILE else DOTENV}"
 
 
 def _remedy(name: str, meant: str | None, in_shell: bool, dotenv: str) -> str:

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 
 from hanabi_grpo.commands.train import plan_line
-from hanabi_grpo.datasets import load_rows, mix_line, num_steps
+from hanabi_grpo.datasets import mix_line, num_steps, training_rows
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context
+from hanabi_grpo.doctor.environment import unset
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.policies.scripted import RandomPolicy
 from hanabi_grpo.rollouts import play_episodes_sync
@@ -19,10 +20,10 @@ def dataset_checks(context: Context) -> Iterator[Check]:
     """Read and check every row."""
     settings = context.settings
     try:
-        rows = load_rows(settings.dataset, settings)
+        rows = training_rows(settings)
     except SettingsError as error:
-        way = ".venv/bin/hanabi-grpo dataset --preset laptop --out my.jsonl\nexport DATASET=my.jsonl"
-        yield fail("dataset", str(error), way)
+        board = f"   # the board is then HANABI_PRESET={settings.preset}" if settings.preset else ""
+        yield fail("dataset", str(error), unset(context, "dataset") + board)
         return
     boards = [f"{game.preset} ({game.players} players, {game.observation})" for game in context.games]
     fixed = sum(len(row["seeds"] or ()) for row in rows)
@@ -31,9 +32,8 @@ def dataset_checks(context: Context) -> Iterator[Check]:
     kinds += [f"{endless} with fresh deals"] if endless else []
     more = f" and {len(boards) - _SHOWN} more" if len(boards) > _SHOWN else ""
     more += f"; {mix_line(rows, settings)}" if len(rows) > 1 else ""
-    yield ok(
-        "dataset", f"{settings.dataset}: {len(rows)} row(s), {', '.join(kinds)}; {', '.join(boards[:_SHOWN])}{more}"
-    )
+    source = settings.dataset or "none: the board of the settings"
+    yield ok("dataset", f"{source}: {len(rows)} row(s), {', '.join(kinds)}; {', '.join(boards[:_SHOWN])}{more}")
 
 
 def batch_checks(context: Context) -> Iterator[Check]:

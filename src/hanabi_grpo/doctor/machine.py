@@ -27,7 +27,7 @@ def folder_checks(context: Context) -> Iterator[Check]:
         return
     root = Path(hanabi_grpo.__file__).parents[2]
     way = f"cd {root}" if (root / ROLLOUT_SCRIPT).is_file() else "cd path/of/the/checkout"
-    yield warn("folder", f"{Path.cwd()} is not the checkout: the defaults of MODEL and DATASET are relative to it", way)
+    yield warn("folder", f"{Path.cwd()} is not the checkout: the default of MODEL is relative to it", way)
 
 
 def core_checks(context: Context) -> Iterator[Check]:

@@ -13,6 +13,9 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.batch import tokens_per_micro_batch
+from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
+from hanabi_grpo.tiny_model.recipe import MANIFEST
+from hanabi_grpo.vocabulary import boards_of
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -26,9 +29,9 @@ def model_checks(context: Context) -> Iterator[Check]:
     folder = context.located_folder
     if folder is None:
         if name.startswith((".", "/", "outputs/")):
-            way = f".venv/bin/hanabi-grpo tiny-model --out {name}"
-            default = name == "outputs/tiny-model"
-            yield (warn if default else fail)("model", f"MODEL={name}: no such folder", way)
+            # The script of terminal 1 makes the default one itself.
+            default = context.loaded.origins["model"].startswith("default")
+            yield (warn if default else fail)("model", f"MODEL={name}: no such folder", _tiny_model(context))
         elif "HF_HUB_OFFLINE" in context.shell:
             finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
             yield fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
@@ -43,9 +46,11 @@ def model_checks(context: Context) -> Iterator[Check]:
         yield fail("model", str(error), _other_model(context))
         return
     if broken := broken_weights(folder):
-        again = f"rm -r {name} && .venv/bin/hanabi-grpo tiny-model --out {name}"
-        download = f".venv/bin/hf download {name} --force-download"
-        yield fail("model", f"{name}: {'; '.join(broken[:3])}", again if Path(name).is_dir() else download)
+        way = f".venv/bin/hf download {name} --force-download"
+        if Path(name).is_dir():
+            tiny = (folder / MANIFEST).is_file()
+            way = f"{_tiny_model(context)} --force" if tiny else _other_model(context)
+        yield fail("model", f"{name}: {'; '.join(broken[:3])}", way)
         return
     config, modules = read_config(folder), {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
     if not modules:
@@ -179,7 +184,19 @@ def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
 
 
 def _other_model(context: Context) -> str:
-    return ".venv/bin/hanabi-grpo tiny-model; unset MODEL" if context.settings.device == "cpu" else "unset MODEL"
+    return f"{_make(context)}; unset MODEL" if context.settings.device == "cpu" else "unset MODEL"
+
+
+def _tiny_model(context: Context) -> str:
+    """Return what makes the tiny model of these boards as MODEL."""
+    return f"{_make(context)} --out {context.settings.model}"
+
+
+def _make(context: Context) -> str:
+    boards = (
+        boards_of(context.games) if context.games else ([context.settings.preset or LAPTOP], context.settings.players)
+    )
+    return tiny_model_command(*boards)
 
 
 def _count(number: int) -> str:

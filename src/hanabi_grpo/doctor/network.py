@@ -1,20 +1,18 @@
 """Ports, proxies, and what earlier servers left behind."""
 
 import errno
-import shlex
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from hanabi_grpo.client import each_server
 from hanabi_grpo.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.doctor.context import Context
-from hanabi_grpo.doctor.processes import orphaned_engines, port_owner, rollout_servers
+from hanabi_grpo.doctor.processes import Process, orphaned_engines, port_owner, rollout_servers
 from hanabi_grpo.doctor.server import ask_health, is_local
+from hanabi_grpo.server.adapter_folders import PREFIX, adapter_home
+from hanabi_grpo.server.owned_folders import LOCK, leftovers
 
 _PROXIES = ("HTTP_PROXY", "ALL_PROXY")
-_ADAPTERS = "hanabi-adapters-"
 
 
 def port_checks(context: Context) -> Iterator[Check]:
@@ -38,13 +36,14 @@ def port_checks(context: Context) -> Iterator[Check]:
         answer = ask_health(local, port, settings)
         owner = port_owner(port)
         who = f"pid {owner.pid}, {owner.command[:60]}" if owner else "a process of another user"
-        stop = f"kill {owner.pid}" if owner else f"sudo ss -ltnp 'sport = :{port}'"
+        # Never how to end it: it may be somebody's healthy server.
+        show = _whose(owner) if owner else f"sudo ss -ltnp 'sport = :{port}'"
         # It listens before its engine has started, and answers after that.
         starting = owner is not None and owner.pid in {server.pid for server in rollout_servers()}
         if not answer.is_ours and not starting:
-            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{stop}")
+            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{show}")
         elif context.role == "server":
-            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{stop}\n{move}")
+            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{move}\n{show}")
         else:
             yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
 
@@ -93,28 +92,25 @@ def leftover_checks(context: Context) -> Iterator[Check]:
     others = [server for server in rollout_servers() if expected is None or server.pid != expected.pid]
     for server in others:
         what = f"another rollout server runs: pid {server.pid}, {server.command[-60:]}"
-        yield warn("leftovers", what, f"kill {server.pid}")
+        yield warn("leftovers", what, _whose(server))
     orphans = orphaned_engines()
     if orphans:
         pids = " ".join(str(process.pid) for process in orphans)
         yield warn("leftovers", f"engine processes without their server: pid {pids}", f"kill {pids}")
-    home = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-    stale = stale_adapter_folders(home)
+    home = adapter_home()
+    stale = leftovers(home, PREFIX)
     if stale:
         size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
-        dead = sorted({folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in stale})
         finding = f"{len(stale)} adapter folder(s) of servers that were killed ({size / 1e6:.1f} MB)"
-        # The pattern is safe: no process has this number.
-        patterns = " ".join(f"{shlex.quote(str(home))}/{_ADAPTERS}{pid}-*" for pid in dead)
-        yield warn("leftovers", f"{finding}; the next server removes them", f"rm -r {patterns}")
+        # The lock is asked again when the command is typed, which may be later.
+        remedy = "\n".join(f"flock -n {folder / LOCK} rm -r {folder}" for folder in stale)
+        yield warn("leftovers", f"{finding}; the next server removes them", remedy)
     if not (others or orphans or stale):
         yield ok("leftovers", "no other rollout server, nothing left by killed ones")
 
 
-def stale_adapter_folders(home: Path) -> list[Path]:
-    """Return the adapter folders in `home` whose server is gone."""
-    owners = {folder: folder.name.removeprefix(_ADAPTERS).partition("-")[0] for folder in home.glob(f"{_ADAPTERS}*-*")}
-    return sorted(folder for folder, pid in owners.items() if pid.isdecimal() and not Path(f"/proc/{pid}").exists())
+def _whose(process: Process) -> str:
+    return f"ps -o user,pid,lstart,args -p {process.pid}   # whose it is; Ctrl-C in its terminal ends it in order"
 
 
 def _is_exempt(host: str, exempt: str) -> bool:

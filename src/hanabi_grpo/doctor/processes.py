@@ -51,8 +51,9 @@ def rollout_servers() -> list[Process]:
 def orphaned_engines() -> list[Process]:
     """Return the engine processes of vLLM whose server is gone: init has adopted them."""
     found = (_process(folder) for folder in _folders() if " ".join(_words(folder)).startswith("VLLM::"))
-    # In a container init may be the server itself.
-    adopted = not any(server.pid == 1 for server in rollout_servers())
+    # In a container init may be a server itself, ours or another of vLLM's, and its engine is no orphan.
+    first = " ".join(_words(_PROC / "1")).lower()
+    adopted = "vllm" not in first and "hanabi" not in first
     return [process for process in found if process is not None and process.parent == 1 and adopted]
 
 

@@ -13,9 +13,12 @@ from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.doctor.context import Context, read_chat
 from hanabi_grpo.doctor.processes import port_owner, rollout_servers
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import STARTING, tokenizer_hash
+from hanabi_grpo.handshake import STARTING, public_run, tokenizer_hash
+from hanabi_grpo.http_bounds import bounded_client
+from hanabi_grpo.resume import plan_resume
+from hanabi_grpo.runs import RUN_ID, run_identity
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.wire import PROTOCOL
 
@@ -23,7 +26,8 @@ _CLAIMS = {
     "chat_hash": "the chat format differs (another tokenizer, or HANABI_THINKING)",
     "tokenizer_hash": "the tokenizer differs (copy the tokenizer files of one side's MODEL)",
 }
-_LIMIT = httpx.Timeout(3.0)
+_LIMIT = 3.0
+"""Seconds of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +57,8 @@ def ask(url: str, settings: Settings) -> Answer:
     """Send one GET with the key and a time limit."""
     headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
     try:
-        # trust_env=False, as everywhere: a proxy variable must not catch it.
-        answer = httpx.get(url, headers=headers, timeout=_LIMIT, trust_env=False)
+        with bounded_client(headers=headers, timeout=_LIMIT) as client:
+            answer = client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return Answer(problem=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     try:
@@ -116,10 +120,20 @@ def _fits(context: Context, where: str) -> Iterator[Check]:
         yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")
         return
     differing = list(_differences(context, identity))
-    session = f", working for {identity['run_id']}" if identity.get("run_id") else ""
+    session = f", working for run {identity['run']}" if identity.get("run") else ""
+    taken = bool(identity.get("session_alive")) and not _is_own_run(context, str(identity["run"]))
+    port = settings.vllm_server_port + 1
+    beside = f"export PORT={port} VLLM_SERVER_PORT={port}   # a second server; leave the first to its trainer\n"
     if differing:
         finding = f"{where} does not fit: {'; '.join(differing)}{session}"
-        yield fail("server", finding, f"{server_command(context.loaded)}   # after Ctrl-C in that terminal")
+        start = server_command(context.loaded)
+        yield fail("server", finding, beside + start if taken else f"{start}   # after Ctrl-C in that terminal")
+    elif taken:
+        finding = (
+            f"{where} fits, but it works for run {identity['run']}, whose trainer is alive: another is answered 409"
+        )
+        watch = f".venv/bin/hanabi-grpo watch --server {server_url(settings)}   # when it will be free"
+        yield (fail if context.role == "trainer" else warn)("server", finding, f"{beside}{watch}")
     else:
         what = f"instance {identity.get('instance_id')}, {identity.get('model')}, {identity.get('dtype')}"
         yield ok("server", f"{where} fits ({what}{session})")
@@ -127,6 +141,17 @@ def _fits(context: Context, where: str) -> Iterator[Check]:
     if length and length != settings.max_model_len:
         finding = f"HANABI_MAX_MODEL_LEN is {length} there and {settings.max_model_len} here"
         yield warn("server length", finding, f"export HANABI_MAX_MODEL_LEN={length}")
+
+
+def _is_own_run(context: Context, run: str) -> bool:
+    """Tell whether a session is of the run that RESUME goes on with: the server lets its successor in."""
+    try:
+        resume = plan_resume(context.settings)
+    except HanabiGrpoError:
+        return False  # the check of the run folder says so
+    if resume is None or resume.fork or not (resume.run_folder / RUN_ID).is_file():
+        return False
+    return public_run(run_identity(resume.run_folder)) == run
 
 
 def _differences(context: Context, identity: Mapping[str, Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.fingerprint import model_fingerprint
 from hanabi_grpo.partners import Partner, read_pool
 from hanabi_grpo.resume import ResumePlan, plan_resume
-from hanabi_grpo.runs import used_entries
+from hanabi_grpo.runs import holder_of, used_entries
 from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.types import adapter_of, player_name
 from hanabi_grpo.used_checkpoints import look_at_used
@@ -33,6 +33,11 @@ def run_folder_checks(context: Context) -> Iterator[Check]:
     fresh = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
     try:
         resume = plan_resume(settings)
+        place = resume.run_folder if resume is not None else settings.output_dir
+        if place is not None and (holder := holder_of(place)):
+            look = f".venv/bin/hanabi-grpo watch {place}   # it goes on, leave it alone"
+            yield fail("run folder", f"{place}: another trainer works in it ({holder})", f"{fresh}\n{look}")
+            return
         if resume is not None:
             steps = num_steps(settings, context.rows) if context.rows else _UNKNOWN_STEPS
             said = "; ".join(line.strip() for line in resume_lines(resume, settings, steps))

@@ -44,8 +44,9 @@ class ServerScreen:
 def _header(state: ServerState) -> RenderableType:
     title = Text(visible(state.url), style="bold")
     if state.identity:
-        run = state.identity.get("run_id")
-        title.append(f"  {_text(run) if run else 'no trainer'} · {_text(state.identity.get('model'))}", style="dim")
+        run = state.identity.get("run")
+        trainer = f"run {_text(run)}" if run else "no trainer"
+        title.append(f"  {trainer} · {_text(state.identity.get('model'))}", style="dim")
     if not state.problem:
         return title
     return Group(title, Text(state.problem, style="red"))

@@ -1,15 +1,19 @@
 """What an adapter upload must look like before anything is loaded."""
 
+import math
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.adapter_config import WIRE_KEYS
-from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.errors import AdapterError, shown
 from hanabi_grpo.server.strict_json import strict_json
+
+if TYPE_CHECKING:
+    import torch
 
 Shapes = Mapping[str, tuple[int, int]]
 """Module path to (out, in) of its weight, e.g. {"model.layers.0.self_attn.q_proj": (128, 128)}."""
@@ -19,6 +23,8 @@ DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _HEADER_BYTES = 1 << 20
 _METADATA_BYTES = 4 << 10
 _MAX_ALPHA = 1e6
+_MAX_GAIN = 1e6
+"""Of one module, see `_check_values`; an adapter that trains well has 10 to 100."""
 
 
 def linear_shapes(folder: Path) -> dict[str, tuple[int, int]]:
@@ -63,9 +69,16 @@ class PeftConfig(BaseModel):
     use_rslora: bool = False
     inference_mode: bool = False
 
+    @property
+    def scaling(self) -> float:
+        """The factor that the engine multiplies B with when it loads the file."""
+        return float(self.lora_alpha) / (math.sqrt(self.r) if self.use_rslora else self.r)
 
-def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int, shapes: Shapes) -> None:
-    """Check configuration, names, shapes, rank and finiteness of an upload.
+
+def check_adapter(
+    body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int, shapes: Shapes, dtype: str
+) -> None:
+    """Check configuration, names, shapes, rank and values of an upload.
 
     All but the values is known from the file's header, and checked before a tensor is made.
 
@@ -75,11 +88,12 @@ def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_
         adapter: Name for messages.
         lora_rank: The rank that the session was opened with.
         shapes: What the adapter must cover, see `linear_shapes`.
+        dtype: Number format in which the engine holds adapters, e.g. "bfloat16".
 
     Raises:
         AdapterError: Says what is wrong; the upload must not be loaded.
     """
-    _check_config(config, adapter, lora_rank, shapes)
+    parsed = _check_config(config, adapter, lora_rank, shapes)
     _check_header(body, adapter, _expected_shapes(shapes, lora_rank))
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -91,6 +105,44 @@ def check_adapter(body: bytes, config: Mapping[str, Any], *, adapter: str, lora_
     for name, tensor in sorted(tensors.items()):
         if not tensor.isfinite().all():
             raise AdapterError(f"{adapter}: tensor {name!r} holds values that are not finite.")
+    for module in shapes:
+        _check_values(tensors, f"base_model.model.{module}", parsed.scaling, adapter=adapter, dtype=dtype)
+
+
+def _check_values(
+    tensors: "Mapping[str, torch.Tensor]", module: str, scaling: float, *, adapter: str, dtype: str
+) -> None:
+    """Refuse an adapter that could turn finite hidden states of one module into infinite ones.
+
+    The engine holds A and s·B in `dtype`, with s the factor of alpha and rank; both must be finite there. What it adds
+    to the module's output is sB(Ax), and for every hidden state x, with |x| the largest of its entries,
+
+        |sB(Ax)| <= gain · |x|, gain = max_j Σ_i |sB_ji| Σ_k |A_ik|,
+
+    and so is every partial sum. An adapter within the limit can therefore only overflow on hidden states above
+    largest number / limit: 3e32 in float32 and bfloat16, which no base model that works comes near; the inputs of most
+    modules come from a norm and stay below a thousand. float16 ends at 65504, where no limit that lets adapters learn
+    could prove that: there the limit only says that a hidden state of one does not overflow.
+
+    Raises:
+        AdapterError: Names the tensor.
+    """
+    import torch
+
+    served = getattr(torch, dtype)
+    names = (f"{module}.lora_A.weight", f"{module}.lora_B.weight")
+    down, up = (tensors[name].to(served) for name in names)
+    up = up * scaling
+    for name, held, what in ((names[0], down, ""), (names[1], up, f"times lora_alpha / r ({scaling:g}) ")):
+        if not held.isfinite().all():
+            raise AdapterError(f"{adapter}: tensor {name!r} {what}is not finite in {dtype}; send smaller weights.")
+    gain = float((up.double().abs() @ down.double().abs().sum(1)).max())
+    limit = min(_MAX_GAIN, torch.finfo(served).max)
+    if gain > limit:
+        raise AdapterError(
+            f"{adapter}: tensor {names[1]!r} and its lora_A make a hidden state up to {gain:.3g} times as large; "
+            f"allowed is {limit:.3g} in {dtype}. Has the training diverged? Send smaller weights."
+        )
 
 
 def _expected_shapes(shapes: Shapes, lora_rank: int) -> dict[str, tuple[int, int]]:
@@ -101,7 +153,7 @@ def _expected_shapes(shapes: Shapes, lora_rank: int) -> dict[str, tuple[int, int
     return expected
 
 
-def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes) -> None:
+def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shapes: Shapes) -> PeftConfig:
     if not isinstance(config, Mapping):
         raise AdapterError(f"{adapter}: the PEFT config is {type(config).__name__}; it must be a JSON object.")
     unknown = sorted(set(map(str, config)) - WIRE_KEYS)
@@ -109,7 +161,7 @@ def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shape
         raise AdapterError(f"{adapter}: PEFT config keys {unknown[:5]} are not accepted; allowed: {sorted(WIRE_KEYS)}.")
     if config.get("peft_type") != "LORA" or config.get("r") != lora_rank:
         raise AdapterError(
-            f"{adapter}: peft_type={config.get('peft_type')!r} r={config.get('r')!r}; "
+            f"{adapter}: peft_type={shown(config.get('peft_type'))} r={shown(config.get('r'))}; "
             f"this session takes LORA of rank {lora_rank}."
         )
     try:
@@ -121,13 +173,14 @@ def _check_config(config: Mapping[str, Any], adapter: str, lora_rank: int, shape
             raise AdapterError(
                 f"{adapter}: PEFT config: target_modules names {target!r}, which the base model does not have."
             )
+    return parsed
 
 
 def _first_problem(error: ValidationError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     item = error.errors(include_url=False, include_context=False)[0]
-    return f"{item['loc'][0] if item['loc'] else 'all of it'}={item['input']!r:.80}: {item['msg']}"
+    return f"{item['loc'][0] if item['loc'] else 'all of it'}={shown(item['input'])}: {item['msg']}"
 
 
 def _check_header(body: bytes, adapter: str, expected: Mapping[str, tuple[int, int]]) -> None:
@@ -152,10 +205,10 @@ def _check_header(body: bytes, adapter: str, expected: Mapping[str, tuple[int, i
         fields = entry if isinstance(entry, dict) else {}
         dtype, shape = fields.get("dtype"), fields.get("shape")
         if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-            raise AdapterError(f"{adapter}: {name!r} has dtype {dtype!r:.80}; allowed are {', '.join(DTYPE_BYTES)}.")
+            raise AdapterError(f"{adapter}: {name!r} has dtype {shown(dtype)}; allowed are {', '.join(DTYPE_BYTES)}.")
         if not _same_numbers(shape, list(expected[name])):
-            shown = tuple(shape) if isinstance(shape, list) else shape
-            raise AdapterError(f"{adapter}: {name!r} has shape {shown!r:.80}, this model needs {expected[name]}.")
+            given = tuple(shape) if isinstance(shape, list) else shape
+            raise AdapterError(f"{adapter}: {name!r} has shape {shown(given)}, this model needs {expected[name]}.")
         total += DTYPE_BYTES[dtype] * expected[name][0] * expected[name][1]
     if total != len(body) - 8 - size:
         raise AdapterError(

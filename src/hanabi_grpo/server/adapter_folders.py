@@ -1,12 +1,12 @@
 """Adapter versions on disk: written whole before anybody can see them, and removed with the server."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from hanabi_grpo.errors import AdapterError
+from hanabi_grpo.server.owned_folders import OwnedFolder
 
 PREFIX = "hanabi-adapters-"
 
@@ -17,21 +17,13 @@ def adapter_home() -> Path:
     return home if home.is_dir() else Path(tempfile.gettempdir())
 
 
-def remove_leftovers(home: Path) -> None:
-    """Remove the adapter folders of servers that were killed and could not do it themselves."""
-    for folder in home.glob(f"{PREFIX}*-*"):
-        owner = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 class AdapterFolders:
     """The folders of one server process."""
 
     def __init__(self, home: Path) -> None:
         """Create an empty place under `home`; that of servers which are gone is cleared first."""
-        remove_leftovers(home)
-        self.root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=home))
+        self._owned = OwnedFolder(home, PREFIX)
+        self.root = self._owned.path
 
     def write(self, name: str, files: Mapping[str, bytes]) -> Path:
         """Write a folder; it appears under its name once every file in it is complete.
@@ -66,4 +58,4 @@ class AdapterFolders:
 
     def close(self) -> None:
         """Remove every folder."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        self._owned.close()

@@ -79,7 +79,9 @@ async def check_digest(name: str, body: bytes, sha256: str) -> str:
 class AdapterLoader:
     """Moves adapters between uploads, disk and engine; who holds which is for its callers to know."""
 
-    def __init__(self, engine: LoraEngine, folders: AdapterFolders, *, shapes: Shapes, max_rank: int) -> None:
+    def __init__(
+        self, engine: LoraEngine, folders: AdapterFolders, *, shapes: Shapes, max_rank: int, dtype: str
+    ) -> None:
         """Bind the engine and the place on disk.
 
         Args:
@@ -87,8 +89,9 @@ class AdapterLoader:
             folders: Where the files go.
             shapes: What an adapter of the base model covers.
             max_rank: Largest LoRA rank.
+            dtype: Number format in which the engine holds adapters.
         """
-        self._engine, self._folders, self._shapes = engine, folders, shapes
+        self._engine, self._folders, self._shapes, self._dtype = engine, folders, shapes, dtype
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         """What must come to its end even when the request that began it is gone."""
@@ -97,7 +100,10 @@ class AdapterLoader:
 
     async def check(self, body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
         """Refuse an upload that must not be loaded, see `check_adapter`."""
-        await asyncio.to_thread(check_adapter, body, config, adapter=adapter, lora_rank=lora_rank, shapes=self._shapes)
+        shapes, dtype = self._shapes, self._dtype
+        await asyncio.to_thread(
+            check_adapter, body, config, adapter=adapter, lora_rank=lora_rank, shapes=shapes, dtype=dtype
+        )
 
     async def write(
         self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, HanabiGrpoError, SessionError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, SessionError, VersionError
 from hanabi_grpo.handshake import SessionRequest, config_digest
 from hanabi_grpo.seating import is_frozen
 from hanabi_grpo.server.adapter_files import Shapes
@@ -32,6 +32,7 @@ class AdapterStore:
         *,
         max_rank: int,
         shapes: Shapes,
+        dtype: str = "float32",
         session_timeout: float = 60.0,
         home: Path | None = None,
         clock: Callable[[], float] | None = None,
@@ -42,12 +43,13 @@ class AdapterStore:
             engine: Loads and unloads them.
             max_rank: Largest LoRA rank; bounds an upload.
             shapes: What an adapter of the base model covers.
+            dtype: Number format in which the engine holds adapters.
             session_timeout: Seconds of silence after which another trainer may take over.
             home: Where the files go; None: memory-backed storage where the machine has it.
             clock: See `Ownership`.
         """
         self._folders = AdapterFolders(home or adapter_home())
-        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank)
+        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank, dtype=dtype)
         self._lock = asyncio.Lock()
         self._ownership = Ownership(session_timeout, **({"clock": clock} if clock else {}))
         self._served: dict[str, HeldAdapter] = {}
@@ -64,6 +66,11 @@ class AdapterStore:
     def session(self) -> Session | None:
         """The trainer that opened the last session; it may have left since."""
         return self._ownership.session
+
+    @property
+    def session_alive(self) -> bool:
+        """True while nobody but the session's trainer may open one."""
+        return self._ownership.is_alive
 
     async def open_session(self, wanted: SessionRequest) -> None:
         """Give the server to a trainer that fits it.
@@ -85,10 +92,8 @@ class AdapterStore:
             if session is not old:
                 leaving += self._staged.values()
                 self._staged = {}
-            if old is not None and (old.run_id, old.adapters, old.lora_rank) != (
-                session.run_id,
-                session.adapters,
-                session.lora_rank,
+            if old is not None and not (
+                old.is_of_run(wanted) and (old.adapters, old.lora_rank) == (session.adapters, session.lora_rank)
             ):
                 dropped = self.versions()
             if dropped:
@@ -104,6 +109,14 @@ class AdapterStore:
             SessionError: No session is open, or it is another trainer's.
         """
         self._ownership.check(headers)
+
+    def is_owner(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request is from the session's trainer; see `check_owner`."""
+        try:
+            self._ownership.check(headers)
+        except SessionError:
+            return False
+        return True
 
     def release(self, headers: Mapping[str, str]) -> None:
         """Let another trainer in at once; what is served stays served.
@@ -199,7 +212,8 @@ class AdapterStore:
             Per adapter its receipt.
 
         Raises:
-            VersionError: Not every adapter is staged with this version, or games still hold too many older ones.
+            VersionError: Not every adapter is staged with this version.
+            BusyError: Games still hold too many older versions.
             SessionError: Another trainer took over before it began.
             AdapterError: The engine refused one; the old version stays served.
         """
@@ -295,7 +309,7 @@ class AdapterStore:
             held = [one for one in self._loaded.values() if one.adapter == adapter]
             if len(held) >= MAX_VERSIONS:
                 users = ", ".join(f"{one.name} by {one.users} rollout(s)" for one in held)
-                raise VersionError(
+                raise BusyError(
                     f"commit of version {version}: the engine holds {len(held)} versions of {adapter} ({users}), at "
                     f"most {MAX_VERSIONS} fit. Wait for those games or end their clients, then commit again."
                 )

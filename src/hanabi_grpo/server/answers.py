@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import (
     AdapterError,
+    BusyError,
     GameParameterError,
     HanabiGrpoError,
     RequestError,
@@ -21,6 +22,8 @@ from hanabi_grpo.server.pacing import in_slices
 MAX_BODY_BYTES = 2 << 30
 _MAX_DETAIL = 2000
 """Characters of a reason; a refused value may be as long as a body."""
+RETRY_SECONDS = 5
+"""After which a request that came at a bad moment may be sent again."""
 LARGE_BODY = 64 << 10
 """Bytes from which a body is put together and checked in a thread; 72 KB of rollout request take 4 ms to check."""
 
@@ -71,18 +74,27 @@ async def json_list(items: Iterable[Any]) -> Response:
     return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
 
 
-def problem(status: int, message: str, *, close: bool = False) -> Response:
+def problem(status: int, message: str, *, close: bool = False, again: bool = False) -> Response:
     """Return an error answer.
 
     Args:
-        status: HTTP status.
+        status: HTTP status; 408 and 429 say by themselves that the same request may succeed later.
         message: The reason; cut when it is very long, and made printable where it quotes what is no text.
         close: Whether to end the connection, because the rest of a body is not wanted.
+        again: Whether the same request may succeed later.
     """
     if len(message) > _MAX_DETAIL:
         message = f"{message[:_MAX_DETAIL]}… ({len(message)} characters)"
     text = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    return JSONResponse({"detail": text}, status_code=status, headers={"connection": "close"} if close else None)
+    headers = {"connection": "close"} if close else {}
+    if again or status in (408, 429):
+        headers["retry-after"] = str(RETRY_SECONDS)
+    return JSONResponse({"detail": text}, status_code=status, headers=headers)
+
+
+def refusal(error: HanabiGrpoError, *, engine_dead: bool) -> Response:
+    """Return the answer that an error means."""
+    return problem(status_of(error, engine_dead=engine_dead), str(error), again=isinstance(error, BusyError))
 
 
 def status_of(error: HanabiGrpoError, *, engine_dead: bool) -> int:

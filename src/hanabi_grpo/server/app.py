@@ -10,13 +10,14 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.handshake import public_run
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import problem, status_of
+from hanabi_grpo.server.answers import problem, refusal
 from hanabi_grpo.server.bodies import BoundedBodies
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.key_check import KeyCheck
+from hanabi_grpo.server.key_check import KeyCheck, PageCheck
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.routes_adapters import adapter_routes
 from hanabi_grpo.server.routes_play import play_routes
@@ -33,6 +34,7 @@ def create_app(
     ring: LineRing,
     *,
     api_key: str | None,
+    host: str = "127.0.0.1",
     limits: Limits | None = None,
 ) -> FastAPI:
     """Build the app around a running engine.
@@ -43,7 +45,8 @@ def create_app(
         scheduler: Plays the games.
         identity: What this server is.
         ring: Its newest log lines.
-        api_key: What every request must carry; None lets everybody in.
+        api_key: What every request must carry; None lets in every program of this machine.
+        host: Address that the server listens on.
         limits: What a client may use; None: the defaults.
     """
     limits = limits or Limits()
@@ -51,12 +54,15 @@ def create_app(
     started = time.time()
 
     # The one added last is asked first: a stranger without the key is refused before a body is looked at.
-    app.add_middleware(BoundedBodies, limits=limits)
-    app.add_middleware(KeyCheck, api_key=api_key)
+    app.add_middleware(BoundedBodies, limits=limits, is_owner=store.is_owner)
+    if api_key:
+        app.add_middleware(KeyCheck, api_key=api_key)
+    else:
+        app.add_middleware(PageCheck, host=host)
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
-        return problem(status_of(error, engine_dead=engine.is_dead), str(error))
+        return refusal(error, engine_dead=engine.is_dead)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
@@ -83,7 +89,8 @@ def create_app(
     @app.get("/health/")
     async def health() -> Response:
         body = {
-            "status": "engine dead: the server starts again or ends; its log says which" if engine.is_dead else "ok",
+            "status": engine.state,
+            "engine_silence_s": round(engine.silence, 1),
             "instance_id": identity.instance_id,
             "games_in_flight": scheduler.games_in_flight,
             "games_played": scheduler.games_played,
@@ -96,10 +103,10 @@ def create_app(
 
     @app.get("/identity/")
     async def describe() -> dict[str, Any]:
-        session = store.session.run_id if store.session else None
         return {
             **identity.model_dump(),
-            "run_id": session,
+            "run": public_run(store.session.run_id) if store.session else None,
+            "session_alive": store.session_alive,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),

@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hanabi_grpo.server.owned_folders import OwnedFolder
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from hanabi_grpo.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+SOCKETS = "hanabi-sockets-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) 
         data_parallel_size=settings.vllm_data_parallel_size,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         seed=settings.seed,
+        patience=settings.engine_timeout,
         lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
     )
 
@@ -69,6 +72,9 @@ def prepare_environment(on_cpu: bool) -> None:
     """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
     os.environ["VLLM_PLUGINS"] = PLUGIN_NAME
+    # vLLM forks on CUDA: a forked engine core counts its parent's plugins as its own and loads none, so nothing ties it
+    # to the server, and it keeps the listening socket.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
@@ -87,9 +93,10 @@ def prepare_environment(on_cpu: bool) -> None:
 
 def _gather_sockets() -> None:
     # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
-    if len(tempfile.gettempdir()) + len(f"/hanabi-12345678/{uuid.uuid4()}") <= 107:
-        os.environ["VLLM_RPC_BASE_PATH"] = folder = tempfile.mkdtemp(prefix="hanabi-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if len(tempfile.gettempdir()) + len(f"/{SOCKETS}12345678/{uuid.uuid4()}") <= 107:
+        folder = OwnedFolder(Path(tempfile.gettempdir()), SOCKETS)
+        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
+        atexit.register(folder.close)
 
 
 @contextlib.contextmanager
@@ -118,8 +125,10 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     from hanabi_grpo.server.pacing import heap_left_alone
     from hanabi_grpo.server.restart import stop_within
     from hanabi_grpo.server.scheduler import Scheduler
+    from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
-    folder: Path = resolve_model(settings.model)
+    board = settings.preset or LAPTOP
+    folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
     fingerprint = model_fingerprint(folder)
     logger.info("engine: starting on %s with %s (%s)", settings.device, folder, fingerprint)
@@ -129,6 +138,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         engine,
         max_rank=settings.lora_rank,
         shapes=shapes,
+        dtype=settings.dtype,
         session_timeout=settings.session_timeout,
     )
     try:
@@ -155,7 +165,7 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         )
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
-        app = create_app(engine, store, scheduler, identity, ring, api_key=key, limits=limits)
+        app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
         with heap_left_alone():
             yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:

@@ -8,11 +8,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hanabi_grpo.errors import RequestError
+from hanabi_grpo.errors import RequestError, shown
 from hanabi_grpo.server.answers import problem
 from hanabi_grpo.server.limits import BodyRule, Limits, body_rule
 
@@ -22,10 +25,17 @@ logger = logging.getLogger(__name__)
 class BoundedBodies:
     """ASGI middleware that refuses bodies: too large (413), too slow (408), of another type (415), too many (429)."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
-        """Guard `app`."""
-        self._app, self._limits = app, limits
-        self._open: Counter[str] = Counter()
+    def __init__(self, app: ASGIApp, *, limits: Limits, is_owner: Callable[[Mapping[str, str]], bool]) -> None:
+        """Guard `app`.
+
+        Args:
+            app: What is guarded.
+            limits: What a client may use.
+            is_owner: Whether headers are those of the session's trainer, whose requests are counted apart: guests
+                cannot take its places.
+        """
+        self._app, self._limits, self._is_owner = app, limits, is_owner
+        self._open: list[_Open] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
@@ -34,7 +44,9 @@ class BoundedBodies:
             return
         rule = body_rule(scope["method"], scope["path"], self._limits)
         try:
-            expected = _check_head(scope, rule, self._open[rule.what])
+            expected = _check_head(scope, rule)
+            mine = _Open(rule.what, rule.at_once is not None and self._is_owner(Headers(scope=scope)), _peer(scope))
+            self._check_number(mine, rule)
         except RequestError as error:
             await problem(error.status, str(error))(scope, receive, send)
             return
@@ -48,7 +60,7 @@ class BoundedBodies:
             started = True
             await send(message)
 
-        self._open[rule.what] += 1
+        self._open.append(mine)
         try:
             await self._app(scope, body.receive, answer)
         except RequestError:
@@ -58,12 +70,40 @@ class BoundedBodies:
             # Nobody is left to be told.
             logger.info("a client hung up in the middle of its %s", rule.what)
         finally:
-            self._open[rule.what] -= 1
+            self._open.remove(mine)
         if body.refused is not None and not started:
             # The rest of a large body is read and thrown away for a while: closing at once would reset the connection,
             # and the client would never see the reason.
             refusal = problem(body.refused.status, str(body.refused), close=body.refused.status == 408)
             await refusal(scope, receive, send)
+
+    def _check_number(self, mine: "_Open", rule: BodyRule) -> None:
+        allowed = self._limits.own_at_once if mine.own else rule.at_once
+        others = [one for one in self._open if (one.what, one.own) == (mine.what, mine.own)]
+        if rule.at_once is None or allowed is None or len(others) < allowed:
+            return
+        peers = ", ".join(f"{number} of {peer}" for peer, number in Counter(one.peer for one in others).most_common(5))
+        oldest = time.monotonic() - others[0].since
+        raise RequestError(
+            429,
+            f"{rule.what}: {len(others)} are open already ({peers}; the oldest for {oldest:.0f} s), allowed are "
+            f"{allowed} at once. Wait for one to end.",
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request that is read or answered."""
+
+    what: str
+    own: bool
+    """Whether it is of the session's trainer."""
+    peer: str
+    since: float = field(default_factory=time.monotonic)
+
+
+def _peer(scope: Scope) -> str:
+    return str(scope["client"][0]) if scope.get("client") else "an unknown address"
 
 
 class _Body:
@@ -130,23 +170,21 @@ def too_large(what: str, size: object, limit: int) -> RequestError:
     return RequestError(413, f"{what}: {size} bytes; allowed are at most {limit}. Send less at once.")
 
 
-def _check_head(scope: Scope, rule: BodyRule, already_open: int) -> int | None:
+def _check_head(scope: Scope, rule: BodyRule) -> int | None:
     headers: dict[bytes, bytes] = dict(scope["headers"])
     given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    if given and rule.content_types is not None and given not in rule.content_types:
-        raise RequestError(415, f"{rule.what}: content-type {given!r}; allowed is {' or '.join(rule.content_types)}.")
+    allowed = " or ".join(rule.content_types or ())
+    if given and allowed and given not in (rule.content_types or ()):
+        raise RequestError(415, f"{rule.what}: content-type {shown(given)}; allowed is {allowed}.")
     encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
     if encoding not in ("identity", ""):
-        raise RequestError(415, f"{rule.what}: content-encoding {encoding!r}; send it uncompressed.")
-    if rule.at_once is not None and already_open >= rule.at_once:
-        raise RequestError(
-            429,
-            f"{rule.what}: {already_open} are open already, allowed are {rule.at_once} at once. Wait for one to end.",
-        )
+        raise RequestError(415, f"{rule.what}: content-encoding {shown(encoding)}; send it uncompressed.")
     # h11 has made sure that it is one number; its own bound of 20 digits keeps int() harmless.
     length = headers.get(b"content-length")
-    if length is None:
-        return None
-    if int(length) > rule.max_bytes:
+    if length is not None and int(length) > rule.max_bytes:
         raise too_large(rule.what, int(length), rule.max_bytes)
-    return int(length)
+    has_body = b"transfer-encoding" in headers if length is None else int(length) > 0
+    if has_body and allowed and not given and scope["method"] == "POST":
+        # Without one a browser posts a body for any page; with one, and with PUT, it asks first and is refused.
+        raise RequestError(415, f"{rule.what}: a body without content-type; send content-type: {allowed}.")
+    return None if length is None else int(length)

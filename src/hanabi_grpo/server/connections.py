@@ -112,6 +112,10 @@ class GuardedProtocol(H11Protocol):
         limit = f"; allowed are {self.limits.header_bytes} bytes of headers" if status == 431 else ""
         self._refuse(status, f"not a valid HTTP request: {error or msg}{limit}.")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        # Anybody may ask for a websocket, before the key is looked at: it is answered as any request, without a line.
+        pass
+
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -159,7 +163,7 @@ def _full(open_now: int, allowed: int) -> ASGIApp:
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         logger.warning("refused a connection: %d are open, allowed are %d", open_now, allowed)
         message = f"{open_now} connections are open, allowed are {allowed}. Close some, or try again later."
-        await problem(503, message, close=True)(scope, receive, send)
+        await problem(503, message, close=True, again=True)(scope, receive, send)
 
     return answer
 

@@ -7,6 +7,7 @@ that the trainer computes.
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,9 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.server.pulse import Pulse
+from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+logger = logging.getLogger(__name__)
 
 NUM_PARTNERS = 4
 """Slots for lent adapters beside the session's own: as many as a table of five has other seats.
@@ -44,6 +49,8 @@ class EngineConfig:
     data_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     seed: int = 0
+    patience: float = 300.0
+    """Seconds without an answer after which the engine counts as hung, see `Pulse`."""
     block_size: int = 32
     """On CPU vLLM's default of 128 means that short prompts share no prefix."""
     lora_modules: tuple[str, ...] | None = None
@@ -90,12 +97,16 @@ def engine_args(config: EngineConfig, extra_args: Sequence[str] = ()) -> "AsyncE
 
     Args:
         config: Resolved settings.
-        extra_args: vLLM's own command-line options; they win over `config`.
+        extra_args: vLLM's own command-line options.
+
+    Raises:
+        SettingsError: One of them would break a guarantee.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    check_options("server", extra_args)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
     on_cpu = current_platform.is_cpu()
     parser.set_defaults(
@@ -129,13 +140,28 @@ class Engine:
 
         Args:
             config: Resolved settings.
-            extra_args: vLLM's own command-line options, e.g. ["--swap-space", "0"]; they win over `config`.
+            extra_args: vLLM's own command-line options, e.g. ["--max-num-batched-tokens", "8192"].
         """
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.config = config
         self._engine = AsyncLLM.from_engine_args(engine_args(config, extra_args or []))
         self._request_ids = itertools.count()
+        self._pulse = Pulse(self._engine.list_loras, patience=config.patience)
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            await self._pulse.watch()
+        except Exception as error:
+            # A dead engine cannot be asked; `is_dead` knows of it.
+            logger.info("the engine is no longer asked how it is: %s: %s", type(error).__name__, error)
+            return
+        logger.error(self.state)
+        # Whoever waits for a reply learns it now, as when the core dies.
+        self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
         """Sample one reply.
@@ -165,6 +191,7 @@ class Engine:
             {"prompt_token_ids": prompt_ids}, params, f"r{next(self._request_ids)}", lora_request=lora
         ):
             final = output
+        self._pulse.beat()
         if final is None or not final.finished:
             raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
         return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
@@ -199,11 +226,27 @@ class Engine:
 
     @property
     def is_dead(self) -> bool:
-        """True once the engine core has failed; it does not come back."""
-        return bool(self._engine.errored)
+        """True once the engine core has failed, or has not answered for too long; it does not come back."""
+        return bool(self._engine.errored) or self._pulse.is_lost
+
+    @property
+    def state(self) -> str:
+        """How the engine is, in words: "ok" unless it is dead."""
+        if self._pulse.is_lost:
+            return (
+                f"engine hung: it has not answered for {self._pulse.silence:.0f} s (HANABI_ENGINE_TIMEOUT); the server "
+                "starts again or ends, its log says which"
+            )
+        return "engine dead: the server starts again or ends; its log says which" if self.is_dead else "ok"
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the engine has not answered; a long step is one reason."""
+        return self._pulse.silence
 
     def stop(self) -> None:
         """End the engine core and its workers."""
+        self._watcher.cancel()
         self._engine.shutdown()
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.seating import frozen_name
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
 
@@ -69,12 +69,12 @@ class FrozenAdapters:
 
         Raises:
             AdapterError: Bytes that must not be loaded, a file system or an engine that refuses them.
-            VersionError: All places are in use.
+            BusyError: All places are in use.
         """
         rank = config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
-                f"lent adapter: r={rank!r:.80}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
+                f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
         digest = await check_digest("lent adapter", body, sha256)
@@ -109,7 +109,7 @@ class FrozenAdapters:
         idle = next((held for held in self._held.values() if not held.users), None)
         if idle is None:
             users = ", ".join(f"{held.name} by {held.users} rollout(s)" for held in self._held.values())
-            raise VersionError(
+            raise BusyError(
                 f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users}). Wait for those games or end "
                 "their clients, then lend it again."
             )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ValidationError
 
 from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.handshake import GameClaim, SessionRequest, prompt_hash
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 from hanabi_grpo.wire import PROTOCOL
@@ -45,7 +45,7 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
             raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
-        value = "" if first["type"] == "missing" else f"={first['input']!r:.80}"
+        value = "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
         raise SettingsError(f"session request: {name}{value}: {first['msg']}; {_SAME_CODE}.") from error
 
 

@@ -1,24 +1,27 @@
-"""The key on every route, known or not."""
+"""Who is let in on every route, known or not: whoever has the key, or without one programs of this machine."""
 
 import hashlib
 import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from hanabi_grpo.errors import shown
 from hanabi_grpo.server.answers import problem
+
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class KeyCheck:
     """ASGI middleware that answers 401 unless a request carries `Authorization: Bearer <key>` exactly once."""
 
-    def __init__(self, app: ASGIApp, *, api_key: str | None) -> None:
-        """Guard `app`; None lets everybody in."""
+    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
+        """Guard `app`."""
         self._app = app
-        self._digest = hashlib.sha256(api_key.encode()).digest() if api_key else None
+        self._digest = hashlib.sha256(api_key.encode()).digest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it before anything of it is looked at."""
-        if scope["type"] == "http" and self._digest is not None and not self._has_key(scope):
+        if scope["type"] == "http" and not self._has_key(scope):
             refusal = problem(
                 401, "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
             )
@@ -33,5 +36,45 @@ class KeyCheck:
             return False
         scheme, _, key = given[0].strip().partition(b" ")
         # Digests have equal length, so the time of the comparison says nothing of the key.
-        same = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest or b"")
+        same = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
         return same and scheme.lower() == b"bearer"
+
+
+class PageCheck:
+    """ASGI middleware that answers 403 to the pages of a browser, for a server without a key.
+
+    A page of any site can send requests to 127.0.0.1. With a name of its own that resolves to this machine it even
+    reads the answers (DNS rebinding), but its name then stands in the Host header.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str) -> None:
+        """Guard `app`, which listens on the address `host`."""
+        self._app = app
+        bracketed = f"[{host}]" if ":" in host else host
+        self._names = tuple(dict.fromkeys((*LOCAL_NAMES, bracketed.lower())))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it before anything of it is looked at."""
+        reason = self._refusal(scope) if scope["type"] == "http" else None
+        if reason is not None:
+            await problem(403, reason)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> str | None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"host", b"").decode("latin-1")
+        # What follows the last bracket is the port; an address without one has colons only inside brackets.
+        name = given[: given.rfind("]") + 1] or given.partition(":")[0]
+        if name.lower() not in self._names:
+            return (
+                f"host {shown(given)}: a server without a key answers to {', '.join(self._names)}. Name it so in "
+                "VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals."
+            )
+        site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")
+        if site not in ("none", "same-origin"):
+            return (
+                f"sec-fetch-site {shown(site)}: a page of another site asks, and a server without a key answers none. "
+                "Use a program instead of the page, or set HANABI_API_KEY in both terminals."
+            )
+        return None

@@ -11,8 +11,8 @@ class Limits:
         Limits(adapter_bytes=max_adapter_bytes(shapes, 16))
     """
 
-    rollout_bytes: int = 64 << 20
-    """Body of one rollout request."""
+    rollout_bytes: int = 24 << 20
+    """Body of one rollout request; one row of a game's player takes about 400 bytes."""
     adapter_bytes: int = 2 << 30
     """Body of one adapter upload; `max_adapter_bytes` knows what the base model can have."""
     reply_bytes: int = 8 << 20
@@ -30,7 +30,9 @@ class Limits:
     connections: int = 256
     """Open at once. Twice as many are let in to be told so."""
     rollouts_at_once: int = 16
-    """Rollout requests read, waiting or played at once."""
+    """Rollout requests of guests read, waiting or played at once."""
+    own_at_once: int = 4
+    """Requests of each kind that the session's trainer may have open, however many guests have."""
     uploads_at_once: int = 16
     """Adapter uploads read at once."""
     lends_at_once: int = 4
@@ -48,7 +50,7 @@ class BodyRule:
     at_once: int | None
     """How many such requests may be open; None: as many as there are connections."""
     content_types: tuple[str, ...] | None
-    """Allowed where the client names one; None: any, since nobody reads the body."""
+    """One of them must be named by a POST and may be by a PUT; None: any, since nobody reads the body."""
 
 
 def body_rule(method: str, path: str, limits: Limits) -> BodyRule:

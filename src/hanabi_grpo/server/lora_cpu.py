@@ -49,7 +49,8 @@ def add_side_by_side(
 ) -> None:
     """Add each row's LoRA product to `y` in place.
 
-    B must be finite, as uploads are: zero times infinity would reach the rows of other adapters.
+    Slots that no row uses are left out. In those that are used, B must be finite, as `check_adapter` makes sure: zero
+    times infinity would reach the rows of other adapters.
 
     Args:
         y: [tokens, sum(output_slices)].
@@ -64,12 +65,20 @@ def add_side_by_side(
     if not len(indices):
         return
     first, last = (max(int(bound), 0) for bound in torch.aminmax(indices))
-    others = (indices.unsqueeze(1) != torch.arange(first, last + 1, device=indices.device)).unsqueeze(2)
+    others = indices.unsqueeze(1) != torch.arange(first, last + 1, device=indices.device)
+    unused = others.all(0)
+    if unused.all():
+        return
+    # Neighbouring slots are a view of the stack; only where one between them is not in use are the others copied.
+    slots: slice | torch.Tensor = slice(first, last + 1)
+    if unused.any():
+        others, slots = others[:, ~unused], torch.nonzero(~unused).squeeze(1) + first
+    others = others.unsqueeze(2)
     start = 0
     for lora_a, lora_b, width in zip(lora_a_stacked, lora_b_stacked, output_slices, strict=True):
         rank = lora_a.shape[2]
-        down = lora_a[first : last + 1].reshape(-1, x.shape[1])
-        up = lora_b[first : last + 1, 0, :width].transpose(1, 2).reshape(-1, width)
+        down = lora_a[slots].reshape(-1, x.shape[1])
+        up = lora_b[slots, 0, :width].transpose(1, 2).reshape(-1, width)
         low = (x.to(down.dtype) @ down.t()).view(len(x), -1, rank).masked_fill_(others, 0).view(len(x), -1)
         target = y[:, start : start + width]
         if target.dtype == up.dtype:

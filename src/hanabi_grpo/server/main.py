@@ -11,7 +11,7 @@ from hanabi_grpo.errors import HanabiGrpoError, ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
 from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.server.assembly import prepare_environment, rollout_server
-from hanabi_grpo.server.restart import Restarts, reap_children, restart_at_latest
+from hanabi_grpo.server.restart import Restarts, mark_children, reap_children, restart_at_latest
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings import Settings
@@ -24,7 +24,7 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
 
     Args:
         settings: Resolved settings.
-        extra_args: Options for vLLM itself, e.g. ["--max-num-seqs", "64"].
+        extra_args: Options for vLLM itself, e.g. ["--max-num-batched-tokens", "8192"].
 
     Raises:
         ServerError: The port is taken.
@@ -33,6 +33,7 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
     """
     restarts = Restarts(allowed=settings.engine_restarts)
     reap_children()
+    mark_children()
     ring = LineRing()
     set_up_logging(ring=ring)
     listener = _listen(settings.host, settings.port)

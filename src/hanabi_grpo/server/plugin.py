@@ -1,7 +1,7 @@
 """What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
 What must hold inside the engine core and its workers, where no other code of ours runs: they die with the server, and
-the CPU build applies LoRA per adapter instead of per token and waits without spinning.
+the CPU build applies LoRA per adapter instead of per token, waits without spinning and keeps its KV cache finite.
 """
 
 import multiprocessing
@@ -26,7 +26,8 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from hanabi_grpo.server import idle_cpu, lora_cpu
+        from hanabi_grpo.server import idle_cpu, kv_cpu, lora_cpu
 
         idle_cpu.install()
+        kv_cpu.install()
         lora_cpu.install()

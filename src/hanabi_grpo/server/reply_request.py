@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.seating import BASE, check_seat, is_scripted, seat_adapter
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.rollout_request import MAX_TEMPERATURE
@@ -26,7 +26,7 @@ class EarlierTurn(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: _Text
-    reply_ids: list[_Id] = Field(min_length=1, max_length=MAX_REPLY_IDS)
+    reply_ids: Annotated[list[_Id], FailFast()] = Field(min_length=1, max_length=MAX_REPLY_IDS)
 
 
 class ReplyRequest(BaseModel):
@@ -38,7 +38,7 @@ class ReplyRequest(BaseModel):
     """Who replies: "base" or an adapter at a version, see `seating`."""
     system: _Text
     """First message of the conversation; "" for none."""
-    turns: list[EarlierTurn] = Field(max_length=MAX_TURNS)
+    turns: Annotated[list[EarlierTurn], FailFast()] = Field(max_length=MAX_TURNS)
     """Oldest first."""
     prompt: _Text
     max_tokens: int = Field(ge=1)
@@ -97,5 +97,5 @@ def _first_problem(error: ValidationError) -> str:
     found = error.errors(include_url=False, include_context=False)
     first = found[0]
     place = ".".join(str(part)[:40] for part in first["loc"]) or "all of it"
-    shown = "" if first["type"] == "missing" else f"={first['input']!r:.80}"
-    return f"{place}{shown}: {first['msg']}" + (f"; and {len(found) - 1} more" if len(found) > 1 else "")
+    value = "" if first["type"] == "missing" else f"={shown(first['input'])}"
+    return f"{place}{value}: {first['msg']}" + (f"; and {len(found) - 1} more" if len(found) > 1 else "")

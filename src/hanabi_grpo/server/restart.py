@@ -12,19 +12,26 @@ import os
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import psutil
 
 logger = logging.getLogger(__name__)
 
 COUNT_VARIABLE = "_HANABI_GRPO_RESTARTS"
 """With the underscore it is no setting, and the check for misspelt settings passes over it."""
+_MARK = "_HANABI_GRPO_IMAGE"
+"""Of the processes that this process image started."""
 EXIT_CODE = 70
 """The engine died once too often (EX_SOFTWARE)."""
 HEALTHY_SECONDS = 600.0
 CLEAN_UP_SECONDS = 60.0
 """From the engine's death to the new process image, at most."""
 _STOP_SECONDS = 20.0
+_END_SECONDS = 20.0
+"""For killed processes to be gone; one that holds a GPU gives its memory back first."""
 
 
 def own_command() -> tuple[str, ...]:
@@ -117,12 +124,38 @@ def stop_within(stop: Callable[[], None], seconds: float = _STOP_SECONDS) -> Non
         logger.warning("ending the engine takes more than %g s; going on without it", seconds)
 
 
-def end_children() -> None:
-    """Kill processes that multiprocessing started: a new image would not know them, an exit would wait for them."""
-    for child in multiprocessing.active_children():
-        logger.warning("killing process %s (%s), which the engine left behind", child.pid, child.name)
-        child.kill()
-        child.join(5)
+def mark_children() -> None:
+    """Put a mark of this process image into the environment that its children and theirs inherit."""
+    os.environ[_MARK] = uuid.uuid4().hex
+
+
+def end_children(seconds: float = _END_SECONDS) -> None:
+    """Kill what the engine left behind, its workers too, and wait until it is gone: a new engine needs their memory."""
+    told, deadline = set[int](), time.monotonic() + seconds
+    while left := _left_behind():
+        if time.monotonic() > deadline:
+            logger.error("killed processes that do not end: %s", ", ".join(str(process.pid) for process in left))
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.pid not in told:
+                    told.add(process.pid)
+                    logger.warning("killing process %d (%s), which the engine left behind", process.pid, process.name())
+                process.kill()
+        time.sleep(0.05)
+
+
+def _left_behind() -> list[psutil.Process]:
+    # Workers are children of the engine core: when it is dead they have another parent, and only the mark tells them.
+    children, mark = {child.pid for child in multiprocessing.active_children()}, os.environ.get(_MARK)
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's, a zombie, or gone meanwhile
+            ours = process.pid in children or (mark and process.environ().get(_MARK) == mark)
+            # Python's resource tracker removes the shared memory of the dead, and ends when they are gone.
+            if ours and "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def reap_children() -> None:

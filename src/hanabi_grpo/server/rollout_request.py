@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.seating import is_frozen, seat_adapter
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.strict_json import strict_json
@@ -37,7 +37,7 @@ _AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,64}@[0-9]{1,12}$")
 class _Deal(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    env_config: dict[str, Any]
+    env_config: dict[Annotated[str, Field(max_length=100)], Any] = Field(max_length=32)
     suite: str = Field(min_length=1, max_length=64)
     seed: int = Field(ge=0, lt=2**63)
     player: int = Field(ge=0, le=4)
@@ -62,7 +62,8 @@ class RolloutRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    infer_requests: list[_Row] = Field(min_length=1, max_length=MAX_ROWS)
+    infer_requests: Annotated[list[_Row], FailFast()] = Field(min_length=1, max_length=MAX_ROWS)
+    """The first bad row is reported; an error for each of a million would take longer than playing them."""
     request_config: _RequestConfig | None = None
     adapters: Annotated[dict[Annotated[str, Field(pattern="^player_[0-4]$")], _AdapterName | None], Field()] | None = (
         None
@@ -89,7 +90,7 @@ class RolloutRequest(BaseModel):
             value = (given.model_extra or {}).get(name)
             if value not in neutral or isinstance(value, bool):
                 raise SettingsError(
-                    f"request_config.{name}={value!r:.80}: only {neutral[-1]!r} keeps logprobs those of the policy; "
+                    f"request_config.{name}={shown(value)}: only {neutral[-1]!r} keeps logprobs those of the policy; "
                     "leave it out."
                 )
         max_tokens = _DEFAULT_MAX_TOKENS if given.max_tokens is None else given.max_tokens
@@ -151,5 +152,5 @@ def _problem(item: dict[str, Any]) -> str:
         place = f"request row {where[1]}: {'.'.join(where[2:]) or 'all of it'}"
     else:
         place = ".".join(where) or "all of it"
-    shown = "" if item["type"] == "missing" else f"={item['input']!r:.80}"
-    return f"{place}{shown}: {item['msg']}"
+    value = "" if item["type"] == "missing" else f"={shown(item['input'])}"
+    return f"{place}{value}: {item['msg']}"

@@ -43,7 +43,8 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
             store.check_owner(request.headers)
 
         async def played() -> Response:
-            return await json_list(await scheduler.run(rows, sampling, wanted.adapters))
+            own = store.is_owner(request.headers)
+            return await json_list(await scheduler.run(rows, sampling, wanted.adapters, own=own))
 
         return await answered(request, played(), "rollout")
 

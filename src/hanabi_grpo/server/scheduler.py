@@ -9,7 +9,9 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hanabi_grpo.rollouts import play_episode
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import PacedSampler, Turnstile, in_slices
+from hanabi_grpo.server.places import Places
 from hanabi_grpo.server.replies import answer_request
 from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
@@ -68,7 +71,7 @@ class Scheduler:
             chat: How conversations become ids.
             store: Which adapters are served.
             max_model_len: Token budget of one conversation.
-            games_at_once: How many games may wait on the engine together.
+            games_at_once: How many games may wait on the engine together; see `places` for who comes first.
             instance_id: Stamped on every episode.
             vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
         """
@@ -78,7 +81,7 @@ class Scheduler:
         self._max_model_len, self.instance_id = max_model_len, instance_id
         self.vocab_size = vocab_size
         """Rows of the model's token embedding, None when unknown."""
-        self._places = asyncio.Semaphore(games_at_once)
+        self._places = Places(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
         """Games that came to their end."""
@@ -88,7 +91,12 @@ class Scheduler:
         """Games that failed at every attempt and were dropped."""
 
     async def run(
-        self, rows: Sequence[Mapping[str, Any]], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        sampling: SamplingConfig,
+        adapters: Mapping[str, str | None] | None,
+        *,
+        own: bool = False,
     ) -> list[dict[str, Any]]:
         """Play every game that the rows ask for.
 
@@ -97,6 +105,7 @@ class Scheduler:
             sampling: Limits and temperature.
             adapters: Per player name "adapter@version" that must be served, or None for the base model; no mapping
                 at all takes what is served now.
+            own: Whether the session's trainer asks; its games take free places before all others.
 
         Returns:
             One RolloutOutput dict per row, in row order; those of a dropped game say so in `rollout_infos.dropped`.
@@ -111,7 +120,9 @@ class Scheduler:
         self._check_room(sampling)
         outputs: list[dict[str, Any]] = [{} for _ in rows]
         reasons: list[str] = []
-        async for deal, systems, number, game in in_slices(_each_game(await self._play_all(deals, sampling, adapters))):
+        async for deal, systems, number, game in in_slices(
+            _each_game(await self._play_all(deals, sampling, adapters, own))
+        ):
             if isinstance(game, Episode):
                 answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
             else:
@@ -167,9 +178,10 @@ class Scheduler:
             )
 
     async def _play_all(
-        self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None
+        self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None, own: bool
     ) -> list[tuple[Deal, Table, list[Episode | DroppedGame]]]:
         started = []
+        place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(deals, adapters)) as leased:
             tables = []
             async for deal in in_slices(deals):
@@ -186,15 +198,19 @@ class Scheduler:
             try:
                 async with asyncio.TaskGroup() as group:
                     async for deal, table in in_slices(tables):
-                        games = [group.create_task(self._play(deal, table, game)) for game in range(deal.num_games)]
+                        games = [
+                            group.create_task(self._play(place, deal, table, game)) for game in range(deal.num_games)
+                        ]
                         started.append((deal, table, games))
                         group.create_task(_report(deal, games, table.seats))
             except BaseExceptionGroup as failed:
                 raise unwrap(failed) from failed
         return [(deal, table, [task.result() for task in games]) for deal, table, games in started]
 
-    async def _play(self, deal: Deal, table: Table, game: int) -> Episode | DroppedGame:
-        async with self._places:
+    async def _play(
+        self, place: Callable[[], AbstractAsyncContextManager[None]], deal: Deal, table: Table, game: int
+    ) -> Episode | DroppedGame:
+        async with place():
             self.games_in_flight += 1
             try:
                 await self._turnstile.through()

@@ -1,5 +1,7 @@
 """Which trainer the server works for: one at a time, until it leaves or has been silent for too long."""
 
+import hashlib
+import hmac
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +19,17 @@ class Session:
 
     run_id: str
     trainer_id: str
+    proof: bytes
+    """Digest of the secret that the run's next trainer must know."""
     adapters: tuple[str, ...]
     lora_rank: int
     heard: float
     """When its last sign of life came, in seconds of a monotonic clock."""
     released: bool = False
+
+    def is_of_run(self, wanted: SessionRequest) -> bool:
+        """Tell whether a trainer works in this session's run folder: the name is public, the secret is not."""
+        return self.run_id == wanted.run_id and hmac.compare_digest(self.proof, _proof(wanted))
 
 
 class Ownership:
@@ -51,8 +59,8 @@ class Ownership:
     def refuse_stranger(self, wanted: SessionRequest) -> None:
         """Refuse a trainer while one of another run is alive.
 
-        A second trainer of the same run is the first one's successor: the lock on the run folder says that the first
-        is gone, so a resumed run need not wait until the server has noticed.
+        A second trainer of the same run folder is the first one's successor: the lock on the folder says that the first
+        is gone, so a resumed run need not wait until the server has noticed. The folder's secret proves it.
 
         Raises:
             SessionError: Names the run that holds the server, and the ways out.
@@ -60,22 +68,23 @@ class Ownership:
         session = self.session
         if session is None or not self.is_alive:
             return
-        if wanted.run_id == session.run_id or wanted.trainer_id == session.trainer_id:
+        if session.is_of_run(wanted) or _same(wanted.trainer_id, session.trainer_id):
             return
+        same_name = wanted.run_id == session.run_id
+        named = "; this trainer has its name but not the secret of its folder" if same_name else ""
+        wait = max(0.0, self._timeout - self.silence)
         raise SessionError(
-            f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago. One trainer at a time: stop "
-            f"it, or, if it is gone, wait {max(0.0, self._timeout - self.silence):.0f} s; or start a second server on "
-            "another PORT."
+            f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago{named}. One trainer at a "
+            f"time: stop it, or, if it is gone, wait {wait:.0f} s; or start a second server on another PORT."
         )
 
     def open(self, wanted: SessionRequest) -> Session:
         """Give the server to a trainer, or note that its trainer is there."""
         old, adapters = self.session, tuple(wanted.adapters)
-        if old is not None and (old.run_id, old.trainer_id, old.adapters, old.lora_rank) == (
-            wanted.run_id,
-            wanted.trainer_id,
-            adapters,
-            wanted.lora_rank,
+        if (
+            old is not None
+            and old.is_of_run(wanted)
+            and (old.trainer_id, old.adapters, old.lora_rank) == (wanted.trainer_id, adapters, wanted.lora_rank)
         ):
             old.heard, old.released = self._clock(), False
             return old
@@ -86,6 +95,7 @@ class Ownership:
         self.session = Session(
             run_id=wanted.run_id,
             trainer_id=wanted.trainer_id,
+            proof=_proof(wanted),
             adapters=adapters,
             lora_rank=wanted.lora_rank,
             heard=self._clock(),
@@ -130,12 +140,21 @@ class Ownership:
                 f"run {run_id} is not the one that this server works for ({session.run_id}): another trainer or an "
                 "evaluation opened a session. One at a time: stop it, restart this trainer, or use a second server."
             )
-        if trainer_id != session.trainer_id:
+        if not _same(trainer_id, session.trainer_id):
             raise SessionError(
-                f"run {run_id}: trainer {trainer_id[:32]} is not the one that this server works for "
-                f"({session.trainer_id}): a second trainer process of the same run took over. Stop one of them."
+                f"run {run_id}: trainer {trainer_id[:8]} is not the one that this server works for "
+                f"({session.trainer_id[:8]}): a second trainer process of the same run took over. Stop one of them."
             )
         return session
+
+
+def _proof(wanted: SessionRequest) -> bytes:
+    return hashlib.sha256(wanted.secret.encode()).digest()
+
+
+def _same(given: str, known: str) -> bool:
+    # The id of a trainer lets in whoever names it, so the time of the comparison must not tell its letters.
+    return hmac.compare_digest(given.encode(), known.encode())
 
 
 def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Mapping[str, int]) -> dict[str, int]:
@@ -149,7 +168,7 @@ def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Ma
     Raises:
         VersionError: The server holds newer versions of this run, and the trainer does not name exactly those.
     """
-    if session is None or session.run_id != wanted.run_id:
+    if session is None or not session.is_of_run(wanted):
         return {}
     newer = {name: version for name, version in served.items() if version > wanted.version}
     if newer and wanted.replaces != newer:

@@ -5,6 +5,8 @@ import math
 from typing import Any
 
 MAX_DEPTH = 32
+MAX_CONTAINERS = 1 << 20
+"""Objects and lists together: each takes 20 times the memory of its two bytes."""
 _MAX_DIGITS = 32
 
 
@@ -19,6 +21,9 @@ def strict_json(text: bytes | str) -> Any:
     """
     try:
         decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        containers = decoded.count("{") + decoded.count("[")
+        if containers > MAX_CONTAINERS:
+            raise ValueError(f"{containers} objects and lists; allowed are {MAX_CONTAINERS}")
         value = json.loads(
             decoded,
             object_pairs_hook=_object,

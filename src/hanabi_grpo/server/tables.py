@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hanabi_grpo.deal_rows import Deal
-from hanabi_grpo.errors import VersionError
+from hanabi_grpo.errors import VersionError, shown
 from hanabi_grpo.policies import Policy, make_policy
 from hanabi_grpo.prompts import ObservationStyle
 from hanabi_grpo.seating import BASE, is_scripted, seat_adapter
@@ -55,7 +55,7 @@ def wanted_adapters(deals: Sequence[Deal], adapters: Mapping[str, str | None] | 
             continue
         held = seat_adapter(seat)
         if held is None:
-            raise VersionError(f"adapters: {seat!r:.80}: write it as adapter@version, e.g. player_0@7.")
+            raise VersionError(f"adapters: {shown(seat)}: write it as adapter@version, e.g. player_0@7.")
         if wanted.setdefault(*held) != held[1]:
             raise VersionError(
                 f"{held[0]} is asked for as @{wanted[held[0]]} and @{held[1]}; one request, one version."

@@ -6,6 +6,7 @@ model       `Settings`, the frozen model; the only place where a default is writ
 device      which engine package is installed, so which defaults hold
 sources     what the shell, `.env` and the profile say
 load        shell over `.env` over profile over default; unknown and bad values are refused together
+pass_through  options of ms-swift and vLLM that are not handed on, and what to set instead
 show        the table, the JSON form and the README's table
 updates     who is trained in which step, and at which rate
 batch       how many deals, games and micro-batches make one step

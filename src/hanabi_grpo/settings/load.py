@@ -178,7 +178,8 @@ def _cross_checks(settings: Settings) -> list[str]:
             f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY; "
             "set one in both terminals, or listen on 127.0.0.1."
         )
-    if settings.preset is not None:
+    # The default board fits the players.
+    if "preset" in settings.model_fields_set and settings.preset is not None:
         # Imported here, since it loads OpenSpiel, which few settings need.
         from hanabi_grpo.games import make_spec
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from hanabi_grpo.settings import servers, wandb_names
+from hanabi_grpo.settings import board, servers, wandb_names
 from hanabi_grpo.settings.variables import setting, split_list
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -60,19 +60,23 @@ class Settings(BaseModel):
     """Which defaults hold."""
     device_reason: str = ""
 
+    # What defaults of others follow from comes first.
+    dataset: str | None = setting(
+        "DATASET", "run", "File of rows that say which boards are played (data/README.md); unset: the board below."
+    )
+    players: int = setting(
+        "HANABI_PLAYERS", "game", "Players of a game.", 2, allowed="Hanabi needs 2 to 5 players", both=True, ge=2, le=5
+    )
+    preset: str | None = setting(
+        "HANABI_PRESET", "game", board.PRESET, board.LAPTOP, gpu=board.FULL, both=True, factory=board.default_preset
+    )
+
     # run
     model: str = setting(
-        "MODEL", "run", "Model folder or hub name.", "outputs/tiny-model", gpu="Qwen/Qwen3-4B", both=True
-    )
-    dataset: str = setting(
-        "DATASET",
-        "run",
-        "Rows of deals (see data/README.md).",
-        "data/hanabi.laptop.jsonl",
-        gpu="data/hanabi.grpo.jsonl",
+        "MODEL", "run", board.MODEL, board.TINY_MODEL, gpu=board.QWEN, both=True, factory=board.default_model
     )
     output_dir: Path | None = setting(
-        "OUTPUT_DIR", "run", "Run folder; unset: outputs/(preset or dataset)-(date and time)."
+        "OUTPUT_DIR", "run", "Run folder; unset: outputs/(board or dataset)-(date and time)."
     )
     profile: Path | None = setting(
         "HANABI_PROFILE", "run", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
@@ -121,6 +125,9 @@ class Settings(BaseModel):
         gt=0,
     )
     games_at_once: int = setting("HANABI_GAMES_AT_ONCE", "server", "Games in play at once.", 256, ge=1)
+    engine_timeout: float = setting(
+        "HANABI_ENGINE_TIMEOUT", "server", "Seconds without an answer until the engine counts as hung.", 300.0, gt=0
+    )
     engine_restarts: int = setting(
         "HANABI_ENGINE_RESTARTS",
         "server",
@@ -130,10 +137,6 @@ class Settings(BaseModel):
     )
 
     # game
-    preset: str | None = setting("HANABI_PRESET", "game", "Board; unset: as the dataset says.", both=True)
-    players: int = setting(
-        "HANABI_PLAYERS", "game", "Players of a game.", 2, allowed="Hanabi needs 2 to 5 players", both=True, ge=2, le=5
-    )
     observation: Literal["compact", "full"] = setting(
         "HANABI_OBSERVATION", "game", "Prompt style: one line of words, or readable text.", "compact", gpu="full"
     )

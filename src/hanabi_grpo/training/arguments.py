@@ -36,7 +36,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         # Left alone, ms-swift trains a float32 model in mixed float16.
         "bf16": settings.dtype == "bfloat16",
         "fp16": settings.dtype == "float16",
-        "dataset": settings.dataset,
+        # Rows are ours (`pipeline`); ms-swift only wants a name.
+        "dataset": settings.dataset or settings.preset,
         "split_dataset_ratio": 0,
         "output_dir": run_folder,
         "add_version": "false",

@@ -18,15 +18,16 @@ import torch
 from peft import PeftModel
 
 from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
+from hanabi_grpo.handshake import public_run
 from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.incidents import IncidentLog
 from hanabi_grpo.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.partners import own_seats
 from hanabi_grpo.rewards import with_length_penalty
-from hanabi_grpo.runs import run_identity
+from hanabi_grpo.runs import run_identity, run_secret
 from hanabi_grpo.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
@@ -217,13 +218,13 @@ class ServerLink(SwiftClient):
         return self.partners.names
 
     def _rows(self) -> list[dict[str, Any]]:
-        return load_rows(Path(self.settings.dataset), self.settings)
+        return training_rows(self.settings)
 
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
         identity = self.client.identity()
         newer = {}
-        if identity.get("run_id") == run_id:
+        if identity.get("run") == public_run(run_id):
             newer = {name: held for name, held in identity["versions"].items() if held > self._version}
         if newer:
             self.incidents.record(
@@ -240,6 +241,7 @@ class ServerLink(SwiftClient):
             adapters=adapter_names(settings.players, settings.adapters),
             lora_rank=settings.lora_rank,
             configs=list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows)),
+            secret=run_secret(self.run_folder),
             version=self._version,
             replaces=newer or None,
         )

@@ -17,7 +17,7 @@ logger = logging.getLogger("hanabi_grpo.training.main")
 
 
 def main(argv: list[str]) -> int:
-    """Train; returns the exit code. Options after ours go to ms-swift and win over the settings."""
+    """Train; returns the exit code. Options after ours go to ms-swift, but for those that `pass_through` refuses."""
     parser = argparse.ArgumentParser(prog="hanabi_grpo.training.main")
     parser.add_argument("--settings", type=Path, required=True, help="settings.json of a run folder")
     known, extra = parser.parse_known_args(argv)
@@ -28,14 +28,16 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
 
-    from hanabi_grpo.datasets import load_rows, num_steps
+    from hanabi_grpo.datasets import num_steps, training_rows
     from hanabi_grpo.settings import read_settings
+    from hanabi_grpo.settings.pass_through import check_options
     from hanabi_grpo.training.arguments import swift_options
     from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer
 
     try:
+        check_options("trainer", extra)
         settings = read_settings(known.settings)
-        steps = num_steps(settings, load_rows(Path(settings.dataset), settings))
+        steps = num_steps(settings, training_rows(settings))
         register_trainer()
         HanabiPipeline([*swift_options(settings, known.settings, known.settings.parent, steps), *extra]).main()
     except HanabiGrpoError as error:

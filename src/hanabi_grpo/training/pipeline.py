@@ -1,7 +1,6 @@
 """Where ms-swift is told of our model, data and trainer."""
 
 import logging
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
-from hanabi_grpo.datasets import load_rows
+from hanabi_grpo.datasets import training_rows
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
@@ -37,7 +36,7 @@ class HanabiPipeline(SwiftRLHF):
         return self.args.vllm_client.settings
 
     def _get_dataset(self) -> tuple[DealDataset, None]:
-        rows = load_rows(Path(self.settings.dataset), self.settings)
+        rows = training_rows(self.settings)
         return DealDataset(rows, self.args.max_steps * batch_plan(self.settings).deals), None
 
     def _prepare_dataset(self) -> list[Any]:
@@ -54,7 +53,7 @@ class HanabiPipeline(SwiftRLHF):
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
-        rows = load_rows(Path(self.settings.dataset), self.settings)
+        rows = training_rows(self.settings)
         configs = list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows))
         check_vocabulary(configs, trainer.processing_class, self.settings.model)
         tracking = TrackingCallback(self.settings, trainer.link.run_folder)

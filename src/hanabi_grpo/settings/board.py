@@ -1,0 +1,46 @@
+"""Defaults that follow from the board: which one it is, and the tiny model that knows its words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LAPTOP, MINI, FULL = "laptop", "mini", "full"
+TINY_MODEL, QWEN = "outputs/tiny-model", "Qwen/Qwen3-4B"
+PRESET = "Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."
+MODEL = "Model folder or hub name; the tiny model of another board than the default is outputs/tiny-BOARD."
+
+
+def default_preset(given: Mapping[str, Any]) -> str | None:
+    """Return the board of HANABI_PRESET where it is unset; None where the rows of DATASET name theirs.
+
+    Args:
+        given: The settings before it: `device`, `dataset` and `players`.
+    """
+    if given.get("dataset"):
+        return None
+    if given.get("device") == "gpu":
+        return FULL
+    return LAPTOP if given.get("players", 2) == 2 else MINI
+
+
+def default_model(given: Mapping[str, Any]) -> str:
+    """Return MODEL where it is unset: on a CPU the tiny model of the board that is set.
+
+    Args:
+        given: The settings before it: `device`, `preset` and `players`.
+    """
+    if given.get("device") == "gpu":
+        return QWEN
+    return tiny_model_folder([given.get("preset") or LAPTOP], given.get("players", 2))
+
+
+def tiny_model_folder(presets: Sequence[str], players: int) -> str:
+    """Return where the tiny model of some boards is made, e.g. "outputs/tiny-marshal-mini-3-players"."""
+    if list(presets) == [LAPTOP] and players == 2:
+        return TINY_MODEL
+    return f"outputs/tiny-{'-'.join(presets)}" + (f"-{players}-players" if players != 2 else "")
+
+
+def tiny_model_command(presets: Sequence[str], players: int) -> str:
+    """Return the command that makes the tiny model of some boards in `tiny_model_folder`."""
+    boards = " ".join(f"--preset {preset}" for preset in presets)
+    return f".venv/bin/hanabi-grpo tiny-model {boards} --players {players}"

@@ -1,0 +1,82 @@
+"""Names in the environment that are nearly those of settings, such as MAX_STEP: nothing reads them."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.sources import DOTENV, SHELL, read_sources
+from hanabi_grpo.settings.variables import PASSED_THROUGH, variables
+
+_SHORT = 7
+"""Letters below which only two swapped neighbours count: MODE, SPEED and PORTS are words of their own."""
+_OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
+"""Names of other software that are one letter from a setting."""
+
+
+def misspelt_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that are one letter from a setting, and the setting that each was meant for.
+
+    One letter is missing, added, wrong, or swapped with its neighbour; case and underscores do not count. A setting
+    that is itself among the names was not meant: then the other name is there on purpose.
+
+    Example:
+        misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
+    """
+    known = {_letters(env): env for env in (*(variable.env for variable in variables(Settings)), *PASSED_THROUGH)}
+    given = set(names)
+    found = {}
+    for name in sorted(given - set(known.values()) - _OTHERS):
+        letters = _letters(name)
+        meant = known.get(letters) if len(letters) >= _SHORT else None
+        meant = meant or next((env for right, env in known.items() if _is_slip(letters, right)), None)
+        if meant and meant not in given:
+            found[name] = meant
+    return found
+
+
+def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
+    """Refuse variables of the shell, `.env` and the profile that look like misspelt settings.
+
+    Args:
+        environ: The shell's variables; None: this process's.
+        dotenv: May be missing.
+
+    Raises:
+        SettingsError: One line for each of them, with what to do.
+    """
+    sources = read_sources(os.environ if environ is None else environ, dotenv)
+    places = {name: source for source in reversed(sources) for name in source.values}
+    lines = []
+    # Those with our prefix are refused as unknown names.
+    for name, meant in misspelt_names(places).items():
+        if name.upper().startswith("HANABI_"):
+            continue
+        source = places[name]
+        away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
+        lines.append(
+            f"{name} (from {source.place}): no such setting; did you mean {meant}? Rename it; if it is meant for other "
+            f"software, keep it from this command: {away}."
+        )
+    if lines:
+        raise SettingsError("\n".join(lines))
+
+
+def _letters(name: str) -> str:
+    return name.upper().replace("_", "")
+
+
+def _is_slip(name: str, right: str) -> bool:
+    """Tell whether a name is one letter from the right one."""
+    if name == right or abs(len(name) - len(right)) > 1:
+        return False
+    start = next(
+        (index for index, (a, b) in enumerate(zip(name, right, strict=False)) if a != b), min(len(name), len(right))
+    )
+    rest, wanted = name[start:], right[start:]
+    if rest[:2] == wanted[1::-1] and rest[2:] == wanted[2:]:
+        return True
+    if len(right) < _SHORT:
+        return False
+    return rest[1:] == wanted[1:] or rest[1:] == wanted or rest == wanted[1:]

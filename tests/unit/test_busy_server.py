@@ -1,0 +1,127 @@
+"""A server that is busy for others: the trainer keeps its place, waits where it must, and says for whom."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_engine import BASE, deal
+from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.server import answers
+from hanabi_grpo.server.limits import Limits
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, WordEngine, adapter_bytes, push_to, running_app
+
+GUESTS = 2
+
+
+class HeldEngine(WordEngine):
+    """Replies at once, but to nobody while `held` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = False
+
+    async def generate(self, *args: Any) -> Any:
+        while self.held:
+            self.seconds = 0.01
+            await super().generate(*args)
+        return await super().generate(*args)
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApp]:
+    monkeypatch.setattr(answers, "RETRY_SECONDS", 1)
+    with running_app(limits=Limits(rollouts_at_once=GUESTS), engine=HeldEngine()) as app:
+        yield app
+
+
+def play(client: RolloutClient, adapters: dict[str, str | None] | None = None) -> Any:
+    return client.play([deal(1)], num_games=1, max_tokens=4, temperature=1.0, adapters=adapters or BASE)
+
+
+@contextlib.contextmanager
+def guests(app: RunningApp, adapters: dict[str, str | None] | None = None, number: int = GUESTS) -> Iterator[list[Any]]:
+    """So many guests whose games stand still until the block lets the engine go on."""
+    engine, played = app.engine, []
+    assert isinstance(engine, HeldEngine)
+
+    def visit() -> None:
+        with RolloutClient(app.url) as client:
+            played.append(play(client, adapters))
+
+    engine.held, before = True, app.scheduler.games_in_flight
+    threads = [threading.Thread(target=visit) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    while app.scheduler.games_in_flight < before + number:
+        time.sleep(0.01)
+    try:
+        yield played
+    finally:
+        engine.held = False
+        for thread in threads:
+            thread.join(30)
+
+
+def waits(log: pytest.LogCaptureFixture, engine: WordEngine) -> threading.Thread:
+    """Let the engine go on once somebody says that he waits."""
+
+    def release() -> None:
+        while not any("asked again every 1 s" in line for line in log.messages):
+            time.sleep(0.01)
+        engine.held = False  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    return thread
+
+
+def test_guests_cannot_take_the_owners_place_and_a_guest_too_many_waits_for_one_of_them(
+    busy: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with RolloutClient(busy.url) as trainer, RolloutClient(busy.url) as guest:
+        push_to(trainer, busy)
+        with guests(busy) as played:
+            with (
+                pytest.raises(ServerError, match=r"429: .* 2 are open already \(2 of 127.0.0.1; the oldest for"),
+                RolloutClient(busy.url, timeouts=ClientTimeouts(busy=0.0)) as hasty,
+            ):
+                play(hasty)
+            assert not played
+            answer = httpx.post(f"{busy.url}/infer/", json={}, headers=trainer.headers, trust_env=False)
+            assert answer.status_code == 422, "the owner's request is looked at"
+            waiting = waits(caplog, busy.engine)
+            assert len(play(guest).groups[0]) == 1
+            waiting.join()
+        assert len(played) == GUESTS
+    (line,) = [line for line in caplog.messages if "asked again" in line]
+    assert "playing games" in line and "2 of 127.0.0.1" in line and "of 1800 s" in line
+
+
+def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
+    busy: RunningApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+
+    def push(version: int) -> None:
+        bodies = {name: (adapter_bytes(number + version), PEFT_CONFIG) for number, name in enumerate(PLAYERS)}
+        trainer.push(version, bodies)
+
+    with RolloutClient(busy.url) as trainer, contextlib.ExitStack() as stack:
+        push_to(trainer, busy, version=1)
+        for version in (1, 2):
+            stack.enter_context(guests(busy, {name: f"{name}@{version}" for name in PLAYERS}, number=1))
+            push(version + 1)
+        waiting = waits(caplog, busy.engine)
+        push(4)
+        waiting.join()
+        assert busy.store.versions() == dict.fromkeys(PLAYERS, 4)
+    (line,) = [line for line in caplog.messages if "asked again" in line]
+    assert "player_0@1 by 1 rollout(s), player_0@2 by 1 rollout(s), player_0@3 by 0 rollout(s)" in line

@@ -1,0 +1,51 @@
+"""Folders of killed processes go, those of living ones stay, whatever number their process has here."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.server.owned_folders import LOCK, OwnedFolder, leftovers
+
+HOLD = """
+import sys
+from pathlib import Path
+from hanabi_grpo.server.owned_folders import OwnedFolder
+print(OwnedFolder(Path(sys.argv[1]), "hanabi-test-").path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_lives_as_long_as_the_process_that_holds_its_lock(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    holder = start_process([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    theirs = Path(holder.stdout.readline().strip())
+    ours = OwnedFolder(tmp_path, "hanabi-test-")
+    assert theirs.is_dir() and leftovers(tmp_path, "hanabi-test-") == []
+    holder.kill()
+    holder.wait()
+    assert leftovers(tmp_path, "hanabi-test-") == [theirs]
+    later = OwnedFolder(tmp_path, "hanabi-test-")
+    assert sorted(tmp_path.iterdir()) == sorted([ours.path, later.path])
+    later.close()
+    later.close()
+    ours.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_leftover_stays(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()
+    (elsewhere / "precious").touch()
+    (tmp_path / "hanabi-test-link").symlink_to(elsewhere)
+    (tmp_path / "hanabi-test-without-lock").mkdir()
+    (tmp_path / "hanabi-test-file").touch()
+    linked_lock = tmp_path / "hanabi-test-linked-lock"
+    linked_lock.mkdir()
+    (linked_lock / LOCK).symlink_to(elsewhere / LOCK)
+    before = sorted(tmp_path.rglob("*"))
+    OwnedFolder(tmp_path, "hanabi-test-").close()
+    assert sorted(tmp_path.rglob("*")) == before

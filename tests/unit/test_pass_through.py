@@ -1,0 +1,92 @@
+"""Options that would break a guarantee are refused with the setting that does the same; all others are handed on."""
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hanabi_grpo.cli import app
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import Settings, variables
+from hanabi_grpo.settings.pass_through import (
+    PAGE,
+    PASSED,
+    REFUSED,
+    Terminal,
+    check_options,
+    option_problems,
+    pass_through_markdown,
+)
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {"train": "trainer", "serve": "server"}
+
+
+@pytest.mark.parametrize(
+    ("terminal", "words", "setting"),
+    [
+        ("trainer", ["--loss_type", "grpo"], "HANABI_LOSS_UNIT"),
+        ("trainer", ["--loss-type=grpo"], "HANABI_LOSS_UNIT"),
+        ("trainer", ["--loss_t", "grpo"], "HANABI_LOSS_UNIT"),
+        ("trainer", ["--use_liger_kernel", "true"], "leave it out"),
+        ("trainer", ["--use_liger_kernel"], "leave it out"),
+        ("trainer", ["--no_dataset_shuffle"], "DATASET"),
+        ("trainer", ["--max_grad_norm", "0.1"], "MAX_GRAD_NORM"),
+        ("trainer", ["--temperature", "0.7"], "TEMPERATURE"),
+        ("trainer", ["--lora_dropout", "0.1"], "LORA_RANK"),
+        ("trainer", ["--vllm_gpu_memory_utilization", "0.5"], "VLLM_SERVER_HOST"),
+        ("server", ["--no-enable-lora"], "HANABI_PLAYERS"),
+        ("server", ["--max_lora_rank", "8"], "LORA_RANK"),
+        ("server", ["-tp", "2"], "VLLM_TENSOR_PARALLEL_SIZE"),
+        ("server", ["--kv-cache-dtype=fp8"], "HANABI_DTYPE"),
+        ("server", ["--kv-cache-dt", "fp8"], "HANABI_DTYPE"),
+        ("server", ["--hf-overrides.rope_theta=1"], "MODEL"),
+        ("server", ["--config", "mine.yaml"], "write them behind the command"),
+        ("server", ["--api-key=topsecret"], "HANABI_API_KEY"),
+    ],
+)
+def test_an_option_that_breaks_a_guarantee_is_refused(terminal: Terminal, words: list[str], setting: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_options(terminal, ["--optim" if terminal == "trainer" else "--enforce-eager", *words])
+    [line] = str(refused.value).splitlines()
+    assert line.startswith(f"{words[0].partition('=')[0]} is not handed on to ") and setting in line
+    assert "topsecret" not in line
+
+
+def test_everything_else_is_handed_on() -> None:
+    check_options("trainer", ["--optim", "adamw_torch", "--adam_beta2", "-1", "--weight_decay", "0", "word"])
+    check_options("server", ["--max-num-batched-tokens", "8192", "-O2", "--mine", "seed"])
+    for terminal, names in PASSED.items():
+        check_options(terminal, [f"--{name}" for name in names])
+
+
+def test_all_refused_options_are_named_at_once() -> None:
+    problems = option_problems("trainer", ["--packing", "true", "--optim", "sgd", "--beta", "0.1"])
+    assert [line.partition(" ")[0] for line in problems] == ["--packing", "--beta"]
+
+
+@pytest.mark.parametrize(("command", "terminal"), COMMANDS.items())
+def test_the_command_and_its_dry_run_refuse_alike(
+    command: str, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPUT_DIR", str(tmp_path / "run"))
+    monkeypatch.chdir(ROOT)
+    [expected] = option_problems(terminal, ["--seed", "3"])
+    started = CliRunner().invoke(app, [command, "--seed", "3"])
+    assert started.exit_code == 2 and expected in started.stderr
+    looked = CliRunner().invoke(app, [command, "--dry-run", "--json", "--seed", "3"])
+    assert looked.exit_code == 2 and expected in looked.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_setting_that_is_offered_exists() -> None:
+    known = {variable.env for variable in variables(Settings)}
+    offered = {one for rows in REFUSED.values() for row in rows for one in row.instead.split(", ") if one}
+    assert {one for one in offered - known if not one.startswith("hanabi-grpo ")} == set()
+
+
+def test_the_page_has_the_table_of_the_code() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    [between] = re.findall(r"<!-- options:begin -->\n(.*?)<!-- options:end -->", text, flags=re.DOTALL)
+    assert between == pass_through_markdown(), "put the output of hanabi-grpo settings --pass-through between the marks"

