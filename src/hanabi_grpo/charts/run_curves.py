@@ -59,8 +59,7 @@ def draw_score(
         axes.fill_between(error_steps, low, high, color=_COLORS[0], alpha=0.15, linewidth=0)
     axes.plot(steps, scores, color=_COLORS[0], alpha=0.35, linewidth=0.9)
     means = trailing_mean(scores, _SMOOTH)
-    axes.plot(steps, means, color=_COLORS[0], linewidth=2.2,
-              marker="o" if len(steps) == 1 else None)  # fmt: skip
+    axes.plot(steps, means, color=_COLORS[0], linewidth=2.2, marker="o" if len(steps) == 1 else None)
     labels = [Label(text=f"training games {means[-1]:.2f}", y=means[-1], color=_COLORS[0], bold=True)]
     for name, value in (levels or {}).items():
         axes.axhline(value, color=_LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
