@@ -32,25 +32,40 @@ name=demo
 source tools/session.sh
 start_session "${DEMO_PORT:-}"
 
-say "tiny model"
+say "1 of 6: a tiny model that has watched a noisy hint bot; made the first time, kept in $MODEL"
 run - hanabi-grpo tiny-model --out "$MODEL"
 
-say "rollout server on port $PORT, log $folder/server.log"
+say "2 of 6: the rollout server on port $PORT loads vLLM and the model, a minute or two; log $folder/server.log"
 start_server
 
-say "before: $deals held-out deals with the base model"
+say "3 of 6: before: the untrained players play $deals deals"
 run - hanabi-grpo evaluate base --label before --deals "$deals" --out "$folder/before.json"
 
-say "training: $steps steps, log $folder/train.log"
+say "4 of 6: training, $steps steps of 128 games; log $folder/train.log"
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
-say "after: the same deals with the trained adapters"
+say "5 of 6: after: the trained players play the same deals"
 run - hanabi-grpo evaluate served --label after --deals "$deals" --out "$folder/after.json"
 
-say "result"
+say "6 of 6: what changed; scripted players for comparison"
 status=0
 run - hanabi-grpo report --before "$folder/before.json" --after "$folder/after.json" --run "$folder/train" \
     --out-png "$folder/learning_curve.png" --out-markdown "$folder/report.md" \
     ${DEMO_MIN_RISE:+--min-rise "$DEMO_MIN_RISE"} ${DEMO_MIN_SIGMA:+--min-sigma "$DEMO_MIN_SIGMA"} || status=$?
+own="MODEL=$MODEL DATASET=$DATASET .venv/bin/hanabi-grpo"
+cat <<END
+
+What next? The last two start a rollout server of their own, which takes a minute or two.
+
+  # The run as one page for a browser: curves, tables, games to step through
+  .venv/bin/hanabi-grpo report-page $folder/train --out $folder/report.html
+
+  # Play a game with a trained player
+  $own play $folder/train --own-server
+
+  # Everybody with everybody: the trained players, the untrained ones, two scripts
+  $own cross-play trained=$folder/train untrained=base hint-bot iggi --deals 200 --out $folder/cross --own-server
+
+END
 finish "$status"

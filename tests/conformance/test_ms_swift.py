@@ -1,7 +1,9 @@
 """What we override in ms-swift, trl, PEFT and vLLM still exists in the shape that the overrides expect."""
 
 import inspect
+import logging
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from deepspeed.utils.tensor_fragment import get_full_hp_param, set_full_hp_param
 from peft import PeftModel, get_peft_model_state_dict
 from swift.arguments import RLHFArguments
 from swift.infer_engine.protocol import RolloutOutput
+from swift.model import model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rl_core.data import GRPOBatch
@@ -24,6 +27,7 @@ from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.pipeline import _is_no_false_alarm, register_trainer
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
@@ -114,6 +118,29 @@ def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:
     assert ModelLoader.default_trust_remote_code in (True, False)
     assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
+
+
+def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code)
+    monkeypatch.setitem(TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"])
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
+    said: list[str] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+    model_meta.logger.addHandler(handler)
+    try:
+        model_meta._get_model_info(str(tmp_path), "qwen3", None)
+        assert any("trust_remote_code=True" in text for text in said), "nothing to leave out any more"
+        said.clear()
+        register_trainer()
+        model_meta._get_model_info(str(tmp_path), "qwen3", None)
+        model_meta.logger.warning("Loading model from elsewhere")
+    finally:
+        model_meta.logger.removeHandler(handler)
+        model_meta.logger.removeFilter(_is_no_false_alarm)
+    assert said == ["Loading model from elsewhere"]
 
 
 def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:

@@ -32,7 +32,7 @@ def environment(folder: Path) -> dict[str, str]:
 def run(folder: Path, *words: str, text: str | None = None) -> str:
     """Run a command with the copied package; return what it printed."""
     done = subprocess.run(
-        words, cwd=folder, input=text, capture_output=True, text=True, timeout=300, env=environment(folder), check=False
+        words, cwd=folder, input=text, capture_output=True, text=True, env=environment(folder), check=False
     )
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout

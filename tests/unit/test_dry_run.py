@@ -137,7 +137,6 @@ def test_a_profile_of_four_gpus_gives_each_terminal_its_half(tmp_path: Path) -> 
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=300,
         )
         report = json.loads(done.stdout)
         checks = {check["name"]: check for check in report["doctor"]["checks"]}

@@ -27,9 +27,7 @@ def environ(tmp_path: Path, **settings: str) -> dict[str, str]:
 
 
 def code_of(tmp_path: Path, *words: str, **settings: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [*CLI, *words], env=environ(tmp_path, **settings), cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([*CLI, *words], env=environ(tmp_path, **settings), cwd=ROOT, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 

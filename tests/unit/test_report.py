@@ -164,8 +164,8 @@ def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
 
 
 def test_the_title_counts_decks_only_where_deals_share_them() -> None:
-    halved = board_title(evaluate_scripted("blind", LAPTOP, 300, "split-eval"))
-    assert "300 deals (225 different decks) of suite split-eval" in halved
+    half = evaluate_scripted("blind", LAPTOP, 300, suite="split-eval")
+    assert "300 deals (225 different decks) of suite split-eval" in board_title(half)
     assert "300 deals of suite eval" in board_title(evaluate_scripted("blind", LAPTOP, 300))
     assert "40 deals of suite eval" in board_title(evaluate_scripted("blind", EnvConfig(preset="full"), 40))
 

@@ -56,11 +56,10 @@ def draw_score(
     low = [at_steps[step] - 2 * error for step, error in zip(error_steps, errors, strict=True)]
     high = [at_steps[step] + 2 * error for step, error in zip(error_steps, errors, strict=True)]
     if error_steps:
-        axes.fill_between(error_steps, low, high, color=_COLORS[0], alpha=0.15, linewidth=0, label="±2 standard errors")
-    axes.plot(steps, scores, color=_COLORS[0], alpha=0.35, linewidth=0.9, label="each step")
+        axes.fill_between(error_steps, low, high, color=_COLORS[0], alpha=0.15, linewidth=0)
+    axes.plot(steps, scores, color=_COLORS[0], alpha=0.35, linewidth=0.9)
     means = trailing_mean(scores, _SMOOTH)
-    axes.plot(steps, means, color=_COLORS[0], linewidth=2.2, label=f"mean of the last {_SMOOTH}",
-              marker="o" if len(steps) == 1 else None)  # fmt: skip
+    axes.plot(steps, means, color=_COLORS[0], linewidth=2.2, marker="o" if len(steps) == 1 else None)
     labels = [Label(text=f"training games {means[-1]:.2f}", y=means[-1], color=_COLORS[0], bold=True)]
     for name, value in (levels or {}).items():
         axes.axhline(value, color=_LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
@@ -69,7 +68,10 @@ def draw_score(
     axes.set_ylabel("mean score of training games" + (f"\n(at most {most_points})" if most_points else ""))
     axes.set_xlabel("training step")
     axes.set_title(title, loc="left", fontsize=11, parse_math=False)
-    axes.legend(fontsize=9, frameon=False, loc="best")
+    band = "; band: its ±2 standard errors" if error_steps else ""
+    figure.supxlabel(
+        f"Thin: each step{band}. Bold: mean of the last {_SMOOTH}.", fontsize=8.5, x=0.01, ha="left", color="#333333"
+    )
     _tidy(axes)
     _save(figure, paths)
 
