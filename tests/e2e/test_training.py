@@ -158,12 +158,11 @@ def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tu
     recorded = json.loads((run[0] / "settings.json").read_text())
     trainer = [str(Path(__file__).parent / "replay_trainer.py"), "--settings"]
     environment = {**clean_environment(), "REPLAY_EPISODES": str(run[0] / "episodes/step_000000.jsonl")}
-    options = ["--max_steps", "1"]
     for name, changes, launcher in (
-        ("one", {}, []),
+        ("one", {"MAX_STEPS": 1}, []),
         (
             "two",
-            {"NPROC_PER_NODE": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4, "DEEPSPEED": "zero2"},
+            {"MAX_STEPS": 1, "NPROC_PER_NODE": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4, "DEEPSPEED": "zero2"},
             ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
         ),
     ):
@@ -171,7 +170,7 @@ def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tu
         settings.parent.mkdir()
         settings.write_text(json.dumps({**recorded, "settings": {**recorded["settings"], **changes}}))
         done = subprocess.run(
-            [sys.executable, *launcher, *trainer, str(settings), *options],
+            [sys.executable, *launcher, *trainer, str(settings)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

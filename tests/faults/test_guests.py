@@ -132,7 +132,8 @@ def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, drill: Ca
     steps = training.steps()
     assert steps == list(range(1, steps[-1] + 1))
     for step in steps:
-        lines = (training.folder / "episodes" / f"step_{step:06d}.jsonl").read_text().splitlines()
+        # A step's games have the number of the steps before it.
+        lines = (training.folder / "episodes" / f"step_{step - 1:06d}.jsonl").read_text().splitlines()
         games = [json.loads(line) for line in lines]
         assert len({(game["suite"], game["seed"], game["game"]) for game in games}) == len(games) == NUM_GAMES, step
     kinds = ("server_gone", "server_replaced", "games_dropped", "groups_dropped")
