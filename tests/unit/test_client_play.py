@@ -120,7 +120,7 @@ def spoil(*path: Any, value: Any) -> Change:
         (lambda outputs: "games", "a str instead of a list"),
         (spoil(0, "rollout_infos", value={"dropped": "x"}), r"rollout_infos.dropped: in outputs \[0\] of 2"),
         (spoil(0, "rollout_logprobs", 0, 0, value=None), "output 0: rollout_logprobs.0.0"),
-        (spoil(0, "response_token_ids", 0, 0, value=-1), "output 0: response_token_ids.0.0='-1'"),
+        (spoil(0, "response_token_ids", 0, 0, value=-1), "output 0: response_token_ids.0.0=-1"),
         (spoil(0, "rollout_infos", "preset", value="full"), "preset='laptop', but 'full' in output 0"),
     ],
 )
