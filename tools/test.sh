@@ -11,4 +11,5 @@ ruff check
 ruff format --check
 mypy
 # Last, and not through a pipe: its summary is the last line, its exit status this script's.
-exec pytest -n 2 "$@"
+# A test process that dies fails the run at once: xdist starts another, loses the rest of its file and waits for it for ever.
+exec pytest -n 2 --max-worker-restart 0 "$@"
