@@ -278,6 +278,6 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
         program(checkout / ".venv" / "bin" / tool, "exit 0")
     program(checkout / ".venv" / "bin" / "pytest", 'echo "1 failed: $*"; exit 1')
     result = run("test.sh", "-k", "x")
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 failed: -n 2 -k x")
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
     program(checkout / ".venv" / "bin" / "mypy", "exit 3")
     assert run("test.sh").returncode == 3
