@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.games import GameSpec, shuffled_deck
-from hanabi_grpo.games.deals import SPLIT_PREFIX
+from hanabi_grpo.games.deals import deals_halves
 
 RESAMPLES = 2000
 COVERAGE = 0.95
@@ -50,7 +50,7 @@ class Estimate:
 @functools.lru_cache(maxsize=8)
 def deck_numbers(spec: GameSpec, suite: str, seeds: tuple[int, ...]) -> tuple[int, ...]:
     """Return for each deal the number of its cluster, counted from 0 in order of appearance: see the module."""
-    if spec.deals_all_decks and not suite.startswith(SPLIT_PREFIX):
+    if not deals_halves(spec, suite):
         return tuple(range(len(seeds)))
     numbers: dict[bytes, int] = {}
     decks = (bytes(c.color * spec.num_ranks + c.rank for c in shuffled_deck(spec, suite, seed)) for seed in seeds)

@@ -14,7 +14,7 @@ from hanabi_grpo.deal_statistics import Estimate, estimate
 from hanabi_grpo.env_config import EnvConfig
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.games import attainable
-from hanabi_grpo.games.deals import SPLIT_PREFIX
+from hanabi_grpo.games.deals import deals_halves
 from hanabi_grpo.runs import write_json_atomic
 
 
@@ -125,7 +125,7 @@ class EvaluationResult:
         except (SettingsError, GameParameterError):
             # A board of another version.
             return None
-        is_whole = spec.hash == self.spec_hash and not self.suite.startswith(SPLIT_PREFIX)
+        is_whole = spec.hash == self.spec_hash and not deals_halves(spec, self.suite)
         return attainable(spec) if is_whole else None
 
 

@@ -82,7 +82,7 @@ class SeatResolver:
         found: list[Path | None] = []
         for word in words:
             if word == SERVED or adapter_word(word):
-                found.append(find_run(str(self._look().get("run"))))
+                found.append(find_run(self._look().get("run")))
             elif word not in (*SCRIPTED, BASE) and (checkpoint := checkpoint_word(word)):
                 found.append(run_of(self._read[checkpoint[0]][0]) if checkpoint[0] in self._read else None)
         return tuple(dict.fromkeys(folder for folder in found if folder is not None))

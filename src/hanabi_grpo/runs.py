@@ -224,13 +224,15 @@ def is_run(folder: Path, run: str) -> bool:
     return (folder / RUN_ID).is_file() and public_run(run_identity(folder)) == run
 
 
-def find_run(run: str, around: Path = Path("outputs")) -> Path | None:
+def find_run(run: str | None, around: Path = Path("outputs")) -> Path | None:
     """Return the folder below `around` of the run that a server's session is of; None where it is elsewhere.
 
     Args:
-        run: See `public_run`.
+        run: See `public_run`; None: the server works for nobody.
         around: Where runs are looked for.
     """
+    if run is None:
+        return None
     try:
         folders = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
         return next((folder.resolve() for folder in folders if is_run(folder, run)), None)

@@ -112,6 +112,6 @@ def test_a_run_that_is_not_here_has_no_folder(run: Path, tmp_path: Path) -> None
     name = public_run(run_identity(run))
     assert find_run(name) == run.resolve()
     moved = run.rename(tmp_path / "outputs" / "moved")
-    for other in ("None", "0123456789ab", name):
+    for other in (None, "0123456789ab", name):
         assert find_run(other) is None
     assert find_run(public_run(run_identity(moved))) == moved.resolve()

@@ -13,7 +13,7 @@ from hanabi_grpo.games.view import Card
 
 HELD_OUT_PREFIXES = ("eval", "test")
 """A suite whose name starts with one of these is never trained on."""
-SPLIT_PREFIX = "split-"
+_SPLIT_PREFIX = "split-"
 """A suite named split-train… deals one half of a board's decks, split-eval… or split-test… the other half."""
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -51,12 +51,12 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
     board = f"{spec.num_colors}x{spec.num_ranks}"
     side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
-    held_out, split = is_held_out(suite), suite.startswith(SPLIT_PREFIX) or not spec.deals_all_decks
+    held_out, halves = is_held_out(suite), deals_halves(spec, suite)
     ranking = np.arange(len(deck))
     for attempt in range(_MAX_TRIES):
         stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
         ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
-        if not split:
+        if not halves:
             break
         side = side_key.copy()
         side.update(identities[ranking].tobytes())
@@ -67,7 +67,12 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
 
 def is_held_out(suite: str) -> bool:
     """Return True when the suite is for evaluation: no run trains on its deals."""
-    return suite.removeprefix(SPLIT_PREFIX).startswith(HELD_OUT_PREFIXES)
+    return suite.removeprefix(_SPLIT_PREFIX).startswith(HELD_OUT_PREFIXES)
+
+
+def deals_halves(spec: GameSpec, suite: str) -> bool:
+    """Return True when a suite draws from one half of the board's decks, False when from all of them."""
+    return suite.startswith(_SPLIT_PREFIX) or not spec.deals_all_decks
 
 
 @functools.cache  # pure, and at most 25 boards
