@@ -33,6 +33,8 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
         yield SimpleNamespace(app=app, engine=engine, limits=Limits(), identity=SimpleNamespace(instance_id="i"))
 
     monkeypatch.setattr(main, "rollout_server", rollout_server)
+    # The end below is an engine's death to it: a minute later that would end the test process, in some other test.
+    monkeypatch.setattr(main, "restart_at_latest", lambda _: None)
     listener = main._listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
     run = main._run(settings, [], listener, LineRing(), Restarts(allowed=0))
