@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hanabi_grpo.bench.prefix_trie import PrefixTrie
+from bench.prefix_trie import PrefixTrie
 
 BLOCK = 32
 

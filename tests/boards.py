@@ -2,7 +2,7 @@
 
 import random
 
-from hanabi_grpo.games import PRESETS, Action, Game, GameSpec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import PRESETS, Action, Game, GameSpec, shuffled_deck
 
 ALL_BOARDS = [(name, num_players) for name, preset in PRESETS.items() for num_players in preset.players]
 """Every preset with every number of players that it allows."""

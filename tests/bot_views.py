@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.games import Card, Game, Knowledge, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import Card, Game, Knowledge, PlayerView, make_spec, shuffled_deck
 
 FULL = make_spec("full", 3)
 ALL = (0, 1, 2, 3, 4)

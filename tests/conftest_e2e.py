@@ -168,7 +168,7 @@ def train(
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's model with a shorter warm start: it moves mostly legally, which is all that these tests need."""
-    from hanabi_grpo.tiny_model import build_tiny_model
+    from hanabi_grpo.sft.tiny_model import build_tiny_model
 
     return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", steps=60, num_games=200)
 

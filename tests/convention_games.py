@@ -1,8 +1,8 @@
 """Games made by hand, and counts of scripted ones, for the tests of conventions."""
 
-from hanabi_grpo.conventions.counts import ConventionCounts
-from hanabi_grpo.games import COLOR_LETTERS, Card, Game, GameSpec, make_spec, parse_action
-from hanabi_grpo.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Card, Game, GameSpec, make_spec, parse_action
 
 LAPTOP = make_spec("laptop")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hanabi_grpo.checkpoints import write_checkpoint
-from hanabi_grpo.crossplay.cells import Cell, CellStore, find_cells, play_cells
-from hanabi_grpo.crossplay.entries import parse_entries
-from hanabi_grpo.crossplay.plan import Plan, make_plan
-from hanabi_grpo.crossplay.summary import Summary, summarise
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.matches import Served
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.evaluation.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.evaluation.crossplay.entries import parse_entries
+from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan
+from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise
+from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.runs.checkpoints import write_checkpoint
 from server_app import PEFT_CONFIG, adapter_bytes, make_identity
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy
 from safetensors.numpy import save_file
 
-from hanabi_grpo.doctor.check import Check, Probe, Role
-from hanabi_grpo.doctor.run import run_checks
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.commands.doctor.check import Check, Probe, Role
+from hanabi_grpo.commands.doctor.run import run_checks
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[1]
 NOWHERE = Path("/nonexistent/.env")

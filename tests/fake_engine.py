@@ -5,13 +5,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 TOKENIZER = build_tokenizer(compact_vocabulary(LAPTOP.spec()))

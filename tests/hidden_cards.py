@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 
-from hanabi_grpo.games import Card, Game
+from hanabi_grpo.envs.hanabi.rules import Card, Game
 
 
 def swap_own_cards(game: Game, player: int, rng: random.Random) -> Game | None:

@@ -20,9 +20,10 @@ import torch
 from safetensors.torch import save
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.handshake import SessionRequest, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.logs import LineRing
+from hanabi_grpo.rollout.handshake import SessionRequest, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.runs.wire import PROTOCOL
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Sample, SamplingConfig
@@ -31,7 +32,6 @@ from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.types import player_names
-from hanabi_grpo.wire import PROTOCOL
 
 SHAPES = {f"model.layers.{layer}.self_attn.{name}": (8, 6) for layer in (0, 1) for name in ("q_proj", "v_proj")}
 RANK = 8

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from hanabi_grpo.handshake import GameClaim, SessionRequest
+from hanabi_grpo.rollout.handshake import GameClaim, SessionRequest
+from hanabi_grpo.runs.wire import PROTOCOL
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.wire import PROTOCOL
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}

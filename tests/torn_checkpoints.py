@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hanabi_grpo.checkpoints import FoundCheckpoint, find_checkpoint, recover_checkpoints, rotate, write_checkpoint
+from hanabi_grpo.runs.checkpoints import FoundCheckpoint, find_checkpoint, recover_checkpoints, rotate, write_checkpoint
 
 FILES = ("player_0/adapter_model.safetensors", "player_1/adapter_model.safetensors", "trainer/state.json")
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.evaluation import evaluate_scripted
-from hanabi_grpo.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 

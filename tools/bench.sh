@@ -24,4 +24,4 @@ cores=$(${pin[@]+"${pin[@]}"} nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores} MKL_NUM_THREADS=${MKL_NUM_THREADS:-$cores}
 export OMP_WAIT_POLICY=PASSIVE TOKENIZERS_PARALLELISM=false
 # One process and its children, which go with it on every way out.
-exec ${pin[@]+"${pin[@]}"} hanabi-grpo bench "$@"
+exec ${pin[@]+"${pin[@]}"} python tools/bench "$@"

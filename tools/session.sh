@@ -117,7 +117,7 @@ WAIT_FOR_SERVER='
 import sys
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.waiting import wait_for_server
+from hanabi_grpo.client.waiting import wait_for_server
 try:
     wait_for_server(load_settings().settings, print, server_command=None)
 except HanabiGrpoError as error:

@@ -1,13 +1,18 @@
-"""Teams of language models that learn Hanabi: GRPO with one LoRA adapter per player.
+"""Teams of language models that learn by playing: GRPO with one LoRA adapter per player.
 
-Map, from the inside out:
-    games        rules, deals and what a player may see (pure)
-    prompts, env, rewards, wire, types   text both ways, one game as an environment, its data
-    policies, rollouts   who moves, and the only loop over a game
-    settings, datasets, runs   environment variables, rows of deals, the run folder
-    server       terminal 1: plays the games with vLLM and serves the adapters
-    training     terminal 2: ms-swift's GRPO, one adapter per player
-    commands, cli   the `hanabi-grpo` command
+Map, from the ground up; a room imports only rooms below it:
+    errors, types, logs     what everything shares
+    envs        what is played: rules, prompts, scripted players; pure
+    settings    environment variables
+    runs        one run on this disk: folder, checkpoints, records
+    tracking    W&B and the Hub
+    rollout     playing: the loop over a game, conversations, deals
+    client      talking to rollout servers
+    server      terminal 1: plays the games with vLLM and serves the adapters
+    training    terminal 2: ms-swift's GRPO, one adapter per player
+    sft         learning from games
+    evaluation, report      figures, and what shows them
+    commands, cli           the `hanabi-grpo` command
 
 Importing the package loads none of it.
 """

@@ -7,14 +7,12 @@ import typer
 from typer.core import TyperGroup
 
 from hanabi_grpo import __version__
-from hanabi_grpo.cli_games import games
-from hanabi_grpo.commands.bench import bench
 from hanabi_grpo.commands.chart import chart
 from hanabi_grpo.commands.compare import compare
 from hanabi_grpo.commands.export import export
+from hanabi_grpo.commands.games_group import games
 from hanabi_grpo.commands.report_page import report_page
 from hanabi_grpo.commands.settings import settings
-from hanabi_grpo.commands.simulate import simulate
 from hanabi_grpo.commands.tiny_model import tiny_model
 from hanabi_grpo.commands.upload import upload
 from hanabi_grpo.commands.warm_start import warm_start
@@ -305,7 +303,7 @@ def doctor(
     Environment: every variable that `hanabi-grpo settings` shows, and CUDA_VISIBLE_DEVICES, OMP_NUM_THREADS,
     HTTP_PROXY, ALL_PROXY, NO_PROXY, HF_HUB_OFFLINE, WANDB_API_KEY, WANDB_BASE_URL, NETRC and VLLM_CPU_KVCACHE_SPACE.
     """
-    from hanabi_grpo.commands.doctor import doctor as run
+    from hanabi_grpo.commands.doctor.command import doctor as run
 
     run(role, as_json=as_json)
 
@@ -343,18 +341,6 @@ def conventions(
     )
 
 
-@app.command()
-def scores(
-    deals: Annotated[int, typer.Option(help="Games of each row.")] = 10000,
-    out: Annotated[Path | None, typer.Option(help="Markdown file that gets the table.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Rows as JSON on standard output.")] = False,
-) -> None:
-    """Let the bots play, beside what they score elsewhere; exits with 1 when one is four standard errors off."""
-    from hanabi_grpo.commands.scores import scores as run
-
-    run(deals=deals, out=out, as_json=as_json)
-
-
 # A name is left out, so they are commands beside the others.
 app.add_typer(games)
 
@@ -362,13 +348,11 @@ app.add_typer(games)
 app.command()(compare)
 app.command()(watch)
 app.command()(chart)
-app.command()(simulate)
 app.command()(settings)
 app.command("report-page")(report_page)
 app.command("tiny-model")(tiny_model)
 app.command()(export)
 app.command()(upload)
-app.command()(bench)
 app.command("warm-start")(warm_start)
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ An *episode* is one game by all players. A *trajectory* is what one player saw a
 and logprobs travel with every reply, so that nothing is ever encoded a second time.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -153,3 +153,14 @@ class DroppedGame:
     game: int
     """Number within the deal's group, as in `Episode`."""
     reason: str
+
+
+def is_trained(episode: Episode, player: int, own: Sequence[str]) -> bool:
+    """Tell whether a player's turns carry loss: its seat was held by the adapter that is trained, at this version.
+
+    Args:
+        episode: A record that does not name its seats is self-play.
+        player: Number of the seat.
+        own: Per seat the word of the trained adapter at this version, see `settings.partners.own_seats`.
+    """
+    return not episode.seats or episode.seats[player] == own[player]

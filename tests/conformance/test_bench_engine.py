@@ -8,15 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from bench import env_rows, lora_rows, parity_rows, push_rows, rollout_rows, stock_rows
+from bench.context import Bench, board_of
+from bench.engine_bench import started_engine
+from bench.row import Row
 from bench_engine import BLOCK, FakeLLM
 from fake_engine import CHAT
-from hanabi_grpo.bench import env_rows, lora_rows, parity_rows, push_rows, rollout_rows, stock_rows
-from hanabi_grpo.bench.context import Bench, board_of
-from hanabi_grpo.bench.engine_bench import started_engine
-from hanabi_grpo.bench.row import Row
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.tiny_model import build_tiny_model
+from hanabi_grpo.sft.tiny_model import build_tiny_model
 from hanabi_grpo.training.adapters import add_adapters
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 import pyspiel
 import pytest
 
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import make_spec
 
 FULL = {
     "simple-bot": {2: 16.92, 3: 18.48, 4: 19.32, 5: 18.50},

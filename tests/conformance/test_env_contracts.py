@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.aec_env import HanabiAECEnv
-from hanabi_grpo.env import HanabiEnv
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.aec import HanabiAECEnv
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.gym import HanabiSeatEnv
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
+from hanabi_grpo.envs.hanabi.view_vector import ViewEncoder
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.games import Action, Card, Game, PlayerView, make_spec, shuffled_deck
-from hanabi_grpo.games.openspiel import load_rules
-from hanabi_grpo.policies import SCRIPTED, make_policy
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.seat_env import HanabiSeatEnv
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.types import ReplyKind
-from hanabi_grpo.view_vector import ViewEncoder
 from hidden_cards import swap_own_cards
 
 SEATS = [(preset, players, seat) for preset, players in ALL_BOARDS for seat in range(players)]

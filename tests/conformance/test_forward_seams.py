@@ -13,11 +13,11 @@ from swift.trainers.mixin import SwiftMixin
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.token_wise import token_wise
+from hanabi_grpo.sft.batches import reply_logits
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.lora_op import join_lora_products
-from hanabi_grpo.warm_start.batches import reply_logits
+from hanabi_grpo.training.token_wise import token_wise
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")

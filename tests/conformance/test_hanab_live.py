@@ -10,14 +10,14 @@ import random
 import pytest
 
 from boards import random_move
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import Action, Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.policies import HintBot, RandomPolicy
-from hanabi_grpo.replays.compact import compact, expand
-from hanabi_grpo.replays.hanab_live import export_game, import_game, nothing_can_score
-from hanabi_grpo.replays.live_game import LiveAction, live_game_from_json, live_game_to_json
-from hanabi_grpo.replays.recording import Recording
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
+from hanabi_grpo.envs.hanabi.replays.compact import compact, expand
+from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game, nothing_can_score
+from hanabi_grpo.envs.hanabi.replays.live_game import LiveAction, live_game_from_json, live_game_to_json
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec, shuffled_deck
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 NUM_GAMES = int(os.environ.get("HANAB_LIVE_GAMES", "200"))

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_move
-from hanabi_grpo.games import COLOR_LETTERS, Action, Card, Game, Knowledge, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import (
+    COLOR_LETTERS,
+    Action,
+    Card,
+    Game,
+    Knowledge,
+    PlayerView,
+    make_spec,
+    shuffled_deck,
+)
 
 
 def _card(text: str) -> Card:

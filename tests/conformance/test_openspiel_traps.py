@@ -10,8 +10,8 @@ import sys
 import pyspiel
 import pytest
 
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import GameParameterError
-from hanabi_grpo.games import make_spec
 
 FULL = {
     "players": 2,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
-from hanabi_grpo.wire import episode_from_json
 
 
 def _play(link: ServerLink, deals: Sequence[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:

@@ -22,14 +22,14 @@ import torch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
-from hanabi_grpo.chat import ChatFormat, Conversation
-from hanabi_grpo.client import RolloutResult
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import PlayerView
-from hanabi_grpo.partners import own_seats
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.prompts import system_prompt
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
+from hanabi_grpo.envs.hanabi.rules import PlayerView
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import adapters, checkpoints, trainer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from conftest_e2e import TRAINER_SECONDS, Server, start_server, stop
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.tiny_model import build_tiny_model
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.runs.wire import episode_from_json
+from hanabi_grpo.sft.tiny_model import build_tiny_model
 from hanabi_grpo.types import player_names
-from hanabi_grpo.wire import episode_from_json
 
 pytestmark = pytest.mark.e2e
 PLAYERS = player_names(5)

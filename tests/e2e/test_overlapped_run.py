@@ -12,7 +12,7 @@ import pytest
 import test_resumed_run
 from test_resumed_run import PLAYERS, STAGES, resume_at, run, start, write_settings
 
-from hanabi_grpo.checkpoints import check_checkpoint, find_checkpoint
+from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
 
 pytestmark = pytest.mark.e2e
 PLAIN, OVERLAPPED = (Path(__file__).parent / f"{name}_trainer.py" for name in ("scripted", "overlap"))

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest_e2e import VARIABLES, clean_environment
-from hanabi_grpo.checkpoints import check_checkpoint, find_checkpoint
+from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
 from hanabi_grpo.settings import load_settings, settings_json
 
 pytestmark = pytest.mark.e2e

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load, save
 
 from conftest_e2e import Server
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.remote_seat import RemotePolicy
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.training.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import Episode

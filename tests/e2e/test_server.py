@@ -18,12 +18,12 @@ from swift.infer_engine.protocol import RolloutOutput
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, death_signals
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import game_claims, tokenizer_hash
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
+from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.training.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import player_names
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_server, stop, train
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.partners import own_seats
-from hanabi_grpo.seating import is_frozen
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.runs.wire import episode_from_json
+from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.seating import is_frozen
 from hanabi_grpo.types import player_names
-from hanabi_grpo.wire import episode_from_json
 
 pytestmark = pytest.mark.e2e
 PLAYERS = ("player_0", "player_1")

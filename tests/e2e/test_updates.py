@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from test_resumed_run import PLAYERS, STAGES, everything, resume_at, run, write_settings
 
-from hanabi_grpo.checkpoints import check_checkpoint
+from hanabi_grpo.runs.checkpoints import check_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_resumed_run import SCRIPT, resume_at, write_settings
 
 from conftest_e2e import clean_environment
-from hanabi_grpo.checkpoints import check_checkpoint
+from hanabi_grpo.runs.checkpoints import check_checkpoint
 from wandb_backend import KEY, backend, wait_until
 from wandb_files import artifacts, history, offline_records
 

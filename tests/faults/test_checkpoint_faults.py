@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from conftest_e2e import ROOT
-from hanabi_grpo.checkpoint_manifest import check_checkpoint, manifest_sha256
-from hanabi_grpo.checkpoints import find_checkpoint
-from hanabi_grpo.cut_records import cut_records
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError
-from hanabi_grpo.runs import append_jsonl, lock_run_folder
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.runs.checkpoints import find_checkpoint
+from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.manifest import check_checkpoint, manifest_sha256
+from hanabi_grpo.runs.run_folder import append_jsonl, lock_run_folder
+from hanabi_grpo.runs.saved_adapters import read_adapters
 from torn_checkpoints import FILES, copy_run, in_child, kill_writers, text_of, write
 
 Drills = Callable[..., object]
@@ -43,7 +43,7 @@ import json, random, shutil, subprocess, sys
 from pathlib import Path
 from torn_checkpoints import find_checkpoint, text_of, write, write_checkpoint
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs import append_jsonl, lock_run_folder
+from hanabi_grpo.runs.run_folder import append_jsonl, lock_run_folder
 
 disk, MiB = Path(sys.argv[1]), 1 << 20
 run, ballast = disk / "run", disk / "ballast"

@@ -26,12 +26,12 @@ from bad_server import (
 )
 
 from fake_engine import deal
-from hanabi_grpo import http_calls, waiting
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client import http_calls, waiting
+from hanabi_grpo.client.heartbeat import Heartbeat
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.heartbeat import Heartbeat
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.waiting import wait_for_server
 
 Drills = Callable[..., Any]
 Call = Callable[[RolloutClient], Any]

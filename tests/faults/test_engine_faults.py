@@ -12,7 +12,7 @@ import pytest
 from guarded import PATIENCE, SERVED_VERSION, Guarded, guarded, request_bytes, reset, serve_a_version
 
 from fake_engine import deal
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.types import Episode

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from conftest_e2e import VARIABLES, Server
 from fake_engine import BASE, deal
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.limits import Limits

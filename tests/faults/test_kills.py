@@ -10,8 +10,8 @@ import pytest
 from running import Training, engine_core
 
 from conftest_e2e import Server, death_signals, start_server, stop
-from hanabi_grpo.checkpoints import find_checkpoint
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.runs.checkpoints import find_checkpoint
 
 pytestmark = pytest.mark.e2e
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from guarded import guarded, http_of
 
-from hanabi_grpo.handshake import session_headers
-from hanabi_grpo.runs import public_run
+from hanabi_grpo.rollout.handshake import session_headers
+from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server import adapter_store
 from server_app import JSON, rollout_body, session_body
 

@@ -12,9 +12,9 @@ import pytest
 from running import memory
 
 from conftest_e2e import Server
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.handshake import game_claims, tokenizer_hash
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.types import player_names
 from mutations import mutate_rollout, mutate_upload
 
@@ -82,8 +82,8 @@ class Fuzzed:
 def fuzzed(server: Server) -> Iterator[Fuzzed]:
     from transformers import AutoTokenizer
 
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.fingerprint import model_fingerprint
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.runs.fingerprint import model_fingerprint
 
     tokenizer = AutoTokenizer.from_pretrained(server.model)
     assert "Traceback" not in server.log.read_text(errors="replace"), "an earlier test left one"

@@ -11,14 +11,14 @@ from itertools import cycle
 import pytest
 
 from boards import ALL_BOARDS
-from hanabi_grpo.env import HanabiEnv
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games.view import Action
-from hanabi_grpo.policies.base import Policy
-from hanabi_grpo.prompts import parse_reply
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.policies.base import Policy
+from hanabi_grpo.envs.hanabi.prompts import parse_reply
+from hanabi_grpo.envs.hanabi.rules.view import Action
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.runs.wire import episode_to_outputs, outputs_to_game
 from hanabi_grpo.types import Reply, ReplyKind
-from hanabi_grpo.wire import episode_to_outputs, outputs_to_game
 
 _FRAGMENTS = [
     *(b"Play 0", b"play 1", b"Discard 2", b"Hint R", b"Hint player_1 red", b"Hint player_0 1", b"Hint 1", b"Play"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hanabi_grpo.errors import AdapterError, SessionError, VersionError
-from hanabi_grpo.handshake import session_headers
+from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, run_scenario, served, stage, upload, wanted
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 
 from hanabi_grpo.errors import AdapterError, VersionError
-from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import CONFIG, PLAYERS, Loads, folders_on_disk, push, run_scenario, served, stage, upload
 

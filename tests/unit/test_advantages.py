@@ -2,7 +2,7 @@
 
 import pytest
 
-from hanabi_grpo.advantages import (
+from hanabi_grpo.training.advantages import (
     ESTIMATORS,
     choose_estimator,
     grpo,
@@ -11,8 +11,8 @@ from hanabi_grpo.advantages import (
     rloo,
     turn,
 )
-from hanabi_grpo.advantages.moving_baseline import moved, moving_baseline
-from hanabi_grpo.advantages.step import step_advantages
+from hanabi_grpo.training.advantages.moving_baseline import moved, moving_baseline
+from hanabi_grpo.training.advantages.step import step_advantages
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.advantages.moving_baseline import moving_baseline
-from hanabi_grpo.advantages.step import step_advantages
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
+from hanabi_grpo.training.advantages.step import step_advantages
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode, made_turn
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainerState
 
-from hanabi_grpo.dynamics import ALARMS, Alarm, AlarmChange, AlarmWatch, read_history
-from hanabi_grpo.dynamics.table import WARM_UP, WINDOW, Reference
+from hanabi_grpo.envs.hanabi.dynamics import ALARMS, Alarm, AlarmChange, AlarmWatch, read_history
+from hanabi_grpo.envs.hanabi.dynamics.table import WARM_UP, WINDOW, Reference
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.callback import TrackingCallback
 

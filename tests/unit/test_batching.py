@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hanabi_grpo.advantages import Estimator, choose_estimator, grpo
 from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.training.advantages import Estimator, choose_estimator, grpo
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode

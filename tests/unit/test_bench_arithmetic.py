@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from bench.growth import log_slope, slopes
+from bench.loop_lag import percentile, watched_loop
+from bench.pairing import Measure, Pair, Stopwatch, descendants, measure_pairs, ratios_of
+from bench.prefix_trie import PrefixTrie, sharing
+from bench.recording import Call, ForcedSampler, Recorder, mean_active, reply_tokens, tail_share
+from bench.row import Row, at_least, at_most, not_measured, quartiles
+from bench.show import notes
+from bench.stock_rows import seat_scripts
 from fake_engine import CHAT, FakeEngine
-from hanabi_grpo.bench.growth import log_slope, slopes
-from hanabi_grpo.bench.loop_lag import percentile, watched_loop
-from hanabi_grpo.bench.pairing import Measure, Pair, Stopwatch, descendants, measure_pairs, ratios_of
-from hanabi_grpo.bench.prefix_trie import PrefixTrie, sharing
-from hanabi_grpo.bench.recording import Call, ForcedSampler, Recorder, mean_active, reply_tokens, tail_share
-from hanabi_grpo.bench.row import Row, at_least, at_most, not_measured, quartiles
-from hanabi_grpo.bench.show import notes
-from hanabi_grpo.bench.stock_rows import seat_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.server.engine import SamplingConfig
 

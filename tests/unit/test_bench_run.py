@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hanabi_grpo.bench import env_rows
-from hanabi_grpo.bench.catalogue import FAMILIES, Family, chosen
-from hanabi_grpo.bench.context import Bench, board_of
-from hanabi_grpo.bench.row import Row, at_least, at_most
-from hanabi_grpo.bench.run import measure_all
-from hanabi_grpo.bench.show import as_json, markdown, notes, title
+from bench import env_rows
+from bench.catalogue import FAMILIES, Family, chosen
+from bench.context import Bench, board_of
+from bench.row import Row, at_least, at_most
+from bench.run import measure_all
+from bench.show import as_json, markdown, notes, title
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.settings import load_settings

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from hanabi_grpo.bench.prefix_rows import group_rows
-from hanabi_grpo.bench.stand_in import compact_config
-from hanabi_grpo.bench.training_rows import (
+from bench.prefix_rows import group_rows
+from bench.stand_in import compact_config
+from bench.training_rows import (
     gradient_of,
     learn,
     made_rows,

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import REFERENCES, SCRIPTED, make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, RuleBot
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply
+from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Action, Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.policies import REFERENCES, SCRIPTED, make_policy, play_scripted
-from hanabi_grpo.policies.rule_bots import RULE_BOTS, RuleBot
-from hanabi_grpo.prompts import ObservationStyle, parse_reply
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hidden_cards import swap_own_cards
 
 BOTS = SCRIPTED[len(REFERENCES) :]

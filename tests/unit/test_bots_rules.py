@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
 from bot_views import know, view
-from hanabi_grpo.games import Action, Card, PlayerView, make_spec
-from hanabi_grpo.policies import rules
-from hanabi_grpo.policies.beliefs import Beliefs, reachable_heights
-from hanabi_grpo.policies.rules import Rule, only_if
+from hanabi_grpo.envs.hanabi.policies import rules
+from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
+from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
+from hanabi_grpo.envs.hanabi.rules import Action, Card, PlayerView, make_spec
 
 R1, R2, R3, R4, R5 = (Card(0, rank) for rank in range(5))
 Y1, Y2, Y3, Y4, Y5 = (Card(1, rank) for rank in range(5))

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from boards import ALL_BOARDS
-from hanabi_grpo.games import Action, Card, Game, make_spec
-from hanabi_grpo.games.deals import sorted_deck
-from hanabi_grpo.policies import SimpleBot, play_scripted
+from hanabi_grpo.envs.hanabi.policies import SimpleBot, play_scripted
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, make_spec
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 
 BOT = SimpleBot()
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from fake_engine import BASE, deal
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.server import answers
 from hanabi_grpo.server.limits import Limits

@@ -12,11 +12,12 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from hanabi_grpo.charts import ColorScale, draw_heat_map, learning_curve, read_metrics, trailing_mean
-from hanabi_grpo.charts.color_scale import color_at, contrast, ink_on
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation import evaluate_scripted
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.evaluation.smoothing import trailing_mean
+from hanabi_grpo.report.charts import ColorScale, draw_heat_map, learning_curve, read_metrics
+from hanabi_grpo.report.charts.color_scale import color_at, contrast, ink_on
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -87,7 +88,7 @@ def test_a_learning_curve_names_every_line_at_its_end(
 
 
 def test_importing_charts_loads_no_matplotlib() -> None:
-    code = "import sys, hanabi_grpo.charts; print('matplotlib' in sys.modules, 'torch' in sys.modules)"
+    code = "import sys, hanabi_grpo.report.charts; print('matplotlib' in sys.modules, 'torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["False", "False"]
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from hanabi_grpo.chat import ChatFormat, Conversation
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Game, make_spec, shuffled_deck
-from hanabi_grpo.prompts import compact_vocabulary, turn_prompt
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 SPEC = make_spec("laptop")
 VOCABULARY = compact_vocabulary(SPEC)

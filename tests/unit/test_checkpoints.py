@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hanabi_grpo.checkpoint_manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest, step_of
-from hanabi_grpo.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
+from hanabi_grpo.runs.manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest, step_of
 from torn_checkpoints import FILES, copy_run, die_at_call, in_child, kill_writers, text_of, write
 
 ROOT = Path(__file__).parents[2]

@@ -18,12 +18,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client import server_url
+from hanabi_grpo.client.rollout_client import server_url
 from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
 from hanabi_grpo.commands.train import trainer_argv, trainer_environ, wait_for_server
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.resume import read_resume
-from hanabi_grpo.runs import lock_run_folder
+from hanabi_grpo.runs.resume import read_resume
+from hanabi_grpo.runs.run_folder import lock_run_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, environment_markdown, load_settings, read_settings
 from torn_checkpoints import write as write_checkpoint_of
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-import hanabi_grpo.http_calls
+import hanabi_grpo.client.http_calls
 from fake_engine import LAPTOP, deal
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.waiting import wait_for_server
 from server_app import PEFT_CONFIG, PLAYERS, adapter_bytes, running_app, session_body
 
 QUICK = ClientTimeouts(connect=0.2, health=0.2, answer=0.2, rollout=0.2)
@@ -54,7 +54,7 @@ def _in_session(client: RolloutClient) -> RolloutClient:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hanabi_grpo.http_calls, "_PAUSE", 0.01)
+    monkeypatch.setattr(hanabi_grpo.client.http_calls, "_PAUSE", 0.01)
 
 
 @contextmanager
@@ -247,10 +247,10 @@ def test_a_run_folder_that_is_no_text_and_a_host_that_is_none_are_errors_of_ours
 def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.fingerprint import model_fingerprint
-    from hanabi_grpo.handshake import tokenizer_hash
-    from hanabi_grpo.tiny_model import build_tiny_model
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.rollout.handshake import tokenizer_hash
+    from hanabi_grpo.runs.fingerprint import model_fingerprint
+    from hanabi_grpo.sft.tiny_model import build_tiny_model
 
     folder = build_tiny_model(tmp_path / "tiny", steps=2, num_games=40)
     tokenizer = AutoTokenizer.from_pretrained(folder)

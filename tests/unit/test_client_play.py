@@ -13,8 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from fake_engine import BASE, LAPTOP, SAMPLING, FakeEngine, deal, make_scheduler
-from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.types import DroppedGame
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hanabi_grpo import collection
 from hanabi_grpo.cli import app
-from hanabi_grpo.collection import Collection, collect_games, fill_prompts
-from hanabi_grpo.env import HanabiEnv
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.matches import replay
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.replays.recording import read_recordings, recording_files
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.evaluation import collect as collection
+from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
+from hanabi_grpo.evaluation.matches import replay
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
 from server_app import running_app
 

@@ -14,12 +14,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from hanabi_grpo.charts.bands import draw_bands
-from hanabi_grpo.charts.labels import spread
 from hanabi_grpo.cli import app
-from hanabi_grpo.comparison import Axis, Curve
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report import ATTAINABLE_SOURCE
+from hanabi_grpo.evaluation.comparison import Axis, Curve
+from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
+from hanabi_grpo.report.charts.bands import draw_bands
+from hanabi_grpo.report.charts.labels import spread
 from training_runs import made_evaluation, made_run
 
 RUNNER = CliRunner()

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from hanabi_grpo.comparison import Arm, Axis, arm_curves, compare_arms, load_arms, parse_arm, parse_reference
-from hanabi_grpo.comparison.conditions import condition_notes
-from hanabi_grpo.comparison.curves import common_end, last_mean
-from hanabi_grpo.comparison.held_out import held_out
-from hanabi_grpo.comparison.seeds import over_seeds, welch_difference
-from hanabi_grpo.comparison.words import parse_arms
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.comparison import Arm, Axis, arm_curves, compare_arms, load_arms, parse_arm, parse_reference
+from hanabi_grpo.evaluation.comparison.conditions import condition_notes
+from hanabi_grpo.evaluation.comparison.curves import common_end, last_mean
+from hanabi_grpo.evaluation.comparison.held_out import held_out
+from hanabi_grpo.evaluation.comparison.seeds import over_seeds, welch_difference
+from hanabi_grpo.evaluation.comparison.words import parse_arms
 from training_runs import made_evaluation, made_run
 
 SAMPLED = "sampled.json"

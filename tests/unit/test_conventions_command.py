@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from fake_engine import LAPTOP
 from hanabi_grpo.cli import app
-from hanabi_grpo.conventions import ConventionCounts, convention_json, convention_report
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.policies import make_policy, play_scripted
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_json, convention_report
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.records import write_episodes
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import pytest
 
 from boards import ALL_BOARDS, random_game
 from convention_games import LAPTOP, golden_game, played, some_counts
-from hanabi_grpo.conventions.counts import NUM_GROUPS, ConventionCounts
-from hanabi_grpo.conventions.layout import MICRO, GameCount, HintCount, Layout, SeatCount, layout_of
-from hanabi_grpo.conventions.report import convention_report
-from hanabi_grpo.conventions.walk import count_game
+from hanabi_grpo.envs.hanabi.conventions.counts import NUM_GROUPS, ConventionCounts
+from hanabi_grpo.envs.hanabi.conventions.layout import MICRO, GameCount, HintCount, Layout, SeatCount, layout_of
+from hanabi_grpo.envs.hanabi.conventions.report import convention_report
+from hanabi_grpo.envs.hanabi.conventions.walk import count_game
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import Card, Game, GameSpec, PlayerView, make_spec
 from hanabi_grpo.errors import GameParameterError, HanabiGrpoError, SettingsError
-from hanabi_grpo.games import Card, Game, GameSpec, PlayerView, make_spec
-from hanabi_grpo.policies import make_policy, play_scripted
 
 
 def counted(game: Game) -> tuple[Layout, list[int]]:
@@ -223,7 +223,7 @@ def test_an_interrupt_in_a_game_leaves_the_counts_as_they_were(monkeypatch: pyte
         count_game(game, layout, row)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hanabi_grpo.conventions.counts.count_game", interrupted)
+    monkeypatch.setattr("hanabi_grpo.envs.hanabi.conventions.counts.count_game", interrupted)
     with pytest.raises(KeyboardInterrupt):
         counts.add(golden_game())
     assert counts.to_json() == before

@@ -6,13 +6,14 @@ import pytest
 
 from boards import ALL_BOARDS
 from convention_games import golden_game, some_counts
-from hanabi_grpo.conventions import ConventionCounts, convention_report, render_conventions
-from hanabi_grpo.conventions.cells import figure_cell, matrix_rows, number, shade
-from hanabi_grpo.conventions.estimates import Estimate
-from hanabi_grpo.conventions.figures import Unit
-from hanabi_grpo.conventions.report import MoveMatrix
+from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_report
+from hanabi_grpo.envs.hanabi.conventions.cells import figure_cell, matrix_rows, number, shade
+from hanabi_grpo.envs.hanabi.conventions.estimates import Estimate
+from hanabi_grpo.envs.hanabi.conventions.figures import Unit
+from hanabi_grpo.envs.hanabi.conventions.report import MoveMatrix
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Game, make_spec, shuffled_deck
+from hanabi_grpo.report.conventions.page import render_conventions
 from pages import Reader
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} &lt;\x00\x1b\u202eabc\ud800'\"</style></h2>"

@@ -7,17 +7,17 @@ import pytest
 
 from boards import ALL_BOARDS
 from convention_games import golden_game, some_counts
-from hanabi_grpo.conventions import ConventionCounts, ConventionReport, convention_json, convention_report
-from hanabi_grpo.conventions.estimates import (
+from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, ConventionReport, convention_json, convention_report
+from hanabi_grpo.envs.hanabi.conventions.estimates import (
     chance_information,
     entropy,
     leave_one_out,
     mutual_information,
     standard_error,
 )
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import GameSpec, make_spec
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import GameSpec, make_spec
-from hanabi_grpo.policies import make_policy, play_scripted
 
 
 def report_of(policy: str, spec: GameSpec, num_games: int) -> ConventionReport:

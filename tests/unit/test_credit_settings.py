@@ -10,19 +10,19 @@ import pytest
 from typer.testing import CliRunner
 
 from doctor_machines import ROOT, find, only
-from hanabi_grpo.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.cli import app
-from hanabi_grpo.datasets import check_rewards
-from hanabi_grpo.doctor.games import batch_checks
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.commands.doctor.games import batch_checks
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.resume_settings import check_compatible
-from hanabi_grpo.rewards import with_length_penalty
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.rollout.datasets import check_rewards
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, load_settings, settings_values
+from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
+from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.training.batching import next_baselines
 from hanabi_grpo.training.training_state import load_baselines, save_training_state
 from hanabi_grpo.types import Episode

@@ -4,14 +4,14 @@ from pathlib import Path
 import pytest
 
 from crossplay_parts import LAPTOP, plan_of, play, save_checkpoint, summary_of
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.crossplay.summary import summarise, summary_json
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation import evaluate_line_up
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.matches import Served
-from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import Settings
 from server_app import push_to, running_app
 

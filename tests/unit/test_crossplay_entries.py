@@ -3,8 +3,15 @@ from pathlib import Path
 import pytest
 
 from crossplay_parts import save_checkpoint
-from hanabi_grpo.crossplay.entries import Entry, cell_line_up, parse_entries, swap_line_up, swap_orders, unit_of
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.crossplay.entries import (
+    Entry,
+    cell_line_up,
+    parse_entries,
+    swap_line_up,
+    swap_orders,
+    unit_of,
+)
 
 
 def test_entries_are_words_with_or_without_a_name() -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from crossplay_parts import plan_of, play, summary_of
-from hanabi_grpo.charts.color_scale import contrast
-from hanabi_grpo.crossplay.page import render_page
-from hanabi_grpo.crossplay.plan import PlannedSwap
-from hanabi_grpo.crossplay.report import markdown_report, write_report
-from hanabi_grpo.crossplay.statistics import Estimate
-from hanabi_grpo.crossplay.summary import Summary, SwapFigures, SwappedTeam, summarise, summary_json
-from hanabi_grpo.crossplay.tables import entries_table, number, ranking_table, show, swap_table, whole_table
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.crossplay.plan import PlannedSwap
+from hanabi_grpo.evaluation.crossplay.statistics import Estimate
+from hanabi_grpo.evaluation.crossplay.summary import Summary, SwapFigures, SwappedTeam, summarise, summary_json
+from hanabi_grpo.evaluation.crossplay.tables import entries_table, number, ranking_table, show, swap_table, whole_table
+from hanabi_grpo.report.charts.color_scale import contrast
+from hanabi_grpo.report.crossplay.page import render_page
+from hanabi_grpo.report.crossplay.report import markdown_report, write_report
 from pages import Reader
 
 NASTY = "</td><script>alert(1)</script>|{{ 7*7 }}\u202eabc' onclick=x \"$x_1$"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hanabi_grpo.crossplay.statistics import (
+from hanabi_grpo.evaluation.crossplay.statistics import (
     Matrix,
     entry_figures,
     jackknife_error,
@@ -14,7 +14,7 @@ from hanabi_grpo.crossplay.statistics import (
     over_deals,
     worst_partners,
 )
-from hanabi_grpo.deal_statistics import estimate
+from hanabi_grpo.runs.deal_statistics import estimate
 
 
 def matrix(scores: object, decks: object = None) -> Matrix:

@@ -8,8 +8,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from hanabi_grpo.commands.dataset import dataset_row, write_dataset
-from hanabi_grpo.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.datasets import load_rows, mix_line
+from hanabi_grpo.rollout.datasets import load_rows, mix_line
 from hanabi_grpo.settings import Settings
 
 

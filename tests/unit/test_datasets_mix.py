@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hanabi_grpo.datasets import deals, load_rows, mix_line, num_steps
-from hanabi_grpo.deal_schedule import MAX_BLOCK, Terms, block_order, locate, plan_phases
+from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import make_spec, shuffled_deck
-from hanabi_grpo.resume_settings import check_compatible
+from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps
+from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, block_order, locate, plan_phases
+from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.training.deals import DealDataset, DealSampler
 

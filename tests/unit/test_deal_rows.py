@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP, deal
-from hanabi_grpo.deal_rows import games_of, group_rows, rows_of
+from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.errors import NonFiniteError, ServerError, SettingsError
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.rollout.deal_rows import games_of, group_rows, rows_of
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.wire import dropped_to_outputs, episode_to_outputs
 from hanabi_grpo.types import DroppedGame
-from hanabi_grpo.wire import dropped_to_outputs, episode_to_outputs
 
 
 def answers(seed: int, game: int, config: Any = LAPTOP) -> list[dict[str, Any]]:

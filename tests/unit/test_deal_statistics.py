@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 
-from hanabi_grpo.deal_statistics import clustered_error, deck_numbers, difference, estimate
+from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import make_spec, shuffled_deck
+from hanabi_grpo.runs.deal_statistics import clustered_error, deck_numbers, difference, estimate
 
 
 def test_with_different_decks_the_error_is_the_usual_one() -> None:

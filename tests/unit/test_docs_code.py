@@ -96,7 +96,7 @@ def test_the_new_reward_is_a_setting_and_a_key_of_a_dataset_row(chapter: str, pa
     ask = (
         "import hanabi_grpo\n"
         "print(hanabi_grpo.__file__)\n"
-        "from hanabi_grpo.datasets import load_rows\n"
+        "from hanabi_grpo.rollout.datasets import load_rows\n"
         "from hanabi_grpo.settings import load_settings\n"
         "none = load_settings({}).settings\n"
         "given = load_settings({'HANABI_REWARD_CARELESS': '-0.25', 'HANABI_PRESET': 'laptop'}).settings\n"

@@ -10,9 +10,9 @@ import pytest
 from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT
-from hanabi_grpo.doctor import model
-from hanabi_grpo.doctor.context import Context
-from hanabi_grpo.doctor.weights import adapter_parameters, num_parameters
+from hanabi_grpo.commands.doctor import model
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.weights import adapter_parameters, num_parameters
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.device import Device

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.doctor.check import PAGE, fail, ok, skip, warn
-from hanabi_grpo.doctor.run import PROBES
+from hanabi_grpo.commands.doctor.check import PAGE, fail, ok, skip, warn
+from hanabi_grpo.commands.doctor.run import PROBES
 
 PACKAGE = ROOT / "src" / "hanabi_grpo"
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from doctor_machines import ROOT, find, free_port, make_model, named, only
 from hanabi_grpo.cli import app
-from hanabi_grpo.doctor import Check, report_json, report_lines, resolve_settings, run_checks
-from hanabi_grpo.doctor.check import Probe, ok, skip, warn
-from hanabi_grpo.doctor.context import Context
-from hanabi_grpo.doctor.environment import name_checks
-from hanabi_grpo.doctor.run import PROBES
-from hanabi_grpo.doctor.show import summary_line
+from hanabi_grpo.commands.doctor import Check, report_json, report_lines, resolve_settings, run_checks
+from hanabi_grpo.commands.doctor.check import Probe, ok, skip, warn
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.environment import name_checks
+from hanabi_grpo.commands.doctor.run import PROBES
+from hanabi_grpo.commands.doctor.show import summary_line
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from doctor_machines import find, make_model, only
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.doctor import context_budget, games, model, trackers
-from hanabi_grpo.doctor.context import read_chat
-from hanabi_grpo.doctor.context_budget import measure_budget
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.commands.doctor import context_budget, games, model, trackers
+from hanabi_grpo.commands.doctor.context import read_chat
+from hanabi_grpo.commands.doctor.context_budget import measure_budget
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
-from hanabi_grpo.doctor import machine, software
-from hanabi_grpo.doctor.gpus import layout_commands, list_gpus
-from hanabi_grpo.doctor.processes import orphaned_engines
+from hanabi_grpo.commands.doctor import machine, software
+from hanabi_grpo.commands.doctor.gpus import layout_commands, list_gpus
+from hanabi_grpo.commands.doctor.processes import orphaned_engines
 
 
 def install(folder: Path, name: str, version: str) -> None:
@@ -243,7 +243,7 @@ _SMALL = """
 import sys
 from pathlib import Path
 from doctor_machines import find, make_model
-from hanabi_grpo.doctor import machine
+from hanabi_grpo.commands.doctor import machine
 from hanabi_grpo.settings import load
 from hanabi_grpo.settings.device import Device
 model = make_model(Path(sys.argv[1]))

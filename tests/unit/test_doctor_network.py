@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from doctor_machines import answering, find, free_port, make_model, named, only
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.doctor import network, processes, server
-from hanabi_grpo.doctor.context import read_chat
-from hanabi_grpo.doctor.processes import port_owner, rollout_servers
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.client.waiting import wait_for_server
+from hanabi_grpo.commands.doctor import network, processes, server
+from hanabi_grpo.commands.doctor.context import read_chat
+from hanabi_grpo.commands.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import tokenizer_hash
-from hanabi_grpo.runs import public_run, run_identity
+from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.runs.run_folder import public_run, run_identity
 from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.owned_folders import OwnedFolder
 from hanabi_grpo.server.starting import StartingServer
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.waiting import wait_for_server
 from server_app import running_app, session_body
 
 LISTENER = """

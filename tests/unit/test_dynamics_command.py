@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hanabi_grpo.charts.dynamics import draw_dynamics
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.charts.dynamics import draw_dynamics
 
 RUNNER = CliRunner()
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from hanabi_grpo.conventions import ConventionCounts, convention_report
-from hanabi_grpo.dynamics import dynamics_figures
-from hanabi_grpo.dynamics.played import replayed
-from hanabi_grpo.dynamics.replies import reply_figures
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.matches import replay
-from hanabi_grpo.policies import HintBot, Policy, make_policy
-from hanabi_grpo.rollouts import play_group
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_report
+from hanabi_grpo.envs.hanabi.dynamics import dynamics_figures
+from hanabi_grpo.envs.hanabi.dynamics.played import replayed
+from hanabi_grpo.envs.hanabi.dynamics.replies import reply_figures
+from hanabi_grpo.envs.hanabi.policies import HintBot, Policy, make_policy
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.evaluation.matches import replay
+from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 from made_games import made_episode
 from made_games import made_turn as said

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS
-from hanabi_grpo.env import EnvConfig, HanabiEnv
+from hanabi_grpo.envs.hanabi.env import EnvConfig, HanabiEnv
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.games import Game, make_spec, shuffled_deck
 from hanabi_grpo.types import EpisodeStatus, ReplyKind
 
 COMPACT = EnvConfig(preset="laptop", observation="compact")

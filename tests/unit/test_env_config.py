@@ -2,10 +2,10 @@
 
 import pytest
 
-from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.envs.hanabi.env import EnvConfig
+from hanabi_grpo.envs.hanabi.rewards import RewardWeights
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.rewards import RewardWeights
 
 KEYS = (
     "preset, players, observation, legal_moves, reward_score, reward_illegal, reward_unparsable, reward_out_of_tokens, "

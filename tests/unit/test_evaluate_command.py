@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.evaluation import evaluate_line_up
-from hanabi_grpo.evaluation_result import EvaluationResult, read_result
-from hanabi_grpo.ledger import Ledger
-from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs.ledger import Ledger
 from server_app import running_app
 
 RUNNER = CliRunner()

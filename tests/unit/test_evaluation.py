@@ -7,22 +7,28 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation import (
+from hanabi_grpo.evaluation.evaluate import (
     evaluate_line_up,
     evaluate_scripted,
     line_up_key,
     paired_difference,
     summarise,
 )
-from hanabi_grpo.evaluation_result import EvaluationResult, read_result, result_to_json, write_document, write_result
-from hanabi_grpo.game_facts import GameFacts
-from hanabi_grpo.handshake import game_claims
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.matches import PlayedGame, Served
-from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.evaluation.game_facts import GameFacts
+from hanabi_grpo.evaluation.matches import PlayedGame, Served
+from hanabi_grpo.rollout.handshake import game_claims
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.resolver import SeatResolver
+from hanabi_grpo.runs.evaluation_result import (
+    EvaluationResult,
+    read_result,
+    result_to_json,
+    write_document,
+    write_result,
+)
 from hanabi_grpo.settings import Settings
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
 

@@ -16,20 +16,20 @@ from safetensors.torch import load_file, save, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from hanabi_grpo.checkpoint_manifest import check_checkpoint
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.cli import app
-from hanabi_grpo.evaluation import evaluate_scripted
-from hanabi_grpo.evaluation_result import EvaluationResult, write_result
-from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.saved_adapters import read_adapters
-from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.adapter_config import frozen_name
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
+from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.runs.manifest import check_checkpoint
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.tiny_model import build_tiny_model
+from hanabi_grpo.sft.tiny_model import build_tiny_model
 from hanabi_grpo.training.adapters import add_adapters, lora_layers, save_adapter
 from tracked_runs import LAPTOP, SECRET
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 
 
 def _model(folder: Path, **config: object) -> Path:

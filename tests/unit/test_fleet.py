@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fake_engine import deal
-from hanabi_grpo.client import RolloutClient, each_server, server_url
+from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
+from hanabi_grpo.client.rollout_client import RolloutClient, each_server, server_url
 from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.datasets import load_rows
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.fleet import check_alike, merge_shares, share_deals, side_by_side
+from hanabi_grpo.rollout.datasets import load_rows
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link

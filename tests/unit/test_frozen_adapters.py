@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import AdapterError, HanabiGrpoError, VersionError
-from hanabi_grpo.handshake import session_headers
-from hanabi_grpo.seating import frozen_name, seat_adapter
+from hanabi_grpo.rollout.handshake import session_headers
+from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
 from hanabi_grpo.server.engine import EngineConfig
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.settings.seating import seat_adapter
 from store_parts import (
     CONFIG,
     PLAYERS,

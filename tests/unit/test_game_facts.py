@@ -1,12 +1,12 @@
 import pytest
 
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.game_facts import GameFacts, game_facts, totals
-from hanabi_grpo.games import Game, make_spec, parse_action, shuffled_deck
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.matches import PlayedGame, play_line_up, replay
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec, parse_action, shuffled_deck
+from hanabi_grpo.evaluation.game_facts import GameFacts, game_facts, totals
+from hanabi_grpo.evaluation.matches import PlayedGame, play_line_up, replay
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind
 from made_games import made_episode, made_turn
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS
+from hanabi_grpo.envs.hanabi.rules import Action, format_action, make_spec, parse_action
+from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.games import Action, format_action, make_spec, parse_action
-from hanabi_grpo.games.openspiel import load_rules
 
 RED_TO_1 = Action("hint_color", target=1, value=0)
 THREE_TO_2 = Action("hint_rank", target=2, value=2)

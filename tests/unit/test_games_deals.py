@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from boards import ALL_BOARDS
+from hanabi_grpo.envs.hanabi.rules import Card, GameSpec, is_held_out, make_spec, recorded_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.errors import GameParameterError
-from hanabi_grpo.games import Card, GameSpec, is_held_out, make_spec, recorded_spec, shuffled_deck
-from hanabi_grpo.games.deals import sorted_deck
 
 LAPTOP = make_spec("laptop")
 SIMPLE = make_spec("marshal-simple")

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from boards import ALL_BOARDS, random_game, random_move
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, Knowledge, format_action, make_spec, shuffled_deck
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
-from hanabi_grpo.games import Action, Card, Event, Game, Knowledge, format_action, make_spec, shuffled_deck
 
 R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
 MINI = make_spec("mini", 2)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.games import Action, Game, make_spec
-from hanabi_grpo.games.deals import sorted_deck
+from hanabi_grpo.envs.hanabi.rules import Action, Game, make_spec
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hidden_cards import swap_own_cards
 
 

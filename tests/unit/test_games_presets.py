@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
+from hanabi_grpo.envs.hanabi.rules import PRESETS, Game, GameSpec, make_spec, shuffled_deck
 from hanabi_grpo.errors import GameParameterError
-from hanabi_grpo.games import PRESETS, Game, GameSpec, make_spec, shuffled_deck
 
 SPECS = st.builds(
     dict,

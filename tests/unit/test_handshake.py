@@ -8,15 +8,16 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-import hanabi_grpo.handshake
+import hanabi_grpo.rollout.handshake
 from fake_engine import LAPTOP, TOKENIZER
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.handshake import SessionRequest, config_digest, game_claims, prompt_hash, tokenizer_hash
-from hanabi_grpo.prompts import compact_vocabulary
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.handshake import SessionRequest, game_claims, prompt_hash, tokenizer_hash
+from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.identity import check_fit, read_session_request
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from server_app import JSON, make_identity, running_app, session_body
 
 IDENTITY = make_identity()
@@ -96,8 +97,8 @@ def test_the_prompt_hash_differs_wherever_players_are_told_something_else() -> N
 @pytest.mark.parametrize("name", ["system_prompt", "turn_prompt"])
 def test_the_prompt_hash_changes_with_one_word_of_the_prompt_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = prompt_hash.__wrapped__(FULL)
-    worded = getattr(hanabi_grpo.handshake, name)
-    monkeypatch.setattr(hanabi_grpo.handshake, name, lambda *args, **other: worded(*args, **other) + ".")
+    worded = getattr(hanabi_grpo.rollout.handshake, name)
+    monkeypatch.setattr(hanabi_grpo.rollout.handshake, name, lambda *args, **other: worded(*args, **other) + ".")
     assert prompt_hash.__wrapped__(FULL) != before
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.heartbeat import Heartbeat
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.heartbeat import Heartbeat
 from server_app import RunningApp, running_app, session_body
 
 

@@ -27,7 +27,6 @@ NAMED = {
     "conventions": SERVER,
     "play": SERVER,
     "doctor": {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
-    "bench": {"MODEL", "DATASET", "HANABI_DTYPE", "LORA_RANK"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
     "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
@@ -37,7 +36,7 @@ NAMED = {
     "watch": {"OUTPUT_DIR", "HANABI_API_KEY"},
 }
 # These show all settings, or look at a run folder or at nothing but their options.
-WITHOUT = {"settings", "report", "report-page", "chart", "dynamics", "compare", "scores", "simulate"} | {
+WITHOUT = {"settings", "report", "report-page", "chart", "dynamics", "compare"} | {
     *("export-hanab-live", "import-hanab-live")
 }
 

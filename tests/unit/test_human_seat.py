@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import Action, Card, Event, Game, PlayerView, make_spec, shuffled_deck
-from hanabi_grpo.human.moves import read_move, short_form
-from hanabi_grpo.human.screens import beliefs_screen, help_screen, sentence
-from hanabi_grpo.human.seat import HumanPolicy, PlayerLeftError
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.human.moves import read_move, short_form
+from hanabi_grpo.envs.hanabi.human.screens import beliefs_screen, help_screen, sentence
+from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy, PlayerLeftError
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.types import ReplyKind, player_names
 from hidden_cards import swap_own_cards
 

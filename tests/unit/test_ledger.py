@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.ledger import Ledger, key_digest
+from hanabi_grpo.runs.ledger import Ledger, key_digest
 
 KEY: dict[str, Any] = {"line_up": "iggi", "temperature": 1.0, "seats": [("iggi", "iggi")]}
 

@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.handshake import config_digest
-from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from server_app import PEFT_CONFIG, adapter_bytes, push_to, running_app, upload_headers
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.lineups import adapter_word, checkpoint_word, parse_line_up, short_name
-from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.rollout.lineups import adapter_word, checkpoint_word, parse_line_up, short_name
 
 
 def test_one_word_fills_every_seat_and_is_never_rotated() -> None:

@@ -17,16 +17,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import Card, Game, make_spec
-from hanabi_grpo.human.seat import HumanPolicy
-from hanabi_grpo.policies import Policy
-from hanabi_grpo.prompts import turn_prompt
-from hanabi_grpo.remote_seat import RemotePolicy
+from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
+from hanabi_grpo.envs.hanabi.policies import Policy
+from hanabi_grpo.envs.hanabi.prompts import turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
+from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 from hidden_cards import swap_own_cards
 

@@ -4,14 +4,14 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.matches import PlayedGame, Served, play_line_up, replay
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.resolver import SeatResolver
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.evaluation.matches import PlayedGame, Served, play_line_up, replay
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame
 from server_app import RunningApp, running_app

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hanabi_grpo.metrics import episode_metrics, step_warnings
+from hanabi_grpo.training.metrics import episode_metrics, step_warnings
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 from made_games import made_episode as game
 from made_games import made_turn

@@ -14,13 +14,13 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from bench.overlap_rows import overlap_rows, simulate
 from fake_engine import deal
-from hanabi_grpo.bench.overlap_rows import overlap_rows, simulate
-from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.errors import HanabiGrpoError, ParityError, ServerError, ServerGoneError, SettingsError, VersionError
-from hanabi_grpo.partners import own_seats
-from hanabi_grpo.resume_settings import check_compatible
+from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, batch_plan, settings_values, update_notes
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import link as link_file
 from hanabi_grpo.training.adapters import use_adapter
 from hanabi_grpo.training.link import GamesRequest, ServerLink

@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.own_server import own_server
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.own_server import own_server
 from hanabi_grpo.settings import Settings
 
 _HEALTHY = """
@@ -169,7 +169,7 @@ def test_a_command_that_is_killed_takes_its_server_along(
         """
         import sys, time
         from pathlib import Path
-        from hanabi_grpo.own_server import own_server
+        from hanabi_grpo.client.own_server import own_server
         from hanabi_grpo.settings import Settings
         with own_server(Settings(), print, command=[sys.executable, "-c", sys.argv[1]], folder=Path(sys.argv[2])):
             print("inside", flush=True)

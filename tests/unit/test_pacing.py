@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import BASE, CHAT, LAPTOP, SAMPLING, deal, make_scheduler, sample
-from hanabi_grpo.deal_rows import rows_of
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.rollout.deal_rows import rows_of
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.runs.wire import episode_to_outputs
 from hanabi_grpo.server import pacing
 from hanabi_grpo.server.answers import json_list
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile, heap_left_alone, in_slices
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.server.tables import Table
-from hanabi_grpo.wire import episode_to_outputs
 from server_app import WordEngine, running_app
 
 NUM_GAMES = 8

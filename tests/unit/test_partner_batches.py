@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from hanabi_grpo.advantages import ESTIMATORS, grpo
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.metrics import episode_metrics, step_warnings
-from hanabi_grpo.partners import own_seats
+from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.training.advantages import ESTIMATORS, grpo
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.training.metrics import episode_metrics, step_warnings
 from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from fake_engine import deal
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
-from hanabi_grpo.runs import SECRET
-from hanabi_grpo.seating import frozen_name, is_frozen
+from hanabi_grpo.runs.adapter_config import frozen_name
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.run_folder import SECRET
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
+from hanabi_grpo.settings.seating import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.types import player_names

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.partners import (
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import (
     BLOCK,
     Draw,
     Partner,
@@ -18,14 +20,12 @@ from hanabi_grpo.partners import (
     choose_step,
     describe_pool,
     draw,
-    is_trained,
     num_adapters,
     own_seats,
     parse_pool,
     read_pool,
 )
-from hanabi_grpo.policies import SCRIPTED
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import is_trained
 from made_games import made_episode
 
 IGGI = Partner(word="iggi", name="iggi")

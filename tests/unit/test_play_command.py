@@ -20,11 +20,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.play import read_game
+from hanabi_grpo.commands.play_journal import read_journal
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.human.journal import read_journal
-from hanabi_grpo.replays.recording import read_recordings
+from hanabi_grpo.runs.recordings import read_recordings
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Episode, ReplyKind

@@ -5,13 +5,13 @@ from statistics import fmean, stdev
 
 import pytest
 
-from hanabi_grpo.env import EnvConfig, HanabiEnv
+from hanabi_grpo.envs.hanabi.env import EnvConfig, HanabiEnv
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED, BlindPolicy, HintBot, Policy, RandomPolicy, make_policy
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Game, make_spec
-from hanabi_grpo.games.view import Action, Card
-from hanabi_grpo.policies import SCRIPTED, BlindPolicy, HintBot, Policy, RandomPolicy, make_policy
-from hanabi_grpo.prompts import ObservationStyle
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.types import ReplyKind
 
 LAPTOP = make_spec("laptop")

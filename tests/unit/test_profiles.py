@@ -10,9 +10,9 @@ import pytest
 
 from doctor_machines import ROOT
 from hanabi_grpo.commands.console import server_command, set_environ
-from hanabi_grpo.doctor import resolve_settings
-from hanabi_grpo.doctor.context import Context
-from hanabi_grpo.doctor.environment import settings_checks
+from hanabi_grpo.commands.doctor import resolve_settings
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.environment import settings_checks
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,

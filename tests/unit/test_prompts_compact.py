@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.games import Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.games.view import Action, Card
-from hanabi_grpo.prompts import ObservationStyle, compact_vocabulary, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card
 
 LAPTOP = make_spec("laptop")
 R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
+from hanabi_grpo.envs.hanabi.prompts import turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.games import Card, Game, make_spec, shuffled_deck
-from hanabi_grpo.prompts import turn_prompt
 from hidden_cards import swap_own_cards
 
 

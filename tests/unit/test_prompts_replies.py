@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
-from hanabi_grpo.games import format_action, make_spec
-from hanabi_grpo.games.view import Action
-from hanabi_grpo.prompts import parse_reply
+from hanabi_grpo.envs.hanabi.prompts import parse_reply
+from hanabi_grpo.envs.hanabi.rules import format_action, make_spec
+from hanabi_grpo.envs.hanabi.rules.view import Action
 
 PLAY_0 = Action("play", slot=0)
 DISCARD_1 = Action("discard", slot=1)

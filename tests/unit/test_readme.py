@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.games.presets import PRESETS
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
 from hanabi_grpo.settings import PASSED_THROUGH, Settings, batch_plan, environment_markdown, load_settings, variables
 
 ROOT = Path(__file__).parents[2]

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.commands.view import choose_recordings
-from hanabi_grpo.crossplay.entries import parse_entries
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.remote_checkpoints import local_folder, local_word
-from hanabi_grpo.resolver import SeatResolver
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.evaluation.crossplay.entries import parse_entries
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.resolver import SeatResolver
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.artifact_words import ArtifactWord, read_artifact_word
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
+from hanabi_grpo.tracking.remote_checkpoints import local_folder, local_word
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
 from wandb_artifacts import artifact_store
@@ -31,7 +31,7 @@ from wandb_backend import backend
 LOOK_UP = """
 import sys
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.remote_checkpoints import local_word
+from hanabi_grpo.tracking.remote_checkpoints import local_word
 try:
     print(local_word(sys.argv[1]))
 except HanabiGrpoError as error:
@@ -270,7 +270,7 @@ def test_when_wandb_refuses_or_fails_the_disk_is_asked_and_the_error_says_why(
 
 DESCRIBE = """
 import sys
-from hanabi_grpo.remote_checkpoints import describe_remote
+from hanabi_grpo.tracking.remote_checkpoints import describe_remote
 found = describe_remote(sys.argv[1])
 print(found.step, {name: (weights, config["r"]) for name, (weights, config) in found.adapters.items()})
 """

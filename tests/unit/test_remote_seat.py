@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.prompts import system_prompt
-from hanabi_grpo.remote_seat import RemotePolicy
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply
 from server_app import running_app
 

@@ -9,19 +9,21 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hanabi_grpo.advantages import ESTIMATORS
 from hanabi_grpo.cli import app
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import Selection, num_bad_replies
+from hanabi_grpo.envs.hanabi.replays.terminal import print_game
+from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
+from hanabi_grpo.envs.hanabi.rules import Card, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Card, make_spec, shuffled_deck
-from hanabi_grpo.policies import HintBot, RandomPolicy
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files, write_recordings
-from hanabi_grpo.replays.selection import Selection, num_bad_replies
-from hanabi_grpo.replays.terminal import print_game
-from hanabi_grpo.replays.texts import split_reply, visible
-from hanabi_grpo.replays.timeline import make_timeline, turn_advantages
-from hanabi_grpo.rollouts import play_episodes_sync, play_group
+from hanabi_grpo.rollout.loop import play_episodes_sync, play_group
+from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_recordings
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import Episode, ReplyKind
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

@@ -6,22 +6,23 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import Card, Game, make_spec
-from hanabi_grpo.games.deals import sorted_deck
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.replays.compact import compact, expand, looks_compact
-from hanabi_grpo.replays.hanab_live import export_game, import_game
-from hanabi_grpo.replays.live_game import (
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.replays.compact import compact, expand, looks_compact
+from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
+from hanabi_grpo.envs.hanabi.replays.live_game import (
     LiveAction,
     LiveGame,
     live_game_from_json,
     live_game_to_json,
     live_games_from_text,
 )
-from hanabi_grpo.replays.recording import Recording, read_recordings, write_recordings
-from hanabi_grpo.rollouts import play_episodes_sync
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.recordings import read_recordings, write_recordings
 from hanabi_grpo.types import Episode, EpisodeStatus
 
 DECK = sorted_deck(5, 5)

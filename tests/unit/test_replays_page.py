@@ -14,16 +14,18 @@ import pytest
 from typer.testing import CliRunner
 
 from boards import ALL_BOARDS
-from hanabi_grpo.advantages import ESTIMATORS
 from hanabi_grpo.cli import app
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import COLOR_LETTERS
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.replays import page as page_module
-from hanabi_grpo.replays.page import board_data, render_page
-from hanabi_grpo.replays.recording import Recording, write_recordings
-from hanabi_grpo.replays.timeline import Timeline, make_timeline, turn_advantages
-from hanabi_grpo.rollouts import play_group
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
+from hanabi_grpo.report.replays import page as page_module
+from hanabi_grpo.report.replays.page import board_data, render_page
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.runs.recordings import write_recordings
+from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
 
 SCRIPT = Path(page_module.__file__).parent / "templates" / "replay.js"

@@ -8,12 +8,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.deal_statistics import Estimate
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.evaluation import evaluate_line_up, evaluate_scripted
-from hanabi_grpo.evaluation_result import EvaluationResult, write_result
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.report import (
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up, evaluate_scripted
+from hanabi_grpo.evaluation.tables import (
     ATTAINABLE_SOURCE,
     Sheet,
     board_title,
@@ -22,6 +19,9 @@ from hanabi_grpo.report import (
     reference_results,
     shortfall,
 )
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.runs.deal_statistics import Estimate
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.resolver import SeatResolver
-from hanabi_grpo.saved_adapters import newest_checkpoint
+from hanabi_grpo.rollout.resolver import SeatResolver
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_move
-from hanabi_grpo.games import Game, make_spec, shuffled_deck
-from hanabi_grpo.rewards import RewardWeights, move_rewards
+from hanabi_grpo.envs.hanabi.rewards import RewardWeights, move_rewards
+from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.types import TEAM_PARTS, ReplyKind
 
 WEIGHTS = RewardWeights(score=2.0, illegal=-0.5, unparsable=-0.75, bomb_rule="zero")

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.env import EnvConfig
-from hanabi_grpo.episode_check import check_episode
+from hanabi_grpo.envs.hanabi.env import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
+from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
+from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import GameSpec, PlayerView
-from hanabi_grpo.metrics import episode_metrics
-from hanabi_grpo.policies import HintBot, RandomPolicy
-from hanabi_grpo.replays.wording import earned, signed
-from hanabi_grpo.rollouts import play_episode, play_episodes_sync, play_group
+from hanabi_grpo.rollout.episode_check import check_episode
+from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync, play_group
+from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
+from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind
-from hanabi_grpo.wire import episode_from_json, episode_to_json
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 FULL = EnvConfig(preset="full", players=3)

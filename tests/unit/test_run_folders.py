@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.cli import app
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.resume import plan_resume
-from hanabi_grpo.run_views.evaluations import read_evaluations
-from hanabi_grpo.runs import find_run, public_run, run_identity
-from hanabi_grpo.saved_adapters import newest_checkpoint
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.report.run_views.evaluations import read_evaluations
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.resume import plan_resume
+from hanabi_grpo.runs.run_folder import find_run, public_run, run_identity
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body
 from tracked_runs import add_row, tracked_run

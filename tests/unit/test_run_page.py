@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.evaluation import evaluate_scripted
-from hanabi_grpo.evaluation_result import result_to_json, write_result
-from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.run_views.curves import area_chart, line_chart, nice_ticks, tick_labels
-from hanabi_grpo.run_views.evaluations import evaluation_tables, evaluations_by_deals, read_evaluations
-from hanabi_grpo.run_views.page import run_page
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.report.run_views.curves import area_chart, line_chart, nice_ticks, tick_labels
+from hanabi_grpo.report.run_views.evaluations import evaluation_tables, evaluations_by_deals, read_evaluations
+from hanabi_grpo.report.run_views.page import run_page
+from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
+from hanabi_grpo.runs.incidents import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
 
@@ -260,7 +260,7 @@ def test_nothing_to_draw_is_no_chart() -> None:
 
 def test_watching_and_pages_need_neither_torch_nor_matplotlib() -> None:
     code = (
-        "import sys, hanabi_grpo.run_views.page, hanabi_grpo.run_views.screen, hanabi_grpo.run_views.server_screen; "
+        "import sys\nfrom hanabi_grpo.report.run_views import page, screen, server_screen\n"
         "print([name for name in ('torch', 'matplotlib', 'wandb', 'transformers') if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -11,20 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.dynamics import AlarmWatch, read_history
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.run_views.braille import bin_means, braille_curve, spark_line
-from hanabi_grpo.run_views.figures import duration, phases, shown
-from hanabi_grpo.run_views.run_watch import RunWatch
-from hanabi_grpo.run_views.screen import RunScreen
-from hanabi_grpo.run_views.state import RunState
-from hanabi_grpo.run_views.tail import LineTail
-from hanabi_grpo.runs import LOCK
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
+from hanabi_grpo.report.run_views.figures import duration, phases, shown
+from hanabi_grpo.report.run_views.run_watch import RunWatch
+from hanabi_grpo.report.run_views.screen import RunScreen
+from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.tail import LineTail
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.run_folder import LOCK
 from tracked_runs import add_checkpoint, add_row, tracked_run
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from doctor_machines import find, only
-from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.doctor import starts
+from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.resume import plan_resume
-from hanabi_grpo.runs import (
+from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.resume import plan_resume
+from hanabi_grpo.runs.run_folder import (
     SECRET,
     append_jsonl,
     holder_of,
@@ -64,7 +64,7 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
 def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
-    hold = "import sys; from pathlib import Path; from hanabi_grpo.runs import lock_run_folder\n"
+    hold = "import sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import lock_run_folder\n"
     hold += f"kept = lock_run_folder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
     holder = start_process([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == "held\n"
@@ -126,7 +126,7 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
 def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_process: Callable[..., Any]) -> None:
     then = "import time; print('running', flush=True); time.sleep(60)"
     first = (
-        "import os, sys; from pathlib import Path; from hanabi_grpo.runs import lock_run_folder; "
+        "import os, sys; from pathlib import Path; from hanabi_grpo.runs.run_folder import lock_run_folder; "
         f"lock = lock_run_folder(Path({str(tmp_path)!r})); "
         f"os.execv(sys.executable, [sys.executable, '-c', {then!r}])"
     )

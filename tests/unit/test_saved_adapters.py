@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from hanabi_grpo.checkpoints import write_checkpoint
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.saved_adapters import read_adapters
 
 
 def save(folder: Path, name: str, rank: int = 8) -> None:

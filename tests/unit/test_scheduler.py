@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from fake_engine import BASE, SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample
-from hanabi_grpo.deal_rows import rows_of
 from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
+from hanabi_grpo.rollout.deal_rows import rows_of
+from hanabi_grpo.runs.wire import outputs_to_game
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.places import Places
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import DroppedGame, Episode
-from hanabi_grpo.wire import outputs_to_game
 
 
 def played(

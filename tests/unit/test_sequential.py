@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hanabi_grpo.advantages import ESTIMATORS
+from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches
 from hanabi_grpo.training.sequential import MAX_WEIGHT, game_log_ratios, game_weights
 from hanabi_grpo.types import Episode

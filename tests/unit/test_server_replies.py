@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from fake_engine import LAPTOP, SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample
-from hanabi_grpo.client import RolloutClient
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import NonFiniteError, ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.prompts import system_prompt
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.server.reply_request import MAX_TEXT_BYTES, MAX_TURNS, ReplyRequest, parse_reply_request
 from hanabi_grpo.types import Episode, Reply
@@ -319,9 +319,9 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
 
 
 def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.prompts import compact_vocabulary
-    from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+    from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer(compact_vocabulary(LAPTOP.spec()))
     tokenizer.chat_template = (

@@ -11,17 +11,17 @@ import httpx
 import pytest
 
 from fake_engine import LAPTOP, deal
-from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.deal_rows import games_of, rows_of
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import Policy, make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
+from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.errors import ServerError, SettingsError, VersionError
-from hanabi_grpo.games import GameSpec, PlayerView
-from hanabi_grpo.games.actions import format_action
-from hanabi_grpo.policies import Policy, make_policy, play_scripted
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.rollout.deal_rows import games_of, rows_of
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.runs.wire import episode_from_json, episode_to_json, episode_to_outputs, outputs_to_episode
 from hanabi_grpo.server.tables import wanted_adapters
 from hanabi_grpo.types import Episode, Reply, Turn
-from hanabi_grpo.wire import episode_from_json, episode_to_json, episode_to_outputs, outputs_to_episode
 from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, running_app, word_reply
 
 SWAPPED = ("player_1@1", "player_0@1")
@@ -267,7 +267,7 @@ def test_the_players_of_one_game_must_be_asked_for_with_the_same_seats(app: Runn
 
 
 def test_what_is_served_now_cannot_be_mixed_with_adapters_by_name() -> None:
-    from hanabi_grpo.deal_rows import group_rows
+    from hanabi_grpo.rollout.deal_rows import group_rows
 
     rows, _ = rows_of([deal(3), {**deal(4), "seats": ["player_0@1", "iggi"]}], 1)
     with pytest.raises(VersionError, match="some deals name adapters and others say nothing"):

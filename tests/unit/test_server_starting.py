@@ -11,13 +11,13 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse
 
+from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerGoneError
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.server import main
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.restart import Restarts
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.waiting import wait_for_server
 
 
 @pytest.fixture

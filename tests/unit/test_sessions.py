@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hanabi_grpo.client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, SessionError, VersionError
-from hanabi_grpo.handshake import read_session_headers, session_headers
+from hanabi_grpo.rollout.handshake import read_session_headers, session_headers
 from hanabi_grpo.server.sessions import Ownership, versions_to_drop
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body, upload_headers
 from store_parts import wanted

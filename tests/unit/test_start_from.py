@@ -9,9 +9,9 @@ import pytest
 import torch
 from peft import PeftModel
 
-from hanabi_grpo.checkpoint_manifest import read_manifest
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.resume import ResumePoint
+from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.checkpoints import save_checkpoint

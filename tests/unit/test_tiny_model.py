@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from hanabi_grpo.adapter_config import WIRE_KEYS, adapter_config_for_wire
-from hanabi_grpo.chat import ChatFormat, Conversation
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.rules import is_held_out, make_spec
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
-from hanabi_grpo.games import is_held_out, make_spec
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.prompts import compact_vocabulary
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.tiny_model.corpus import SUITE, Sample, ShownPolicy, play_corpus, single_turns
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.tiny_model.warm_start import new_model, warm_start
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
+from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
+from hanabi_grpo.sft.tiny_model.corpus import SUITE, Sample, ShownPolicy, play_corpus, single_turns
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.warm_start import new_model, warm_start
 from hanabi_grpo.training.shared_prefixes import shares_prefixes
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -197,7 +197,7 @@ def test_the_warm_start_reads_as_many_games_of_each_board(tmp_path: Path, monkey
     def learn(model: object, samples: list[Sample], *args: object, **kwargs: object) -> None:
         seen.extend(" ".join(words[index] for index in sample.ids) for sample in samples)
 
-    monkeypatch.setattr("hanabi_grpo.tiny_model.warm_start.warm_start", learn)
+    monkeypatch.setattr("hanabi_grpo.sft.tiny_model.warm_start.warm_start", learn)
     specs = [make_spec("laptop"), make_spec("marshal-full")]
     every = dict.fromkeys(word for spec in specs for word in compact_vocabulary(spec))
     words = build_tokenizer(tuple(every)).convert_ids_to_tokens(range(200))

@@ -4,14 +4,14 @@ import asyncio
 from typing import Any
 
 from fake_engine import TOKENIZER
-from hanabi_grpo.chat import ChatFormat, Conversation
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.prompts import ObservationStyle, compact_vocabulary
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode
 
 FULL = EnvConfig(preset="full", observation="compact", legal_moves=False)

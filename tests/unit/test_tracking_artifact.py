@@ -11,21 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.evaluation import evaluate_scripted
-from hanabi_grpo.evaluation_result import write_result
-from hanabi_grpo.policies import make_policy
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.replays.recording import read_recordings
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.saved_adapters import newest_checkpoint
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.report.samples import COLUMNS, replay_page, sample_recordings, table_rows
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.evaluation_result import write_result
+from hanabi_grpo.runs.recordings import read_recordings
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.tracking import sample_games
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
 from hanabi_grpo.tracking.run_reader import RunReader
 from hanabi_grpo.tracking.sample_games import write_sample_games
-from hanabi_grpo.tracking.samples import COLUMNS, replay_page, sample_recordings, spread, table_rows
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.tracking.sections import section_name, sectioned
 from hanabi_grpo.types import Episode
@@ -280,7 +281,7 @@ def test_sample_games_are_bounded_in_bytes_and_none_are_taken_from_later_or_torn
 
 @given(st.lists(st.integers(0, 4), max_size=30), st.integers(0, 12))
 def test_spread_never_invents_a_game(scores: list[int], number: int) -> None:
-    from hanabi_grpo.replays.recording import Recording
+    from hanabi_grpo.envs.hanabi.replays.recording import Recording
     from made_games import made_episode
 
     games = [Recording(episode=made_episode(score=score), number=place) for place, score in enumerate(scores)]

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.resume_settings import check_compatible
+from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import (
     Settings,
     active_players,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import SessionError, VersionError
-from hanabi_grpo.handshake import session_headers
+from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.server import adapter_loader
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from doctor_machines import find, only
-from hanabi_grpo.doctor import starts
+from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.partners import parse_pool
-from hanabi_grpo.remote_checkpoints import pinned_word
 from hanabi_grpo.settings import Settings, load_settings, read_settings
+from hanabi_grpo.settings.partners import parse_pool
 from hanabi_grpo.tracking.artifact import build_artifact
+from hanabi_grpo.tracking.remote_checkpoints import pinned_word
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, look_at_used, read_used, recorded
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.start_from import parse_start, recorded_start
 from hanabi_grpo.types import player_names
-from hanabi_grpo.used_checkpoints import KEY, fetch_used, look_at_used, read_used, recorded
 from tracked_runs import add_checkpoint, tracked_run
 from wandb_artifacts import Store, artifact_store
 

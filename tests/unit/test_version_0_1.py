@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hanabi_grpo.checkpoint_manifest import check_checkpoint
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.hanabi.rules import Game, parse_action
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.games import Game, parse_action
-from hanabi_grpo.replays.recording import read_recordings
-from hanabi_grpo.resume import check_decks, plan_resume
-from hanabi_grpo.saved_adapters import newest_checkpoint
+from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.manifest import check_checkpoint
+from hanabi_grpo.runs.recordings import read_recordings
+from hanabi_grpo.runs.resume import check_decks, plan_resume
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import make_spec
-from hanabi_grpo.prompts import compact_vocabulary
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.vocabulary import check_vocabulary, game_words, unknown_words
+from hanabi_grpo.rollout.vocabulary import check_vocabulary, game_words, unknown_words
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact")
 TOKENIZER = build_tokenizer(compact_vocabulary(make_spec("laptop")))

@@ -17,21 +17,21 @@ import torch
 from typer.testing import CliRunner
 
 from fake_engine import LAPTOP, TOKENIZER
-from hanabi_grpo.checkpoint_manifest import check_checkpoint
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
-from hanabi_grpo.fingerprint import model_fingerprint
-from hanabi_grpo.handshake import tokenizer_hash
-from hanabi_grpo.saved_adapters import read_adapters
+from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.runs.fingerprint import model_fingerprint
+from hanabi_grpo.runs.manifest import check_checkpoint
+from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.sft.batches import padded, reply_logits
+from hanabi_grpo.sft.games import Sources
+from hanabi_grpo.sft.learning import Lesson, held_out_figures, learn
+from hanabi_grpo.sft.recorded import GameFilter
+from hanabi_grpo.sft.run import Outcome, WarmStart
+from hanabi_grpo.sft.samples import split_held_out
+from hanabi_grpo.sft.students import load_base, make_students, student_names
 from hanabi_grpo.training.prefix_tree import prefix_tree
-from hanabi_grpo.warm_start.batches import padded, reply_logits
-from hanabi_grpo.warm_start.games import Sources
-from hanabi_grpo.warm_start.learning import Lesson, held_out_figures, learn
-from hanabi_grpo.warm_start.recorded import GameFilter
-from hanabi_grpo.warm_start.run import Outcome, WarmStart
-from hanabi_grpo.warm_start.samples import split_held_out
-from hanabi_grpo.warm_start.students import load_base, make_students, student_names
 
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
 
@@ -94,8 +94,8 @@ def weights(folder: Path) -> dict[str, bytes]:
 def start(base: Path, names: Sequence[str], **changes: Any) -> tuple[Any, list[Any]]:
     """A base model and its students, on games of the hint bot."""
     what = work(base, Path("unused"))
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.warm_start.encoding import Encoder
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.sft.encoding import Encoder
 
     encoder = Encoder(
         config=LAPTOP, chat=ChatFormat.from_tokenizer(TOKENIZER), max_model_len=1024, max_completion_length=4

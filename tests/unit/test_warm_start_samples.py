@@ -13,25 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.collection import Collection, collect_games
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import is_held_out
-from hanabi_grpo.lineups import parse_line_up
-from hanabi_grpo.prompts import compact_vocabulary
-from hanabi_grpo.replays.recording import Recording, write_recordings
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.evaluation.collect import Collection, collect_games
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
+from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.games import Sources
+from hanabi_grpo.sft.recorded import GameFilter
+from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
+from hanabi_grpo.sft.teachers import SUITE, noisy_turns, teacher_games
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
-from hanabi_grpo.warm_start.batches import length_batches, num_exact_replies, padded
-from hanabi_grpo.warm_start.encoding import Encoder
-from hanabi_grpo.warm_start.games import Sources
-from hanabi_grpo.warm_start.recorded import GameFilter
-from hanabi_grpo.warm_start.samples import Sample, data_digest, split_held_out
-from hanabi_grpo.warm_start.teachers import SUITE, noisy_turns, teacher_games
 
 
 class Speaker:

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from fake_engine import LAPTOP
 from hanabi_grpo.cli import app
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.logs import LineRing
-from hanabi_grpo.run_views.server_screen import ServerScreen
-from hanabi_grpo.run_views.server_watch import ServerWatch
+from hanabi_grpo.report.run_views.server_screen import ServerScreen
+from hanabi_grpo.report.run_views.server_watch import ServerWatch
 from server_app import PEFT_CONFIG, push_to, running_app
 from tracked_runs import SECRET, add_row, tracked_run
 

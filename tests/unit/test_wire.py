@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.env import EnvConfig
+from hanabi_grpo.envs.hanabi.env import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.policies import HintBot
-from hanabi_grpo.rollouts import play_episodes_sync
-from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
-from hanabi_grpo.wire import (
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.wire import (
     dropped_to_outputs,
     episode_from_json,
     episode_to_json,
@@ -21,6 +20,7 @@ from hanabi_grpo.wire import (
     outputs_to_episode,
     outputs_to_game,
 )
+from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind, Turn
 
 TEXTS = st.text(max_size=12)
 IDS = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)

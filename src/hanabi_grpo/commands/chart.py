@@ -14,13 +14,13 @@ def chart(
 
     Charts without data are skipped with a notice. The score has level lines where evaluations lie in the run folder.
     """
-    from hanabi_grpo.charts.run_curves import draw_run
     from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.envs.hanabi.rules import make_spec
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.games import make_spec
-    from hanabi_grpo.run_views.evaluations import evaluations_by_deals
-    from hanabi_grpo.run_views.run_watch import read_run
-    from hanabi_grpo.runs import run_home
+    from hanabi_grpo.report.charts.run_curves import draw_run
+    from hanabi_grpo.report.run_views.evaluations import evaluations_by_deals
+    from hanabi_grpo.report.run_views.run_watch import read_run
+    from hanabi_grpo.runs.run_folder import run_home
 
     state = read_run(run)
     folder = out or run_home(run) / "charts"

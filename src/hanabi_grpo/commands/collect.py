@@ -4,13 +4,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from hanabi_grpo.collection import Collection, collect_games
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
+from hanabi_grpo.envs.hanabi.rules import is_held_out, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import is_held_out, shuffled_deck
-from hanabi_grpo.lineups import parse_line_up
+from hanabi_grpo.evaluation.collect import Collection, collect_games
+from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.settings import load_settings
 
 

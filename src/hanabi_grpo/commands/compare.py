@@ -29,11 +29,11 @@ def compare(
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
     from hanabi_grpo.commands.console import make_console
-    from hanabi_grpo.comparison import Axis, compare_arms, comparison_sheets, comparison_to_json, load_arms
-    from hanabi_grpo.comparison.tables import comparison_markdown, comparison_notes
-    from hanabi_grpo.comparison.words import parse_arms, parse_reference
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.runs import write_json_atomic, write_text_atomic
+    from hanabi_grpo.evaluation.comparison import Axis, compare_arms, comparison_sheets, comparison_to_json, load_arms
+    from hanabi_grpo.evaluation.comparison.tables import comparison_markdown, comparison_notes
+    from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
+    from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
 
     if x not in tuple(Axis):
         raise SettingsError(f"--x {x}: must be steps or games.")
@@ -55,7 +55,7 @@ def compare(
     for note in comparison_notes(found):
         console.print(f"- {note}", markup=False, soft_wrap=True)
     if out_png is not None:
-        from hanabi_grpo.charts.bands import draw_bands
+        from hanabi_grpo.report.charts.bands import draw_bands
 
         draw_bands(
             out_png,

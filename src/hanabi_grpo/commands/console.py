@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from hanabi_grpo.checkpoint_words import HUB, split_seat
-from hanabi_grpo.runs import finite
+from hanabi_grpo.runs.run_folder import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
+from hanabi_grpo.settings.checkpoint_words import HUB, split_seat
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.variables import is_secret, typed
 

@@ -7,16 +7,17 @@ from pathlib import Path
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
-from hanabi_grpo.conventions import ConventionCounts, convention_json, convention_report, render_conventions
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_json, convention_report
+from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation import default_label, line_up_key
-from hanabi_grpo.ledger import Ledger, key_digest
-from hanabi_grpo.lineups import LineUp, parse_line_up
-from hanabi_grpo.matches import Served, play_line_up
-from hanabi_grpo.replays.recording import read_recordings, recording_files
-from hanabi_grpo.replays.timeline import replayed_game
-from hanabi_grpo.runs import write_json_atomic, write_text_atomic
+from hanabi_grpo.evaluation.evaluate import default_label, line_up_key
+from hanabi_grpo.evaluation.matches import Served, play_line_up
+from hanabi_grpo.report.conventions.page import render_conventions
+from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
+from hanabi_grpo.runs.ledger import Ledger, key_digest
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import load_settings
 
 _FOLDER = Path("outputs")

@@ -12,16 +12,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, serving, stderr_console
-from hanabi_grpo.crossplay.cells import Cell, CellStore, find_cells, play_cells
-from hanabi_grpo.crossplay.entries import Entry, parse_entries
-from hanabi_grpo.crossplay.plan import Plan, PlannedCell, make_plan
-from hanabi_grpo.crossplay.report import write_report
-from hanabi_grpo.crossplay.summary import Summary, summarise, summary_json
-from hanabi_grpo.crossplay.tables import all_tables, describe, matrix_table, rich_table
+from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.games import is_held_out
-from hanabi_grpo.lineups import parse_line_up, short_name
-from hanabi_grpo.matches import Served
+from hanabi_grpo.evaluation.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
+from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
+from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise, summary_json
+from hanabi_grpo.evaluation.crossplay.tables import all_tables, describe, matrix_table, rich_table
+from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.report.crossplay.report import write_report
+from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.settings import load_settings
 
 _WITH_ERRORS, _WITHOUT_ERRORS = 6, 12

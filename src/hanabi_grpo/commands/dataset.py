@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
-from hanabi_grpo.datasets import PROMPT, mix_line, parse_rows
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.games import is_held_out
-from hanabi_grpo.runs import write_text_atomic
+from hanabi_grpo.rollout.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
+from hanabi_grpo.rollout.datasets import PROMPT, mix_line, parse_rows
+from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 
 

@@ -83,11 +83,11 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
             "engine": {**{key: value for key, value in asdict(config).items() if key != "lora_modules"}, **slots},
         }
     else:
-        from hanabi_grpo.client import each_server, server_url
+        from hanabi_grpo.client.rollout_client import each_server, server_url
         from hanabi_grpo.commands.nodes import read_nodes
         from hanabi_grpo.commands.train import trainer_argv
-        from hanabi_grpo.resume import plan_resume
-        from hanabi_grpo.runs import run_folder_name
+        from hanabi_grpo.runs.resume import plan_resume
+        from hanabi_grpo.runs.run_folder import run_folder_name
 
         resume = plan_resume(settings)
         new = settings.output_dir or _OUTPUTS / run_folder_name(settings, datetime.now())
@@ -105,9 +105,9 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
 
 def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> None:
     # Imported here: `doctor` takes what a plan looks like from the commands.
-    from hanabi_grpo.commands.doctor import make_checks
-    from hanabi_grpo.doctor import report_json
-    from hanabi_grpo.doctor.show import summary_line
+    from hanabi_grpo.commands.doctor import report_json
+    from hanabi_grpo.commands.doctor.command import make_checks
+    from hanabi_grpo.commands.doctor.show import summary_line
 
     console, shell = make_console(), dict(os.environ)
     if as_json:

@@ -6,11 +6,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from hanabi_grpo.charts.dynamics import draw_dynamics
 from hanabi_grpo.commands.console import make_console, print_json
-from hanabi_grpo.dynamics import AlarmChange, AlarmWatch, Reading, read_history
+from hanabi_grpo.envs.hanabi.dynamics import AlarmChange, AlarmWatch, Reading, read_history
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs import run_home
+from hanabi_grpo.report.charts.dynamics import draw_dynamics
+from hanabi_grpo.runs.run_folder import run_home
 
 
 def dynamics(run: Path, *, out: Path | None, as_json: bool = False) -> None:

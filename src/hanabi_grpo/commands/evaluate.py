@@ -11,17 +11,17 @@ from rich.console import Console
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import REFERENCES
+from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation import default_label, evaluate_line_up, line_up_key
-from hanabi_grpo.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
-from hanabi_grpo.games import is_held_out
-from hanabi_grpo.ledger import key_digest
-from hanabi_grpo.lineups import SERVED, LineUp, parse_line_up
-from hanabi_grpo.matches import Served
-from hanabi_grpo.policies import REFERENCES
-from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results
-from hanabi_grpo.runs import EVALUATIONS
+from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, line_up_key
+from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
+from hanabi_grpo.rollout.lineups import SERVED, LineUp, parse_line_up
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
+from hanabi_grpo.runs.ledger import key_digest
+from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings import load_settings
 
 __all__ = ["evaluate", "game_config"]

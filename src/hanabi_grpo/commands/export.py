@@ -43,12 +43,12 @@ def export(
     WANDB_ENTITY how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE how hf: words are.
     Exits with 0, or with 2 after an error.
     """
-    from hanabi_grpo.export.folder import MERGED, check_base_model
-    from hanabi_grpo.export.folder import export as write
-    from hanabi_grpo.export.origin import read_origin
-    from hanabi_grpo.lineups import checkpoint_word
-    from hanabi_grpo.remote_checkpoints import local_word
+    from hanabi_grpo.report.export.folder import MERGED, check_base_model
+    from hanabi_grpo.report.export.folder import export as write
+    from hanabi_grpo.report.export.origin import read_origin
+    from hanabi_grpo.rollout.lineups import checkpoint_word
     from hanabi_grpo.settings import load_settings
+    from hanabi_grpo.tracking.remote_checkpoints import local_word
 
     console = make_console()
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from rich.console import Console
 
 from hanabi_grpo.commands.view import choose_recordings
+from hanabi_grpo.envs.hanabi.replays.compact import URL, compact, expand, looks_compact
+from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
+from hanabi_grpo.envs.hanabi.replays.live_game import LiveGame, live_game_to_json, live_games_from_text
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.replays.compact import URL, compact, expand, looks_compact
-from hanabi_grpo.replays.hanab_live import export_game, import_game
-from hanabi_grpo.replays.live_game import LiveGame, live_game_to_json, live_games_from_text
-from hanabi_grpo.replays.recording import Recording, write_recordings
-from hanabi_grpo.runs import sync_folder
+from hanabi_grpo.runs.recordings import write_recordings
+from hanabi_grpo.runs.run_folder import sync_folder
 
 
 def export_hanab_live(path: Path, *, out: Path | None, url: bool, game: int | None, step: int | None) -> None:

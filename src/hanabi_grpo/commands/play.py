@@ -12,26 +12,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.own_server import own_server
+from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import INTERRUPTED
 from hanabi_grpo.commands.play_choice import read_game
+from hanabi_grpo.commands.play_journal import SUFFIX, Journal, SavedGame, journal_policies, read_journal
 from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.human.ending import end_screen
+from hanabi_grpo.envs.hanabi.human.screens import show
+from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy, PlayerLeftError
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED, Policy, make_policy
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.human.ending import end_screen
-from hanabi_grpo.human.journal import SUFFIX, Journal, SavedGame, journal_policies, read_journal
-from hanabi_grpo.human.screens import show
-from hanabi_grpo.human.seat import HumanPolicy, PlayerLeftError
-from hanabi_grpo.lineups import HUMAN, parse_line_up, short_name
-from hanabi_grpo.own_server import own_server
-from hanabi_grpo.policies import SCRIPTED, Policy, make_policy
-from hanabi_grpo.prompts import ObservationStyle
-from hanabi_grpo.remote_seat import RemotePolicy
-from hanabi_grpo.replays.recording import Recording, write_recordings
-from hanabi_grpo.replays.texts import visible
-from hanabi_grpo.resolver import SeatResolver
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.rollout.lineups import HUMAN, parse_line_up, short_name
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.resolver import SeatResolver
+from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings import LoadedSettings, load_settings
 from hanabi_grpo.types import Episode, player_name
 

@@ -2,10 +2,10 @@
 
 from hanabi_grpo.commands.playing import game_config
 from hanabi_grpo.commands.view import read_player
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.lineups import HUMAN, parse_line_up
-from hanabi_grpo.policies import SCRIPTED
+from hanabi_grpo.rollout.lineups import HUMAN, parse_line_up
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_name
 

@@ -6,14 +6,14 @@ from contextlib import ExitStack, contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from hanabi_grpo.client import RolloutClient
+from hanabi_grpo.client.own_server import own_server
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.train import wait_for_server
-from hanabi_grpo.datasets import training_rows
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.matches import Served
-from hanabi_grpo.own_server import own_server
-from hanabi_grpo.resolver import SeatResolver
+from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import LoadedSettings, Settings
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from hanabi_grpo.charts import learning_curve
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.playing import stderr_console
-from hanabi_grpo.evaluation import paired_difference
-from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.report import evaluation_document, evaluation_sheets, reference_results, shortfall
-from hanabi_grpo.runs import run_home
+from hanabi_grpo.evaluation.evaluate import paired_difference
+from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results, shortfall
+from hanabi_grpo.report.charts import learning_curve
+from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.run_folder import run_home
 
 
 def report(

@@ -17,8 +17,8 @@ def report_page(
     """
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.run_views.page import run_page
-    from hanabi_grpo.runs import run_home, write_text_atomic
+    from hanabi_grpo.report.run_views.page import run_page
+    from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
 
     if not 0 <= replays <= 100:
         raise SettingsError(f"--replays {replays}: must be 0 to 100.")

@@ -22,7 +22,7 @@ def tiny_model(
     """
     from hanabi_grpo.settings import load_settings
     from hanabi_grpo.settings.board import LAPTOP, tiny_model_folder
-    from hanabi_grpo.tiny_model import build_tiny_model
+    from hanabi_grpo.sft.tiny_model import build_tiny_model
 
     settings = load_settings().settings
     boards = tuple(preset or ()) or (settings.preset or LAPTOP,)

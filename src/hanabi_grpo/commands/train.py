@@ -10,19 +10,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hanabi_grpo import waiting
-from hanabi_grpo.checkpoints import recover_checkpoints
-from hanabi_grpo.client import each_server, server_name
+from hanabi_grpo.client import waiting
+from hanabi_grpo.client.rollout_client import each_server, server_name
 from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
 from hanabi_grpo.commands.dry_run import SECTIONS
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
-from hanabi_grpo.cut_records import cut_records
-from hanabi_grpo.datasets import check_rewards, mix_line, num_steps, training_rows
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.fingerprint import resolve_model
-from hanabi_grpo.resume import ResumePlan, check_decks, plan_resume, write_resume
-from hanabi_grpo.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
-from hanabi_grpo.runs import (
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.vocabulary import boards_of
+from hanabi_grpo.runs.checkpoints import recover_checkpoints
+from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.fingerprint import resolve_model
+from hanabi_grpo.runs.resume import ResumePlan, check_decks, plan_resume, write_resume
+from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
+from hanabi_grpo.runs.run_folder import (
     RESUME_COMMAND,
     leave_run_folder,
     lock_run_folder,
@@ -35,8 +36,7 @@ from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.variables import is_secret, typed
-from hanabi_grpo.used_checkpoints import KEY, fetch_used
-from hanabi_grpo.vocabulary import boards_of
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 
 _TRAINER = "hanabi_grpo.training.main"
 _REMIND_SECONDS = 10.0

@@ -9,7 +9,7 @@ import typer
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs import run_home
+from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings import load_settings
 
 
@@ -24,7 +24,8 @@ def upload(
     WANDB_PROJECT, WANDB_ENTITY, WANDB_NAME, CKPT_ARTIFACT_NAME and CKPT_ARTIFACT_ALIASES of this shell win over those
     of the run; WANDB_MODE=offline records on this disk. Exits with 1 when not everything went up.
     """
-    from hanabi_grpo.evaluation_result import read_result
+    from hanabi_grpo.report import samples
+    from hanabi_grpo.runs.evaluation_result import read_result
     from hanabi_grpo.tracking.upload import upload_run
 
     run = run_home(run)
@@ -39,6 +40,6 @@ def upload(
         console.print(text, soft_wrap=True, markup=False)
 
     with interruptible(lambda: f"Stopped; what went up stays there. To go on: {again}"):
-        if not upload_run(run, load_settings(), say, evaluations=evaluation or []):
+        if not upload_run(run, load_settings(), say, showcase=samples, evaluations=evaluation or []):
             say(f"Not everything went up. To try again: {again}")
             raise typer.Exit(1)

@@ -5,18 +5,20 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hanabi_grpo.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.checkpoint_manifest import MANIFEST
 from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import Selection
+from hanabi_grpo.envs.hanabi.replays.terminal import games_table, print_game
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.remote_checkpoints import games_place
-from hanabi_grpo.replays.page import render_page
-from hanabi_grpo.replays.recording import Recording, read_recordings, recording_files
-from hanabi_grpo.replays.selection import Selection
-from hanabi_grpo.replays.terminal import games_table, print_game
-from hanabi_grpo.replays.timeline import Timeline, make_timeline, turn_advantages
-from hanabi_grpo.runs import write_text_atomic
+from hanabi_grpo.report.replays.page import render_page
+from hanabi_grpo.runs.manifest import MANIFEST
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.tracking.remote_checkpoints import games_place
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 _LARGE_PAGE = 4_000_000

@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings import LoadedSettings
-    from hanabi_grpo.warm_start.run import Outcome, WarmStart
+    from hanabi_grpo.sft.run import Outcome, WarmStart
 
 
 def warm_start(
@@ -47,9 +47,9 @@ def warm_start(
     """
     from hanabi_grpo.commands.playing import game_config
     from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.warm_start.games import Sources
-    from hanabi_grpo.warm_start.recorded import GameFilter
-    from hanabi_grpo.warm_start.run import WarmStart
+    from hanabi_grpo.sft.games import Sources
+    from hanabi_grpo.sft.recorded import GameFilter
+    from hanabi_grpo.sft.run import WarmStart
 
     loaded = load_settings()
     work = WarmStart(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hanabi_grpo.run_views.run_watch import RunWatch
-    from hanabi_grpo.run_views.server_watch import ServerWatch
+    from hanabi_grpo.report.run_views.run_watch import RunWatch
+    from hanabi_grpo.report.run_views.server_watch import ServerWatch
 
 
 def watch(
@@ -35,8 +35,8 @@ def watch(
 
     from hanabi_grpo.commands.console import make_console
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.run_views.screen import RunScreen
-    from hanabi_grpo.run_views.server_screen import ServerScreen
+    from hanabi_grpo.report.run_views.screen import RunScreen
+    from hanabi_grpo.report.run_views.server_screen import ServerScreen
 
     if (run is None) == (server is None):
         raise SettingsError("watch: give either a run folder or --server URL.")
@@ -78,7 +78,7 @@ def watch(
 
 
 def _run_watch(run: Path) -> "RunWatch":
-    from hanabi_grpo.run_views.run_watch import RunWatch
+    from hanabi_grpo.report.run_views.run_watch import RunWatch
 
     return RunWatch(run)
 
@@ -86,9 +86,9 @@ def _run_watch(run: Path) -> "RunWatch":
 def _server_watch(url: str) -> "ServerWatch":
     import httpx
 
-    from hanabi_grpo.client import ClientTimeouts, RolloutClient
+    from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.run_views.server_watch import ServerWatch
+    from hanabi_grpo.report.run_views.server_watch import ServerWatch
     from hanabi_grpo.settings import load_settings
 
     try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.adapter_config import WIRE_KEYS
 from hanabi_grpo.errors import AdapterError, shown
+from hanabi_grpo.runs.adapter_config import WIRE_KEYS
 from hanabi_grpo.server.strict_json import strict_json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from hanabi_grpo.errors import AdapterError
-from hanabi_grpo.handshake import config_digest
+from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
 from hanabi_grpo.server.adapter_folders import AdapterFolders
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, SessionError, VersionError
-from hanabi_grpo.handshake import SessionRequest, config_digest
-from hanabi_grpo.seating import is_frozen
+from hanabi_grpo.rollout.handshake import SessionRequest
+from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes
 from hanabi_grpo.server.adapter_folders import AdapterFolders, adapter_home
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, check_digest
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
+from hanabi_grpo.settings.seating import is_frozen
 
 logger = logging.getLogger(__name__)
 

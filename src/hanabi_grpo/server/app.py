@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.logs import LineRing
-from hanabi_grpo.runs import public_run
+from hanabi_grpo.runs.run_folder import public_run
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, refusal
 from hanabi_grpo.server.bodies import BoundedBodies

@@ -18,8 +18,8 @@ from hanabi_grpo.server.plugin import PLUGIN_NAME
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from hanabi_grpo.chat import ChatFormat
     from hanabi_grpo.logs import LineRing
+    from hanabi_grpo.rollout.chat import ChatFormat
     from hanabi_grpo.server.adapter_files import Shapes
     from hanabi_grpo.server.adapter_store import AdapterStore
     from hanabi_grpo.server.engine import Engine, EngineConfig
@@ -135,9 +135,9 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from hanabi_grpo.chat import ChatFormat
-    from hanabi_grpo.fingerprint import model_fingerprint, resolve_model
-    from hanabi_grpo.handshake import tokenizer_hash
+    from hanabi_grpo.rollout.chat import ChatFormat
+    from hanabi_grpo.rollout.handshake import tokenizer_hash
+    from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
     from hanabi_grpo.server.adapter_files import linear_shapes
     from hanabi_grpo.server.adapter_store import AdapterStore
     from hanabi_grpo.server.app import create_app

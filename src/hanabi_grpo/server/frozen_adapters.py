@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
-from hanabi_grpo.seating import frozen_name
+from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
 
 logger = logging.getLogger(__name__)

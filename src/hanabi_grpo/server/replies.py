@@ -4,8 +4,8 @@ import math
 
 from jinja2 import TemplateError
 
-from hanabi_grpo.chat import ChatFormat, Conversation
 from hanabi_grpo.errors import NonFiniteError, ServerError, SettingsError
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ask_model

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from hanabi_grpo.errors import SettingsError, shown
-from hanabi_grpo.seating import is_frozen, seat_adapter
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.strict_json import strict_json
+from hanabi_grpo.settings.seating import is_frozen, seat_adapter
 from hanabi_grpo.types import MAX_PLAYERS
 
 MAX_ROWS = 65536

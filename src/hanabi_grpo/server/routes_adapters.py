@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from hanabi_grpo.errors import AdapterError
-from hanabi_grpo.handshake import MAX_VERSION
+from hanabi_grpo.rollout.handshake import MAX_VERSION
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, read_body
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request

@@ -15,9 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.chat import ChatFormat
-from hanabi_grpo.deal_rows import Deal, group_rows
-from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import (
     GameParameterError,
     HanabiGrpoError,
@@ -26,7 +23,11 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollouts import play_episode
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.deal_rows import Deal, group_rows
+from hanabi_grpo.rollout.episode_check import check_episode
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.runs.wire import dropped_to_outputs, episode_to_outputs
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import PacedSampler, Turnstile, in_slices
@@ -36,7 +37,6 @@ from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
 from hanabi_grpo.server.tables import Table, default_seats, loras_of, wanted_adapters
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
-from hanabi_grpo.wire import dropped_to_outputs, episode_to_outputs
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from hanabi_grpo.chat import ChatFormat, Conversation
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.games import GameSpec, PlayerView
-from hanabi_grpo.prompts import system_prompt
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
+from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
+from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.types import Reply, player_name
 

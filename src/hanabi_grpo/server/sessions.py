@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hanabi_grpo.errors import SessionError, VersionError
-from hanabi_grpo.handshake import SessionRequest, read_session_headers
+from hanabi_grpo.rollout.handshake import SessionRequest, read_session_headers
 
 logger = logging.getLogger(__name__)
 

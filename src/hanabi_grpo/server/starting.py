@@ -10,7 +10,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from hanabi_grpo.handshake import STARTING
+from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.server.connections import server_config
 from hanabi_grpo.server.limits import Limits
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hanabi_grpo.deal_rows import Deal
+from hanabi_grpo.envs.hanabi.policies import Policy, make_policy
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
 from hanabi_grpo.errors import VersionError, shown
-from hanabi_grpo.policies import Policy, make_policy
-from hanabi_grpo.prompts import ObservationStyle
-from hanabi_grpo.seating import BASE, is_scripted, seat_adapter
+from hanabi_grpo.rollout.deal_rows import Deal
 from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.settings.seating import BASE, is_scripted, seat_adapter
 from hanabi_grpo.types import adapter_of, player_name, player_names
 
 

@@ -172,14 +172,14 @@ def _cross_checks(settings: Settings) -> list[str]:
     # The default board fits the players.
     if "preset" in settings.model_fields_set and settings.preset is not None:
         # Imported here, since it loads OpenSpiel, which few settings need.
-        from hanabi_grpo.games import make_spec
+        from hanabi_grpo.envs.hanabi.rules import make_spec
 
         try:
             make_spec(settings.preset, settings.players)
         except GameParameterError as error:
             problems.append(f"HANABI_PRESET={settings.preset!r} with HANABI_PLAYERS={settings.players}: {error}")
     if settings.partners:
-        from hanabi_grpo.partners import read_pool
+        from hanabi_grpo.settings.partners import read_pool
 
         try:
             read_pool(settings)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.checkpoint_manifest import MANIFEST, Manifest, check_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.evaluation_result import read_result
-from hanabi_grpo.resume import TRAINER_STATE
-from hanabi_grpo.runs import EVALUATIONS as KEPT
-from hanabi_grpo.runs import sync_folder, write_json_atomic, write_text_atomic
+from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint
+from hanabi_grpo.runs.resume import TRAINER_STATE
+from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
+from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.card import base_name, card_text
 from hanabi_grpo.tracking.sample_games import write_sample_games

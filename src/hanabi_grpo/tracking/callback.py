@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hanabi_grpo.dynamics import AlarmWatch, read_history
-from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.runs import append_jsonl
+from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
+from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.run_folder import append_jsonl
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.board import Board
 from hanabi_grpo.tracking.mirror import Mirror

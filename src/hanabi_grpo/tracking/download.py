@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hanabi_grpo.checkpoint_manifest import MANIFEST
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs import sync_folder
-from hanabi_grpo.saved_adapters import CONFIG, SavedAdapters, read_adapters, read_description
+from hanabi_grpo.runs.manifest import MANIFEST
+from hanabi_grpo.runs.run_folder import sync_folder
+from hanabi_grpo.runs.saved_adapters import CONFIG, SavedAdapters, read_adapters, read_description
 from hanabi_grpo.tracking.artifact_words import ArtifactWord
 
 TIMEOUT_SECONDS = 15

@@ -55,7 +55,7 @@ class Mirror:
         self.environ = wandb_environ(run_folder, os.environ)
         self._in_trouble = False
         self._messages: queue.Queue[Message] = queue.Queue()
-        words = ["-m", "hanabi_grpo.tracking.sidecar", "--run", str(run_folder), "--from-step", str(from_step)]
+        words = ["-m", "hanabi_grpo.commands.mirror", "--run", str(run_folder), "--from-step", str(from_step)]
         with (run_folder / LOG).open("ab") as log:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, *words],

@@ -4,25 +4,34 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
-from hanabi_grpo.runs import write_text_atomic
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import spread
+from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hanabi_grpo.tracking.run_reader import RunReader
-from hanabi_grpo.tracking.samples import (
-    COLUMNS,
-    NUM_GAMES,
-    draw_charts,
-    replay_page,
-    sample_recordings,
-    spread,
-    table_rows,
-)
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.tracking.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
+
+
+class Showcase(Protocol):
+    """What is shown beside the curves: `report.samples`, which stands above this room and is handed in."""
+
+    @property
+    def COLUMNS(self) -> Sequence[str]: ...  # noqa: D102
+    @property
+    def NUM_GAMES(self) -> int: ...  # noqa: D102
+    def sample_recordings(self, run_folder: Path) -> list[Recording]: ...  # noqa: D102
+    def table_rows(self, recordings: Sequence[Recording]) -> list[list[Any]]: ...  # noqa: D102
+    def replay_page(self, recordings: Sequence[Recording], settings: Settings, title: str) -> str: ...  # noqa: D102
+    def draw_charts(  # noqa: D102
+        self, run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings
+    ) -> dict[str, Path]: ...
 
 
 class Publisher:
@@ -36,6 +45,7 @@ class Publisher:
         run_folder: Path,
         *,
         from_step: int,
+        showcase: Showcase,
         trouble: Callable[[str], None],
     ) -> None:
         """Start after a step.
@@ -46,11 +56,13 @@ class Publisher:
             settings: WANDB_LOG_MODEL, UPLOAD_CKPT_TO_WANDB and the artifact's name and aliases from here.
             run_folder: Of the run.
             from_step: What was there before is known to W&B already.
+            showcase: Makes the tables, pages and pictures.
             trouble: Receives one sentence at the first failure of each kind.
         """
         self.run, self.settings, self.run_folder = run, settings, run_folder
         self.reader = RunReader(run_folder, from_step)
         self._trouble = trouble
+        self._showcase = showcase
         self._said: set[str] = set()
         self._seen: set[int] = set()
         record.project, record.entity = settings.wandb_project, settings.wandb_entity or ""
@@ -138,18 +150,23 @@ class Publisher:
     def samples(self, step: int) -> None:
         """Send games of the newest recorded step, as a table and as a page."""
         with self._guard("sample games"):
-            recordings = sample_recordings(self.run_folder)
+            recordings = self._showcase.sample_recordings(self.run_folder)
             if recordings:
                 title = f"{self.run_folder.resolve().name}, {recordings[0].source}"
-                page = replay_page(recordings, self.settings, title)
+                page = self._showcase.replay_page(recordings, self.settings, title)
                 write_text_atomic(self.run_folder / "replay.html", page)
-                self.run.log_samples(step, COLUMNS, table_rows(spread(recordings, NUM_GAMES)), page)
+                self.run.log_samples(
+                    step,
+                    self._showcase.COLUMNS,
+                    self._showcase.table_rows(spread(recordings, self._showcase.NUM_GAMES)),
+                    page,
+                )
 
     def pictures(self) -> None:
         """Send the pictures of the run: score, players, phases, and what the alarms watch."""
         with self._guard("charts"):
             rows = self.reader.history()
-            if drawn := draw_charts(self.run_folder, rows, self.settings):
+            if drawn := self._showcase.draw_charts(self.run_folder, rows, self.settings):
                 self.run.log_pictures(rows[-1]["step"], drawn)
 
     def _earlier(self, step: int) -> list[RunningScore]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.runs import write_json_atomic
+from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.tracking.score import RunningScore
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
 
 _MOST_BYTES = 4 << 20
 """Read at once; the rest comes with the next look."""

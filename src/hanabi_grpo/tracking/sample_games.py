@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, spread
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.replays.recording import Recording, read_recordings, recorded_steps, recording_to_json
-from hanabi_grpo.runs import write_text_atomic
-from hanabi_grpo.tracking.samples import NUM_REPLAYS, spread
+from hanabi_grpo.runs.recordings import read_recordings, recorded_steps, recording_to_json
+from hanabi_grpo.runs.run_folder import write_text_atomic
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The mirror's process: `python -m hanabi_grpo.tracking.sidecar --run RUN --from-step N`.
+"""The mirror's process: `python -m hanabi_grpo.commands.mirror --run RUN --from-step N`.
 
 It reads the run folder and writes to W&B. Its standard input is the trainer's life: a line with the exit code when
 training ended, or an end without a line when the trainer was killed. Its standard output has one JSON object a line,
@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, read_settings
-from hanabi_grpo.tracking.publisher import Publisher
+from hanabi_grpo.tracking.publisher import Publisher, Showcase
 from hanabi_grpo.tracking.record import WandbRecord, read_record
 from hanabi_grpo.tracking.wandb_run import (
     FINISH_SECONDS,
@@ -37,9 +37,9 @@ logger = logging.getLogger("hanabi_grpo.tracking.sidecar")
 _LOOK_SECONDS = 1.0
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], showcase: Showcase) -> int:
     """Mirror a run until its trainer ends; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="hanabi_grpo.tracking.sidecar")
+    parser = argparse.ArgumentParser(prog="hanabi_grpo.commands.mirror")
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--from-step", type=int, required=True)
     options = parser.parse_args(argv)
@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
         settings,
         options.run,
         from_step=options.from_step,
+        showcase=showcase,
         trouble=lambda text: say("trouble", text),
     )
     ended = None
@@ -110,13 +111,3 @@ def _emit(output: TextIO, kind: str, message: str) -> None:
         output.write(json.dumps({"kind": kind, "message": message}) + "\n")
     except (OSError, ValueError):
         logger.info("the trainer is gone")
-
-
-if __name__ == "__main__":
-    try:
-        code = main(sys.argv[1:])
-    except HanabiGrpoError as failure:
-        logger.error("%s", failure)
-        code = 2
-    sys.stderr.flush()
-    sys.exit(code)

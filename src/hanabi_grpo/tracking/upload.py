@@ -4,12 +4,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hanabi_grpo.checkpoints import find_checkpoint
 from hanabi_grpo.errors import RunFolderError, SettingsError
-from hanabi_grpo.runs import lock_run_folder
+from hanabi_grpo.runs.checkpoints import find_checkpoint
+from hanabi_grpo.runs.run_folder import lock_run_folder
 from hanabi_grpo.settings import LoadedSettings, Settings, read_settings, variables
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
-from hanabi_grpo.tracking.publisher import Publisher
+from hanabi_grpo.tracking.publisher import Publisher, Showcase
 from hanabi_grpo.tracking.record import read_record
 from hanabi_grpo.tracking.wandb_run import Unreachable, open_run, wandb_environ
 
@@ -17,7 +17,12 @@ _AS_LONG_AS_IT_TAKES = "0"
 
 
 def upload_run(
-    run_folder: Path, loaded: LoadedSettings, say: Callable[[str], None], *, evaluations: Sequence[Path] = ()
+    run_folder: Path,
+    loaded: LoadedSettings,
+    say: Callable[[str], None],
+    *,
+    showcase: Showcase,
+    evaluations: Sequence[Path] = (),
 ) -> bool:
     """Send what W&B does not have of a run: rows, sample games, and the newest checkpoint as an artifact.
 
@@ -28,6 +33,7 @@ def upload_run(
         loaded: Of this shell: its WANDB_* and CKPT_* variables win over those of the run. WANDB_MODE=offline makes an
             offline run of it; else it is sent, whatever mode the run had.
         say: Receives lines for the terminal.
+        showcase: Makes the tables, pages and pictures: `report.samples`.
         evaluations: Result files of `hanabi-grpo evaluate --out` that go into the artifact.
 
     Returns:
@@ -46,7 +52,9 @@ def upload_run(
         except Unreachable as error:
             raise SettingsError(f"W&B does not answer ({error}); try the same command again later.") from error
         say(f"run: {run.url or run.mode}; it has steps until {run.last_step}")
-        publisher = Publisher(run, record, settings, run_folder, from_step=run.last_step, trouble=say)
+        publisher = Publisher(
+            run, record, settings, run_folder, from_step=run.last_step, showcase=showcase, trouble=say
+        )
         publisher.rows()
         try:
             found = find_checkpoint(run_folder)

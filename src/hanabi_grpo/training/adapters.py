@@ -15,8 +15,8 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_safetensors
 
-from hanabi_grpo.adapter_config import adapter_config_for_wire
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from swift.arguments import RLHFArguments
 from swift.model import MODEL_MAPPING
 
-from hanabi_grpo.fingerprint import resolve_model
+from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
 from hanabi_grpo.training.fleet_link import make_link
 

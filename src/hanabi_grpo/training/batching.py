@@ -15,16 +15,15 @@ import numpy as np
 import torch
 from swift.rl_core.data import GRPOBatch
 
-from hanabi_grpo.advantages import Estimator
-from hanabi_grpo.advantages.loss_unit import LossUnit, token_weights
-from hanabi_grpo.advantages.moving_baseline import moved
-from hanabi_grpo.advantages.step import step_advantages
-from hanabi_grpo.episode_check import check_episode
 from hanabi_grpo.errors import NonFiniteError, ServerError
-from hanabi_grpo.partners import is_trained
+from hanabi_grpo.rollout.episode_check import check_episode
+from hanabi_grpo.training.advantages import Estimator
+from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
+from hanabi_grpo.training.advantages.moving_baseline import moved
+from hanabi_grpo.training.advantages.step import step_advantages
 from hanabi_grpo.training.cutting import cut_by_rows, cut_by_tokens
 from hanabi_grpo.training.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
-from hanabi_grpo.types import DroppedGame, Episode, player_name
+from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
 
 _MAX_REASONS = 2
 _LARGEST = torch.finfo(torch.float32).max

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 
-from hanabi_grpo.checkpoints import write_checkpoint
-from hanabi_grpo.resume import TRAINER_STATE
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.adapters import adapter_tensors, save_adapter
 from hanabi_grpo.training.training_state import save_training_state
 

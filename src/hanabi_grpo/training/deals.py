@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.utils.data import Dataset, Sampler
 
-from hanabi_grpo.datasets import deals
+from hanabi_grpo.rollout.datasets import deals
 
 
 class DealDataset(Dataset[dict[str, Any]]):

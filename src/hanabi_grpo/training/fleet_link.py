@@ -14,11 +14,11 @@ from typing import Any
 
 from peft import PeftModel
 
-from hanabi_grpo.client import RolloutResult, each_server, server_name
-from hanabi_grpo.fleet import check_alike, merge_shares, share_deals, side_by_side
-from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.partners import own_seats
+from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
+from hanabi_grpo.client.rollout_client import RolloutResult, each_server, server_name
+from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.adapters import export_adapter
 from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
 

@@ -1,7 +1,7 @@
 """The forward pass of a micro-batch, computed where the loss reads it.
 
 A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss: see
-`hanabi_grpo.token_wise`. `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of
+`training/token_wise.py`. `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of
 ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
@@ -13,9 +13,9 @@ import torch
 from peft import PeftModel
 from trl.trainer.utils import selective_log_softmax
 
-from hanabi_grpo.token_wise import only_at
 from hanabi_grpo.training.prefix_tree import PrefixTree
 from hanabi_grpo.training.shared_prefixes import reply_logits
+from hanabi_grpo.training.token_wise import only_at
 
 
 def reply_logps(

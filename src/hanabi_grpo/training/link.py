@@ -17,23 +17,23 @@ from typing import Any, TypeVar
 import torch
 from peft import PeftModel
 
-from hanabi_grpo.client import RolloutClient, RolloutResult
-from hanabi_grpo.datasets import training_rows
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.client.heartbeat import Heartbeat
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.waiting import wait_for_server
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
-from hanabi_grpo.heartbeat import Heartbeat
-from hanabi_grpo.incidents import IncidentLog
-from hanabi_grpo.mixed_groups import gather_groups, spread_deals
-from hanabi_grpo.partners import own_seats
-from hanabi_grpo.rewards import with_length_penalty
-from hanabi_grpo.runs import public_run, run_identity, run_secret
-from hanabi_grpo.saved_adapters import SAME_FACTS
+from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
+from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.adapters import adapter_names, export_adapter
+from hanabi_grpo.training.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import player_names
-from hanabi_grpo.waiting import wait_for_server
 
 logger = logging.getLogger(__name__)
 

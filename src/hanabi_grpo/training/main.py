@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     set_up_logging(file=known.settings.parent / "train.log")
 
-    from hanabi_grpo.datasets import num_steps, training_rows
+    from hanabi_grpo.rollout.datasets import num_steps, training_rows
     from hanabi_grpo.settings import read_settings
     from hanabi_grpo.settings.pass_through import check_options
     from hanabi_grpo.training.arguments import swift_options
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _say_how_to_go_on(run_folder: Path) -> None:
-    from hanabi_grpo.runs import resume_command_of
+    from hanabi_grpo.runs.run_folder import resume_command_of
 
     if os.environ.get("RANK", "0") == "0" and (command := resume_command_of(run_folder)):
         logger.info("to go on:\n    %s", command)

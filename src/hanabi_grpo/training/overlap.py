@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hanabi_grpo.client import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.training.link import GamesRequest, says_so
 

@@ -6,14 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hanabi_grpo.checkpoint_manifest import CHECKPOINT_NAME
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.partners import MAX_LENT, Draw, Partner, always_partner, choose_step, describe_pool, draw, read_pool
-from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base, read_adapters
-from hanabi_grpo.seating import NOT_HELD
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
+from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base, read_adapters
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.partners import (
+    MAX_LENT,
+    Draw,
+    Partner,
+    always_partner,
+    choose_step,
+    describe_pool,
+    draw,
+    read_pool,
+)
+from hanabi_grpo.settings.seating import NOT_HELD
+from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
-from hanabi_grpo.used_checkpoints import read_used
 
 logger = logging.getLogger(__name__)
 

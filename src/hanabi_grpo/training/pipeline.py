@@ -10,9 +10,10 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
-from hanabi_grpo.datasets import training_rows
-from hanabi_grpo.env_config import EnvConfig
-from hanabi_grpo.resume import read_resume
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.vocabulary import check_vocabulary
+from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.training.adapters import adapter_names, add_adapters
@@ -20,7 +21,6 @@ from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
 from hanabi_grpo.training.start_from import check_base, start_adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
-from hanabi_grpo.vocabulary import check_vocabulary
 
 logger = logging.getLogger(__name__)
 

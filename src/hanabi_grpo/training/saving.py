@@ -4,9 +4,9 @@ from typing import Any
 
 from accelerate.utils import broadcast_object_list, gather_object
 
-from hanabi_grpo.checkpoints import rotate
 from hanabi_grpo.errors import ParityError, RunFolderError
-from hanabi_grpo.resume import ResumePoint
+from hanabi_grpo.runs.checkpoints import rotate
+from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training import adapters
 from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from hanabi_grpo.partners import is_trained
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import Episode, is_trained, player_name
 
 
 def shape_advantages(

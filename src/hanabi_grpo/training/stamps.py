@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.seating import is_scripted, seat_adapter
+from hanabi_grpo.settings.seating import is_scripted, seat_adapter
 from hanabi_grpo.types import Episode, Turn, player_name
 
 

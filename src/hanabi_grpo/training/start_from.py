@@ -10,16 +10,16 @@ from typing import Any
 from peft import PeftModel
 from safetensors.torch import load
 
-from hanabi_grpo.adapter_config import adapter_config_for_wire
-from hanabi_grpo.checkpoint_manifest import read_manifest
-from hanabi_grpo.checkpoint_words import split_adapter, split_seat
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.resume import ResumePoint
-from hanabi_grpo.saved_adapters import SavedAdapters, check_same_base
+from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
+from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.resume import ResumePoint
+from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.checkpoint_words import split_adapter, split_seat
+from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.training.adapters import adapter_names, put_tensors
 from hanabi_grpo.types import adapter_of
-from hanabi_grpo.used_checkpoints import read_used
 
 logger = logging.getLogger(__name__)
 

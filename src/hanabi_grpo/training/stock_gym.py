@@ -22,10 +22,10 @@ from swift.rollout.gym_env import Env, envs
 from swift.rollout.multi_turn import GYMScheduler
 from swift.template import get_template
 
-from hanabi_grpo.env import HanabiEnv
-from hanabi_grpo.env_config import EnvConfig
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.prompts import system_prompt
 
 ENV_NAME = "hanabi_grpo_bench"
 Script = tuple[str, tuple[int, ...]]

@@ -25,12 +25,9 @@ from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from hanabi_grpo.advantages import choose_estimator
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.metrics import episode_metrics, step_warnings
-from hanabi_grpo.partners import own_seats
-from hanabi_grpo.records import write_episodes
-from hanabi_grpo.resume import TRAINER_STATE, read_resume
+from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import (
     Settings,
     active_players,
@@ -40,7 +37,9 @@ from hanabi_grpo.settings import (
     steps_of_each,
     update_notes,
 )
+from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import adapters
+from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import (
     PlayerBatch,
     next_baselines,
@@ -54,6 +53,7 @@ from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.lora_op import join_lora_products
+from hanabi_grpo.training.metrics import episode_metrics, step_warnings
 from hanabi_grpo.training.micro_steps import MicroStep, MicroSteps, micro_steps
 from hanabi_grpo.training.overlap import PlayAhead, StepGames, play_now
 from hanabi_grpo.training.parity import ParityGate

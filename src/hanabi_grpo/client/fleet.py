@@ -1,0 +1,133 @@
+"""Several rollout servers behind one trainer: who plays which deals, and calls to all of them side by side.
+
+What one server does and what happens when it dies is `training.link`; here is only what is between them.
+"""
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.errors import ServerError
+
+logger = logging.getLogger(__name__)
+
+SAME_ON_ALL = {
+    "protocol": "version of hanabi_grpo",
+    "model_fingerprint": "base model",
+    "tokenizer_hash": "tokenizer",
+    "chat_hash": "chat format",
+    "dtype": "number format",
+    "max_model_len": "length of a conversation",
+}
+"""What servers say of themselves that must not differ between them, and what it is of."""
+_Answer = TypeVar("_Answer")
+_Item = TypeVar("_Item")
+
+
+def share_deals(deals: Sequence[Mapping[str, Any]], num_servers: int) -> list[list[int]]:
+    """Choose the server of each deal; a deal's whole group stays on one, and so does a deal that is named twice.
+
+    Servers get equal work as far as whole deals allow: the deal of the longest game goes first, each to the server that
+    has the least so far. A game counts as long as its board's bound on turns.
+
+    Args:
+        deals: Each with "env_config", "suite" and "seed".
+        num_servers: At least 1.
+
+    Returns:
+        Per server the positions of its deals in ascending order; none for a server that is not needed.
+    """
+    places: dict[str, list[int]] = {}
+    turns: dict[str, int] = {}
+    for place, deal in enumerate(deals):
+        name = json.dumps([deal["env_config"], deal["suite"], deal["seed"]], sort_keys=True)
+        places.setdefault(name, []).append(place)
+        turns[name] = turns.get(name, 0) + EnvConfig.parse(deal["env_config"]).spec().max_turns
+    shares: list[list[int]] = [[] for _ in range(num_servers)]
+    load = [0] * num_servers
+    for name in sorted(places, key=lambda name: -turns[name]):
+        server = load.index(min(load))
+        load[server] += turns[name]
+        shares[server] += places[name]
+    return [sorted(share) for share in shares]
+
+
+def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item]]) -> list[_Item]:
+    """Return what each server made of its share, in the order of the request.
+
+    Args:
+        shares: Per server the positions of its items.
+        parts: Per server its items, as many as positions.
+    """
+    placed: dict[int, _Item] = {}
+    for places, items in zip(shares, parts, strict=True):
+        placed.update(zip(places, items, strict=True))
+    return [placed[place] for place in sorted(placed)]
+
+
+def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
+    """Make calls at the same time, each in a thread of its own, and return their answers in order.
+
+    All have ended before this returns, so that a server is never asked two things at once. A thread ends with the
+    process: Ctrl-C waits for none.
+
+    Args:
+        calls: By the name of the server, for the log.
+
+    Raises:
+        BaseException: What the first of the calls that failed raised; the others' are in the log.
+    """
+    answers: dict[str, _Answer] = {}
+    errors: dict[str, BaseException] = {}
+
+    def make(name: str, call: Callable[[], _Answer]) -> None:
+        try:
+            answers[name] = call()
+        except BaseException as error:
+            # Raised again where the calls were asked for, once the other servers are done.
+            logger.warning("%s: %s: %s", name, type(error).__name__, error)
+            errors[name] = error
+
+    threads = [
+        threading.Thread(target=make, args=(name, call), name=f"server {name}", daemon=True)
+        for name, call in calls.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for name in calls:
+        if name in errors:
+            raise errors[name]
+    return [answers[name] for name in calls]
+
+
+def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse servers that would play different games, and one that has two names.
+
+    Args:
+        identities: By the server's name, what it says of itself.
+
+    Raises:
+        ServerError: What differs, on which servers, and what to do.
+    """
+    (first, reference), *others = identities.items()
+    for name, identity in others:
+        for field, what in SAME_ON_ALL.items():
+            if identity.get(field) != reference.get(field):
+                raise ServerError(
+                    f"the servers of VLLM_SERVER_HOST differ in {what}: {first} has {reference.get(field)}, {name} has "
+                    f"{identity.get(field)}. Start all of them with the same MODEL, HANABI_DTYPE, HANABI_THINKING and "
+                    "HANABI_MAX_MODEL_LEN, from the same version of hanabi_grpo, or leave one off the list."
+                )
+    by_instance: dict[Any, str] = {}
+    for name, identity in identities.items():
+        other = by_instance.setdefault(identity.get("instance_id"), name)
+        if other != name:
+            raise ServerError(
+                f"VLLM_SERVER_HOST: {other} and {name} are one server (instance {identity.get('instance_id')}); name "
+                "it once."
+            )

@@ -1,0 +1,108 @@
+"""A sign of life, sent beside whatever the trainer is doing."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from hanabi_grpo.client.http_bounds import bounded_client
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.errors import SettingsError
+
+logger = logging.getLogger(__name__)
+_EVERY = 5.0
+_STOP_SECONDS = 0.9
+
+
+class Heartbeat:
+    """Tells the server every few seconds that its trainer is alive, from a thread of its own.
+
+    A step may take minutes in which the trainer sends nothing; without signs of life another trainer could take over.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str], *, every: float = _EVERY) -> None:
+        """Prepare; `start` begins.
+
+        Args:
+            url: Of the server.
+            headers: The key, and those of the session.
+            every: Seconds between two signs; also the time limit of one.
+        """
+        self._url, self._headers, self._every = url, dict(headers), every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self.lost = ""
+        """Why the server is no longer this trainer's; empty while it is. The trainer looks here between steps."""
+        self.beats = 0
+        """Signs that were answered."""
+        self.missed = 0
+        """Signs that were not: the server is away, being restarted, or does not know this run yet."""
+        self.last_problem = ""
+
+    @classmethod
+    def from_client(cls, client: RolloutClient) -> Self:
+        """Prepare for the client's session: several signs within the server's patience.
+
+        Raises:
+            SettingsError: The client has no session.
+        """
+        if client.session_timeout is None:
+            raise SettingsError(f"{client.url}: a heartbeat needs a session; call introduce() or open_session() first.")
+        return cls(client.url, client.headers, every=min(_EVERY, client.session_timeout / 4))
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, within a second: a sign that is on its way is left to itself."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_STOP_SECONDS)
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End."""
+        self.stop()
+
+    def _run(self) -> None:
+        with bounded_client(headers=self._headers, timeout=self._every) as http:
+            while not self.lost and not self._stop.wait(self._every):
+                self._beat(http)
+
+    def _beat(self, http: httpx.Client) -> None:
+        try:
+            answer = http.post(f"{self._url}/session/heartbeat")
+            status, text = answer.status_code, _detail(answer)
+        except Exception as error:
+            # Whatever happens to a sign of life, the training goes on: the next real request tells.
+            status, text = 0, f"{type(error).__name__}: {error}"
+        if self._stop.is_set():
+            # A sign that crossed the release of the session says nothing.
+            return
+        if status == 200:
+            self.beats += 1
+            return
+        if status == 409:
+            self.lost = f"{self._url}: {text}"
+            logger.warning("heartbeat refused: %s", text)
+            return
+        self.missed += 1
+        self.last_problem = f"{status}: {text}" if status else text
+        logger.debug("heartbeat %d without an answer: %s", self.missed, self.last_problem)
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["detail"])[:1000]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return answer.text[:200]

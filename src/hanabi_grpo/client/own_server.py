@@ -1,0 +1,159 @@
+"""A rollout server of this command alone: started as a child on a free port, ended with it on every way out."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, NoReturn
+
+from hanabi_grpo.client.waiting import wait_for_server
+from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.settings import Settings
+
+_HOST = "127.0.0.1"
+_GRACE_SECONDS = 30.0
+_LAST_LINES = 25
+_LOOK_SECONDS = 0.2
+_DYING_SECONDS = 3.0
+_SERVE = (sys.executable, "-m", "hanabi_grpo.cli", "serve")
+
+
+@contextlib.contextmanager
+def own_server(
+    settings: Settings,
+    say: Callable[[str], None],
+    *,
+    environ: Mapping[str, str] | None = None,
+    command: Sequence[str] = _SERVE,
+    folder: Path = Path("outputs"),
+    grace: float = _GRACE_SECONDS,
+) -> Iterator[Settings]:
+    """Give settings that lead to a server of one's own, healthy from the first line on.
+
+    Args:
+        settings: HANABI_SERVER_TIMEOUT and the key; the server resolves the others itself, as in this shell.
+        say: Where messages go.
+        environ: Variables of the server that differ from this shell's.
+        command: What to start; it takes host and port from HANABI_HOST and PORT.
+        folder: Where its log goes.
+        grace: Seconds from SIGTERM to SIGKILL.
+
+    Raises:
+        ServerError: It died, or was not healthy in time; with the last lines of its log.
+        SettingsError: The log cannot be written.
+    """
+    port = _free_port()
+    here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
+    with _log_file(folder) as log:
+        # What is a trainer's is not the server's: its addresses must not contradict each other.
+        own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
+        if settings.preset is None:
+            # The board is named for this server alone; MODEL must not follow it.
+            own["MODEL"] = settings.model
+        if settings.api_key is not None:
+            own["HANABI_API_KEY"] = settings.api_key.get_secret_value()
+        server = subprocess.Popen(
+            list(command),
+            env={**os.environ, **(environ or {}), **own, "HANABI_DIE_WITH_PARENT": "true"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Ctrl-C is for the command, which then ends the server in order.
+            start_new_session=True,
+        )
+        try:
+            say(f"own server: starting on port {port}, log {log.name}")
+            _wait(server, here, say, Path(log.name))
+            yield here
+        except ServerGoneError as error:
+            # Its connections close a moment before it has ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(_DYING_SECONDS)
+                _raise_dead(server, Path(log.name), error)
+            raise
+        finally:
+            _end(server, grace)
+
+
+def _wait(server: "subprocess.Popen[bytes]", settings: Settings, say: Callable[[str], None], log: Path) -> None:
+    """Return once the server is healthy; its death ends the wait at once."""
+    healthy: list[bool] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            wait_for_server(settings, say, server_command=None, poll=_LOOK_SECONDS)
+            healthy.append(True)
+        except BaseException as error:
+            failed.append(error)
+
+    # A daemon: when the server is dead nobody waits for the rest of its time.
+    asking = threading.Thread(target=ask, name="own-server-health", daemon=True)
+    asking.start()
+    while asking.is_alive():
+        asking.join(_LOOK_SECONDS)
+        if server.poll() is not None:
+            _raise_dead(server, log, None)
+    if failed and isinstance(failed[0], ServerGoneError):
+        raise ServerError(
+            f"the own server was not healthy after {settings.server_timeout:g} s; look at {log}, or allow more time: "
+            "HANABI_SERVER_TIMEOUT."
+        ) from failed[0]
+    if failed:
+        raise failed[0]
+
+
+def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    shown = "\n".join(f"    {line}" for line in lines) or "    (empty)"
+    raise ServerError(f"the own server ended with code {server.poll()}; the end of {log}:\n{shown}") from cause
+
+
+def _end(server: "subprocess.Popen[bytes]", grace: float) -> None:
+    """End the server and whatever it left in its process group; a second Ctrl-C does not cut this short."""
+    with _signals_held():
+        if server.poll() is None:
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(grace)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _log_file(folder: Path) -> IO[bytes]:
+    """Open a log that no other server has, e.g. outputs/own-server-20260131-093000.log."""
+    stem = f"own-server-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (f"{stem}.log", f"{stem}-{os.getpid()}.log"):
+            with contextlib.suppress(FileExistsError):
+                return (folder / name).open("xb")
+        return (folder / f"{stem}-{os.getpid()}.log").open("ab")
+    except OSError as error:
+        raise SettingsError(f"{folder}: no log of the own server can be written there ({error.strerror}).") from error
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,202 @@
+"""The trainer's and the evaluator's side of the rollout server's HTTP routes: adapters, games and single replies.
+
+How calls end, and when they are repeated, is said in `session_client`.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+
+from hanabi_grpo.client.http_bounds import MAX_ANSWER
+from hanabi_grpo.client.http_calls import WHO, as_model
+from hanabi_grpo.client.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
+from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.deal_rows import games_of, rows_of
+from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer, ReplyAnswer
+from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
+from hanabi_grpo.settings.seating import seat_adapter
+from hanabi_grpo.types import DroppedGame, Episode, Reply
+
+__all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "each_server", "server_name", "server_url"]
+
+
+_ROW_BYTES = 4 << 20
+"""Of one player's part of a game: 40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice."""
+_UPLOAD_PACE = 1 << 20
+"""Bytes a second of the slowest link that an adapter may be pushed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """The games of one request."""
+
+    groups: list[list[Episode]]
+    """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
+    dropped: tuple[DroppedGame, ...] = ()
+    """The games that the server gave up; they are in no group."""
+
+
+class RolloutClient(SessionClient):
+    """A connection that pushes and lends adapters, and asks for games and replies."""
+
+    def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
+        """Upload every adapter, commit them together and check the receipts.
+
+        Args:
+            version: Optimizer steps behind these weights.
+            adapters: Per adapter its safetensors bytes and PEFT configuration.
+
+        Returns:
+            {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256", "lora_name"}}}
+
+        Raises:
+            ServerError: The server refused, or its receipt is not for what was sent.
+        """
+        sent = {}
+        for name, (body, config) in adapters.items():
+            sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
+            self._upload(f"/adapters/{name}", version, body, config, f"pushing {name}@{version}")
+        what = f"committing version {version}"
+        data = self._json(lambda: self._http.post("/adapters/commit", params={"version": version}), what)
+        answer = as_model(self.url, CommitAnswer, data, what)
+        for name, pushed in sent.items():
+            receipt = answer.receipts.get(name)
+            if receipt is None or (receipt.version, receipt.sha256, receipt.config_sha256) != pushed:
+                raise ServerError(
+                    f"{self.url}: receipt for {name} is {receipt}, pushed was version {version} with sha256 "
+                    f"{pushed[1][:16]}… and config {pushed[2][:16]}…; the server does not serve what was trained. "
+                    "Restart it."
+                )
+        return answer.model_dump()
+
+    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        """Give the server an adapter that it keeps beside those of its session, and check the receipt.
+
+        The server holds a few; the least recently used go first. Lending one that it holds costs only the upload.
+
+        Args:
+            version: Optimizer steps behind these weights, for records.
+            weights: safetensors bytes.
+            config: PEFT configuration, see `adapter_config_for_wire`.
+
+        Returns:
+            The word for its seats, e.g. "frozen_0123456789abcdef@50".
+
+        Raises:
+            ServerError: The server refused, or its receipt is not for what was sent.
+        """
+        sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
+        name = frozen_name(sha256, config)
+        what = f"lending {name}@{version}"
+        answer = as_model(self.url, LendAnswer, self._upload("/frozen/", version, weights, config, what), what)
+        got = (answer.seat, answer.name, answer.version, answer.sha256, answer.config_sha256)
+        if got != (f"{name}@{version}", name, version, sha256, digest):
+            raise ServerError(
+                f"{self.url}: receipt for {name}@{version} is {answer}; the server does not hold what was lent. "
+                "Restart it."
+            )
+        return answer.seat
+
+    def reply(
+        self,
+        *,
+        seat: str,
+        system: str,
+        turns: Sequence[tuple[str, Sequence[int]]],
+        prompt: str,
+        max_tokens: int,
+        temperature: float,
+    ) -> Reply:
+        """Sample one reply in a conversation; the server remembers nothing of it afterwards.
+
+        Args:
+            seat: Who replies: "base" or an adapter at a version, see `seating`.
+            system: First message, "" for none.
+            turns: Earlier (prompt, sampled reply ids) of this conversation, oldest first.
+            prompt: What the player is shown now.
+            max_tokens: Of the reply.
+            temperature: Of sampling.
+
+        Raises:
+            ServerError: The server refused, or its answer is not a reply of that seat.
+        """
+        body = {
+            "seat": seat,
+            "system": system,
+            "turns": [{"prompt": text, "reply_ids": list(ids)} for text, ids in turns],
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        what = f"a reply of {seat}"
+        post = partial(self._http.post, "/reply/", json=body, timeout=self._rollout_timeout)
+        answer = as_model(self.url, ReplyAnswer, self._json(post, what), what)
+        named = seat_adapter(seat)
+        if not answer.out_of_tokens and answer.version != (named[1] if named else None):
+            raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
+        return Reply(prompt=prompt, **answer.model_dump(exclude={"instance_id"}))
+
+    def play(
+        self,
+        deals: Sequence[Mapping[str, Any]],
+        *,
+        num_games: int,
+        max_tokens: int,
+        temperature: float,
+        adapters: Mapping[str, str | None] | None = None,
+        vocab_size: int | None = None,
+    ) -> RolloutResult:
+        """Play each deal `num_games` times.
+
+        Args:
+            deals: Each {"env_config": {...}, "suite": str, "seed": int}, and perhaps "seats", one word each (see
+                `seating`). One that is named twice gets two groups of different games, numbered on.
+            num_games: Group size.
+            max_tokens: Per reply.
+            temperature: Of sampling.
+            adapters: For deals without seats: per player "adapter@version" that must be served, or None for the base
+                model.
+            vocab_size: Rows of the model's token embedding; ids beyond them are refused. None: unchecked.
+
+        Raises:
+            SettingsError: A deal that cannot be played.
+            ServerError: The server refused, no game of all could be played, or the answers are not the games that were
+                asked for.
+            NonFiniteError: A game whose numbers cannot be trained on.
+        """
+        rows, owners = rows_of(deals, num_games)
+        body = {
+            "infer_requests": rows,
+            "request_config": {"max_tokens": max_tokens, "temperature": temperature},
+            "adapters": None if adapters is None else dict(adapters),
+        }
+        bound = {"max_bytes": MAX_ANSWER + len(rows) * _ROW_BYTES}
+        post = partial(self._http.post, "/infer/", json=body, timeout=self._rollout_timeout, extensions=bound)
+        outputs = self._json(post, "playing games", tries=1)
+        groups: list[list[Episode]] = [[] for _ in deals]
+        dropped = []
+        try:
+            for row, game in games_of(rows, outputs, vocab_size=vocab_size):
+                if isinstance(game, DroppedGame):
+                    dropped.append(game)
+                else:
+                    groups[owners[row]].append(game)
+        except ServerError as error:
+            raise ServerError(f"{self.url}: playing games: {error} {WHO}") from error
+        return RolloutResult(groups=groups, dropped=tuple(dropped))
+
+    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any], what: str) -> Any:
+        headers = {
+            "x-sha256": hashlib.sha256(body).hexdigest(),
+            "x-peft-config": json.dumps(config),
+            "content-type": "application/octet-stream",
+        }
+        seconds = self._answer_timeout.as_dict()
+        timeout = httpx.Timeout(**{**seconds, "read": (seconds["read"] or 0.0) + len(body) / _UPLOAD_PACE})
+        put = partial(self._http.put, path, params={"version": version}, content=body, headers=headers, timeout=timeout)
+        return self._json(put, what)

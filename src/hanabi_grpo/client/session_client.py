@@ -1,0 +1,291 @@
+"""The session part of the rollout server's HTTP routes: what every client asks, and a trainer that introduces its run.
+
+Every call has a time limit, names the server in its errors, and is retried only where a repeat is harmless. A server
+that is busy for others is asked again for a while, see `ClientTimeouts.busy`. One that was not reached, hung up or did
+not answer in time is a `ServerGoneError`; everything else that it may answer is a `ServerError`, and asking again
+cannot help.
+"""
+
+import logging
+import secrets
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from hanabi_grpo.client.http_bounds import bounded_client
+from hanabi_grpo.client.http_calls import as_model, as_object, call_json
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
+from hanabi_grpo.runs.wire import PROTOCOL
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.servers import split_address
+
+logger = logging.getLogger(__name__)
+_TRIES = 3
+
+
+def server_url(settings: Settings) -> str:
+    """Return the address of the server, or of the first of several, e.g. "http://127.0.0.1:8000"."""
+    return f"http://{server_name(each_server(settings)[0])}"
+
+
+def each_server(settings: Settings) -> tuple[Settings, ...]:
+    """Return the settings once for each server of VLLM_SERVER_HOST; each names one host and its port.
+
+    Raises:
+        SettingsError: No such list.
+    """
+    found = []
+    try:
+        for word in settings.vllm_server_host.split(","):
+            host, port = split_address(word)
+            one = {"vllm_server_host": host, "vllm_server_port": port or settings.vllm_server_port}
+            found.append(settings.model_copy(update=one))
+    except ValueError as error:
+        raise SettingsError(f"VLLM_SERVER_HOST={settings.vllm_server_host!r}: {error}.") from error
+    names = [server_name(one) for one in found]
+    if len(set(names)) < len(names):
+        raise SettingsError(
+            f"VLLM_SERVER_HOST={settings.vllm_server_host!r} means {', '.join(names)}: name each server once."
+        )
+    return tuple(found)
+
+
+def server_name(settings: Settings) -> str:
+    """Return the host and port of settings that name one server, e.g. "gpu7:8000"."""
+    host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
+    return f"{host}:{settings.vllm_server_port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientTimeouts:
+    """Longest waits, in seconds, each for a whole call: until the last byte of its answer."""
+
+    connect: float = 5.0
+    health: float = 5.0
+    """For health, heartbeats and the release of a session."""
+    answer: float = 60.0
+    """For every other answer but games; an upload has a second more for each MiB."""
+    rollout: float = 1800.0
+    """For the games of one request."""
+    busy: float = 1800.0
+    """For guests of the server to be done with what a call needs; health, heartbeats and releases do not wait."""
+
+
+class SessionClient:
+    """One connection to one rollout server; used as a context it releases its session at the end."""
+
+    def __init__(self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None) -> None:
+        """Prepare a client; nothing is sent yet.
+
+        Args:
+            url: e.g. "http://127.0.0.1:8000".
+            api_key: HANABI_API_KEY of the server.
+            timeouts: Longest waits.
+        """
+        self.url = url
+        self.trainer_id = uuid.uuid4().hex
+        """Names this trainer process to the server, which works for one at a time."""
+        self._secret = secrets.token_hex(32)
+        self.session_timeout: float | None = None
+        """Seconds of silence after which the server lets another trainer in; None without a session."""
+        limits = timeouts or ClientTimeouts()
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._patience = limits.busy
+        self._rollout_timeout = httpx.Timeout(limits.rollout, connect=limits.connect)
+        self._short_timeout = httpx.Timeout(limits.health, connect=min(limits.connect, limits.health))
+        self._answer_timeout = httpx.Timeout(limits.answer, connect=limits.connect)
+        self._http = bounded_client(base_url=url, headers=headers, timeout=self._answer_timeout)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """Prepare a client for the server that the settings name."""
+        key = settings.api_key.get_secret_value() if settings.api_key else None
+        seconds = settings.rollout_timeout
+        return cls(server_url(settings), api_key=key, timeouts=ClientTimeouts(rollout=seconds, busy=seconds))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request carries: the key, and from `open_session` on the names of run and trainer."""
+        names = ("authorization", "x-run-id", "x-trainer-id")
+        return {name: self._http.headers[name] for name in names if name in self._http.headers}
+
+    def health(self) -> dict[str, Any]:
+        """Return the server's state; ServerGoneError when it is unreachable or its engine is dead."""
+        call = partial(self._http.get, "/health/", timeout=self._short_timeout)
+        return as_object(self.url, self._json(call, "health check", tries=1, patient=False), "health check")
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the server is: instance, base model, dtype, largest rank, versions held."""
+        return as_object(self.url, self._json(lambda: self._http.get("/identity/"), "identity"), "identity")
+
+    def log(self, after: int) -> tuple[int, list[str]]:
+        """Return (the number to ask for next time, the server's log lines from number `after` on)."""
+        data = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
+        answer = as_model(self.url, LogAnswer, data, "log")
+        return answer.next, answer.lines
+
+    def introduce(
+        self,
+        settings: Settings,
+        *,
+        run_id: str,
+        adapters: Sequence[str],
+        lora_rank: int,
+        configs: Sequence[EnvConfig],
+        secret: str | None = None,
+        version: int = 0,
+        replaces: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """Open a session with what these settings say of base model, tokenizer, chat format and number format.
+
+        Args:
+            settings: MODEL, HANABI_THINKING and HANABI_DTYPE.
+            run_id: See `open_session`, as the next ones.
+            adapters: Names.
+            lora_rank: Of every adapter.
+            configs: The games that this run will ask for.
+            secret: See `open_session`.
+            version: The first version that will be pushed.
+            replaces: Newer versions of the same run that the server may drop.
+        """
+        # Imported here: it takes seconds, which a health check need not wait for.
+        from transformers import AutoTokenizer
+
+        from hanabi_grpo.rollout.chat import ChatFormat
+        from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+
+        folder = resolve_model(settings.model)
+        chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
+        return self.open_session(
+            run_id=run_id,
+            adapters=adapters,
+            lora_rank=lora_rank,
+            model_fingerprint=model_fingerprint(folder),
+            tokenizer_hash=tokenizer_hash(chat.tokenizer),
+            chat_hash=chat.hash,
+            dtype=settings.dtype,
+            games=game_claims(configs),
+            secret=secret,
+            version=version,
+            replaces=replaces,
+        )
+
+    def open_session(
+        self,
+        *,
+        run_id: str,
+        adapters: Sequence[str],
+        lora_rank: int,
+        model_fingerprint: str,
+        tokenizer_hash: str,
+        chat_hash: str,
+        dtype: str,
+        games: Sequence[Mapping[str, Any]],
+        secret: str | None = None,
+        version: int = 0,
+        replaces: Mapping[str, int] | None = None,
+    ) -> dict[str, Any]:
+        """Introduce a run; the server compares both sides and refuses what differs.
+
+        Args:
+            run_id: Path of the run folder.
+            adapters: ("shared",), or player_0 and the others in turn order.
+            lora_rank: Of every adapter.
+            model_fingerprint: See `fingerprint.model_fingerprint`.
+            tokenizer_hash: See `handshake.tokenizer_hash`.
+            chat_hash: See `ChatFormat.hash`.
+            dtype: Number format of the base model.
+            games: See `handshake.game_claims`.
+            secret: Of the run folder, see `runs.run_secret`; None: one of this client, so that no other trainer
+                succeeds it while it lives.
+            version: The first version that will be pushed.
+            replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
+
+        Returns:
+            The server's identity, the run and the versions that it serves of it.
+
+        Raises:
+            SettingsError: A run id that cannot travel.
+            ServerError: The sides differ, or the server works for another trainer.
+        """
+        try:
+            names = session_headers(run_id, self.trainer_id)
+        except UnicodeEncodeError as error:
+            raise SettingsError(f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder.") from error
+        body = {
+            "protocol": PROTOCOL,
+            "run_id": run_id,
+            "trainer_id": self.trainer_id,
+            "secret": secret or self._secret,
+            "adapters": list(adapters),
+            "lora_rank": lora_rank,
+            "model_fingerprint": model_fingerprint,
+            "tokenizer_hash": tokenizer_hash,
+            "chat_hash": chat_hash,
+            "dtype": dtype,
+            "games": [dict(game) for game in games],
+            "version": version,
+            "replaces": None if replaces is None else dict(replaces),
+        }
+        data = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
+        answer = as_model(self.url, SessionAnswer, data, "opening a session")
+        # From here on the server knows whose requests these are, and refuses them once another trainer took over.
+        self._http.headers.update(names)
+        self.session_timeout = answer.session_timeout
+        return answer.model_dump()
+
+    def heartbeat(self) -> dict[str, Any]:
+        """Tell the server that this trainer is alive; returns its instance, run and versions.
+
+        Raises:
+            ServerError: No session, or another trainer has taken over.
+        """
+        call = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
+        return as_object(self.url, self._json(call, "heartbeat", tries=1, patient=False), "heartbeat")
+
+    def release(self) -> None:
+        """End the session, so that another trainer may open one at once; without a session nothing happens.
+
+        The adapters stay served.
+
+        Raises:
+            ServerError: The server was not told; it frees itself after HANABI_SESSION_TIMEOUT seconds.
+        """
+        if self.session_timeout is None:
+            return
+        try:
+            call = partial(self._http.delete, "/session/", timeout=self._short_timeout)
+            self._json(call, "releasing the session", tries=1, patient=False)
+        finally:
+            self.session_timeout = None
+            for name in ("x-run-id", "x-trainer-id"):
+                self._http.headers.pop(name, None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release the session, if there is one, and close the connection."""
+        try:
+            self.release()
+        except ServerError as problem:
+            logger.warning("the session was not released (%s); the server frees itself after a while", problem)
+        finally:
+            self.close()
+
+    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True) -> Any:
+        return call_json(self.url, call, what, tries=tries, patience=self._patience if patient else 0.0)

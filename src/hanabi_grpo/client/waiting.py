@@ -1,0 +1,125 @@
+"""Waiting for a rollout server, bounded, and never without saying for whom."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from hanabi_grpo.client.http_bounds import bounded_client
+from hanabi_grpo.client.rollout_client import server_url
+from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.rollout.handshake import STARTING
+from hanabi_grpo.settings import Settings
+
+_ASK_SECONDS = 5.0
+_LONGEST_SILENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _NotReady:
+    """Why there is no healthy server yet."""
+
+    reason: str
+    is_there: bool = False
+    """A server has the port, so nobody needs to start one."""
+
+
+def wait_for_server(
+    settings: Settings,
+    say: Callable[[str], None],
+    *,
+    server_command: str | None,
+    remind: float = 10.0,
+    poll: float = 1.0,
+) -> dict[str, Any]:
+    """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
+
+    Args:
+        settings: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_SERVER_TIMEOUT and the key.
+        say: Where reminders go.
+        server_command: What starts the server, as typed in another terminal; None: it was started for this wait.
+        remind: Seconds to the first reminder; the times after it double, up to a minute.
+        poll: Seconds between questions.
+
+    Returns:
+        The server's answer: its instance_id, versions and counts.
+
+    Raises:
+        ServerGoneError: The time is up.
+        ServerError: The server refuses the key, or the address is none.
+    """
+    base, limit = server_url(settings), settings.server_timeout
+    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    start = time.monotonic()
+    said: bool | None = None
+    next_reminder = start
+    with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
+        while True:
+            left = start + limit - time.monotonic()
+            answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))
+            waited = time.monotonic() - start
+            if isinstance(answer, dict):
+                if said is not None or server_command is None:
+                    say(f"the rollout server at {base} is ready.")
+                return answer
+            if server_command is None and not answer.is_there:
+                answer = _NotReady(f"is starting, {waited:.0f} s", is_there=True)
+            if waited >= limit:
+                raise _gone(base, limit, answer, server_command)
+            if answer.is_there is not said or start + waited >= next_reminder:
+                if answer.is_there:
+                    say(f"the rollout server at {base} {answer.reason}")
+                else:
+                    say(
+                        f"waiting for the rollout server at {base} ({answer.reason}; {waited:.0f} of {limit:g} s). "
+                        f"Type in another terminal:\n    {server_command}"
+                    )
+                said = answer.is_there
+                next_reminder = start + waited + remind
+                remind = min(2 * remind, _LONGEST_SILENCE)
+            time.sleep(min(poll, limit - waited))
+
+
+def _gone(base: str, limit: float, answer: _NotReady, server_command: str | None) -> ServerGoneError:
+    if answer.is_there:
+        return ServerGoneError(
+            f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its terminal or "
+            "its log, or allow more time: HANABI_SERVER_TIMEOUT."
+        )
+    return ServerGoneError(
+        f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start it in another terminal: "
+        f"{server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
+    )
+
+
+def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _NotReady:
+    """Return the health of the server, or why it has none."""
+    try:
+        answer = client.get(f"{base}/health/", timeout=timeout)
+    except httpx.InvalidURL as error:
+        raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
+    except httpx.ReadTimeout:
+        return _NotReady("accepts connections and does not answer yet (ReadTimeout)", is_there=True)
+    except httpx.RequestError as error:
+        return _NotReady(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    try:
+        health = answer.json()
+    except (ValueError, RecursionError):
+        health = None
+    if not isinstance(health, dict):
+        health = {}
+    if answer.status_code == 401:
+        raise ServerError(f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals.")
+    if answer.status_code == 403:
+        raise ServerError(f"{base} answers 403: {str(health.get('detail'))[:500]}")
+    if health.get("status") == STARTING:
+        seconds = health.get("seconds")
+        so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""
+        return _NotReady(f"is starting{so_far}", is_there=True)
+    if not answer.is_success:
+        return _NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
+    if "instance_id" not in health:
+        return _NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
+    return health

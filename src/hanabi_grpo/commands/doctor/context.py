@@ -1,0 +1,150 @@
+"""What checks look at, with the slow parts that several of them share read once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hanabi_grpo.commands.doctor.check import Role
+from hanabi_grpo.commands.doctor.weights import broken_weights
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.settings import LoadedSettings, Settings
+
+if TYPE_CHECKING:
+    from hanabi_grpo.commands.doctor.context_budget import Budget
+    from hanabi_grpo.commands.doctor.server import Answer
+    from hanabi_grpo.rollout.chat import ChatFormat
+
+
+# Without slots: a cached property needs the instance's dict.
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """Settings, environment and role, and what can be derived from them without a network."""
+
+    loaded: LoadedSettings
+    shell: Mapping[str, str]
+    """The variables of this process, before any library changed them."""
+    role: Role = "both"
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The shell's variables over those that `.env` holds for other software."""
+        return {**self.loaded.dotenv_environ, **self.shell}
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, as far as they could be resolved."""
+        return self.loaded.settings
+
+    @property
+    def serves(self) -> bool:
+        """True when the rollout server matters."""
+        return self.role != "trainer"
+
+    @property
+    def trains(self) -> bool:
+        """True when the trainer matters."""
+        return self.role != "server"
+
+    @property
+    def num_adapters(self) -> int:
+        """Adapters of a run."""
+        return 1 if self.settings.adapters == "shared" else self.settings.players
+
+    @cached_property
+    def model_folder(self) -> Path | None:
+        """The model's folder; None when it is not here or not whole, which the check of the model reports."""
+        folder = self.located_folder
+        whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+        return folder if whole and folder and not broken_weights(folder) else None
+
+    @cached_property
+    def located_folder(self) -> Path | None:
+        """The folder on this machine that MODEL means; None when there is none. Nothing is downloaded."""
+        folder = Path(self.settings.model)
+        if folder.is_dir():
+            return folder.resolve()
+        if self.settings.model.startswith((".", "/", "outputs/")):
+            return None
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+        try:
+            return Path(snapshot_download(self.settings.model, local_files_only=True))
+        except (LocalEntryNotFoundError, HFValidationError):
+            return None
+
+    @cached_property
+    def chat(self) -> "ChatFormat | None":
+        """The chat format by the tokenizer's own files; None without a model folder.
+
+        Raises:
+            SettingsError: The chat template cannot be used.
+        """
+        return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
+
+    @cached_property
+    def health(self) -> "Answer":
+        """What the address answers where the trainer looks for the server, or for the first of several."""
+        from hanabi_grpo.client.rollout_client import each_server
+        from hanabi_grpo.commands.doctor.server import ask_health
+
+        first = each_server(self.settings)[0]
+        return ask_health(first.vllm_server_host, first.vllm_server_port, self.settings)
+
+    @property
+    def server_is_up(self) -> bool:
+        """True when the rollout server runs on this machine, so that its memory is taken already."""
+        from hanabi_grpo.client.rollout_client import each_server
+        from hanabi_grpo.commands.doctor.server import is_local
+
+        return is_local(each_server(self.settings)[0].vllm_server_host) and self.health.is_ours
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]] | None:
+        """The dataset's rows; None when they are not valid, which the check of the dataset reports."""
+        try:
+            return training_rows(self.settings)
+        except HanabiGrpoError:
+            return None
+
+    @cached_property
+    def games(self) -> tuple[EnvConfig, ...]:
+        """The different games of the dataset, in the order of its rows; none when it is not valid."""
+        configs = (EnvConfig.parse(row["env_config"]) for row in self.rows or ())
+        return tuple(dict.fromkeys(configs))
+
+    @cached_property
+    def budget(self) -> "Budget | None":
+        """Tokens of the longest conversations of the dataset's games; None without model or dataset."""
+        from hanabi_grpo.commands.doctor.context_budget import measure_budget
+
+        try:
+            if self.chat is None or not self.games:
+                return None
+        except HanabiGrpoError:
+            return None
+        return measure_budget(self.games, self.chat, self.settings.max_completion_length)
+
+
+def read_chat(folder: Path, thinking: bool, *, automatic: bool = False) -> "ChatFormat":
+    """Read a tokenizer and its chat format.
+
+    Args:
+        folder: The model's folder.
+        thinking: HANABI_THINKING.
+        automatic: Read it exactly as server and trainer do; that imports torch and takes many times as long.
+
+    Raises:
+        SettingsError: The chat template cannot be used.
+    """
+    from hanabi_grpo.rollout.chat import ChatFormat
+
+    if automatic or not (folder / "tokenizer.json").is_file():
+        from transformers import AutoTokenizer as Reader
+    else:
+        from transformers import PreTrainedTokenizerFast as Reader
+    return ChatFormat.from_tokenizer(Reader.from_pretrained(str(folder)), thinking=thinking)

@@ -1,0 +1,214 @@
+"""GPUs: which there are, how the two terminals share them, and what memory is free."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.gpus import GpuShare, gpu_share
+
+_SECONDS = 10
+"""A driver in trouble can hang nvidia-smi."""
+_QUERY = ("--query-gpu=index,name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
+_OLDEST_DRIVER = {"12": 525, "13": 580}
+"""By the major version of CUDA that torch was built for; cuda-compat makes older ones of data centres do."""
+_ONE_GPU_SHARE = 0.6
+"""Largest share for the engine where the trainer sits on the same GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU as nvidia-smi lists it; memory in MiB."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    driver: str = ""
+    """Version, such as "580.65.06"; the same for all GPUs of a machine."""
+
+
+def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs, and where there are none the reason.
+
+    Args:
+        path: PATH to look for nvidia-smi in; None: this process's.
+    """
+    program = shutil.which("nvidia-smi", path=path)
+    if program is None:
+        return (), "nvidia-smi is not installed"
+    try:
+        answer = subprocess.run([program, *_QUERY], capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return (), f"nvidia-smi does not answer ({error})"
+    if answer.returncode:
+        text = (answer.stderr + answer.stdout).strip().partition("\n")[0]
+        return (), f"nvidia-smi fails: {text or f'exit code {answer.returncode}'}"
+    gpus = [_gpu(line) for line in answer.stdout.splitlines() if line.strip()]
+    return tuple(gpus), "" if gpus else "nvidia-smi lists none"
+
+
+def gpu_checks(context: Context) -> Iterator[Check]:
+    """Tell what GPUs there are and whether engine, torch and the two terminals' shares fit them."""
+    gpus, reason = list_gpus(context.shell.get("PATH"))
+    if not gpus:
+        if installed_version("vllm"):
+            way = "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
+            yield fail("gpus", f"none ({reason}), but the engine is vllm for CUDA", f"nvidia-smi\n{way}")
+        else:
+            yield ok("gpus", f"none ({reason}); everything runs on the CPU")
+        return
+    shown = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
+    if not installed_version("vllm"):
+        way = "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
+        yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
+        return
+    yield ok("gpus", shown)
+    yield from _driver(gpus[0].driver)
+    yield from _torch_sees(context, gpus)
+    yield from _shares(context, gpus)
+
+
+def _gpu(line: str) -> Gpu:
+    index, name, total, free, driver = (part.strip() for part in line.split(","))
+    # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
+    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free), driver=driver)
+
+
+def _mebibytes(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _driver(version: str) -> Iterator[Check]:
+    cuda, major = cuda_build() or "", version.partition(".")[0]
+    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0])
+    if oldest is None or not major.isdecimal():
+        yield skip("driver", f"{version or 'unknown'}; what torch needs of it is not known")
+    elif int(major) >= oldest:
+        yield ok("driver", f"{version}; CUDA {cuda} needs {oldest} or newer")
+    elif _torch_works():
+        yield ok("driver", f"{version} is older than {oldest}, but torch opens the GPUs (cuda-compat)")
+    else:
+        compat = f"apt-get install cuda-compat-{cuda.replace('.', '-')}"
+        way = f"{compat} && export LD_LIBRARY_PATH=/usr/local/cuda-{cuda}/compat   # or update the driver"
+        yield fail("driver", f"{version}, CUDA {cuda} needs {oldest} or newer", way)
+
+
+def _torch_works() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
+    if cuda_build() is None:
+        return  # the check of torch has said so
+    import torch
+
+    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
+    expected = len(gpus) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    found = torch.cuda.device_count() if _torch_works() else 0
+    where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
+    if found == expected:
+        yield ok("torch gpus", f"torch sees {found}{where}")
+    else:
+        why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
+        yield fail("torch gpus", f"torch sees {found} GPUs, expected are {expected}{where}", f"nvidia-smi\n{why}")
+
+
+def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
+    settings = context.settings
+    given, layout = context.environ.get("CUDA_VISIBLE_DEVICES"), layout_commands(len(gpus))
+    try:
+        server_share = gpu_share(context.loaded, "server") if context.serves else None
+        trainer_share = gpu_share(context.loaded, "trainer") if context.trains else None
+    except SettingsError as error:
+        yield fail("gpu split", str(error), layout)
+        return
+    server, trainer = _names(server_share, ROLLOUT_SCRIPT), _names(trainer_share, TRAIN_SCRIPT)
+    if not server or not trainer:
+        yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
+        return
+    wanted = (server if context.serves else []) + (trainer if context.trains else [])
+    known = {str(gpu.index) for gpu in gpus}
+    missing = sorted({name for name in wanted if name.isdecimal() and name not in known})
+    if missing:
+        chosen = server_share or trainer_share
+        whose = f"the CUDA_VISIBLE_DEVICES of the {chosen.origin}" if chosen else "the scripts' defaults"
+        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
+        yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
+        return
+    needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
+    shared = sorted(set(server) & set(trainer))
+    if context.role == "both" and shared:
+        one_gpu = len(set(server) | set(trainer)) == 1 and needed == 1 and settings.nproc_per_node == 1
+        if one_gpu and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
+            yield ok("gpu split", f"both terminals share GPU {shared[0]}")
+        else:
+            finding = f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list for both)"
+            yield warn("gpu split", finding, layout)
+    elif context.role == "both":
+        yield ok("gpu split", f"server on {','.join(server)}, trainer on {','.join(trainer)}")
+    if context.serves:
+        sizes = f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × VLLM_DATA_PARALLEL_SIZE="
+        yield _fits("server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout)
+        yield _engine_memory(context, gpus, server)
+    if context.trains:
+        sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
+        yield _fits("trainer gpus", sizes, settings.nproc_per_node, trainer, layout)
+
+
+def _fits(name: str, sizes: str, needed: int, gpus: list[str], layout: str) -> Check:
+    if needed > len(gpus):
+        return fail(name, f"{sizes} needs {needed} GPUs, the terminal has {len(gpus)} ({','.join(gpus)})", layout)
+    if needed < len(gpus):
+        return warn(name, f"{sizes} uses {needed} of {len(gpus)} GPUs; the others stay idle", layout)
+    return ok(name, f"{sizes} fits {len(gpus)}")
+
+
+def _engine_memory(context: Context, gpus: tuple[Gpu, ...], names: list[str]) -> Check:
+    share = context.settings.gpu_memory_utilization
+    mine = [gpu for gpu in gpus if str(gpu.index) in names and gpu.total]
+    if not mine:
+        return skip("gpu memory", "nvidia-smi does not tell it")
+    tight = [gpu for gpu in mine if gpu.free < share * gpu.total]
+    least = min(gpu.free for gpu in mine) / 1024
+    if tight and not context.server_is_up:
+        finding = f"GPU {tight[0].index} has {tight[0].free / 1024:.1f} of {tight[0].total / 1024:.1f} GiB free, "
+        finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
+        fitting = int(100 * min(gpu.free / gpu.total for gpu in mine)) / 100
+        return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={fitting:g}")
+    return ok("gpu memory", f"at least {least:.1f} GiB free on the server's GPUs")
+
+
+def layout_commands(count: int) -> str:
+    """Return the two terminals' commands for this number of GPUs."""
+    if count == 1:
+        # Both on the same GPU.
+        server, trainer, size = "0", "0", "VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4"
+        processes = "NPROC_PER_NODE=1 DEEPSPEED=none"
+    else:
+        # Tensor parallel sizes divide a model's attention heads, which powers of two do.
+        half = 1 << ((count // 2).bit_length() - 1)
+        server, trainer = (",".join(map(str, range(start, start + half))) for start in (0, half))
+        size = f"VLLM_TENSOR_PARALLEL_SIZE={half}"
+        processes = f"NPROC_PER_NODE={half}" + (" DEEPSPEED=none" if half == 1 else "")
+    return (
+        f"CUDA_VISIBLE_DEVICES={server} {size} bash {ROLLOUT_SCRIPT}\n"
+        f"CUDA_VISIBLE_DEVICES={trainer} {processes} bash {TRAIN_SCRIPT}"
+    )
+
+
+def _names(share: GpuShare | None, script: str) -> list[str]:
+    if share:
+        return list(share.names)
+    path = Path(script)
+    match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
+    return match[1].split(",") if match else []

@@ -1,0 +1,145 @@
+"""The machine: working folder, cores, open files, disk, memory-backed storage."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import hanabi_grpo
+from hanabi_grpo.commands.console import ROLLOUT_SCRIPT
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.weights import adapter_parameters
+
+_GIB = 1 << 30
+_OPEN_FILES = 4096
+_VERSIONS_IN_FLIGHT = 3
+"""Served, staged, and one that games in flight still use."""
+_PARALLEL_SHM = 1 << 30
+"""What processes that share a model or gradients exchange through it (NCCL)."""
+_LARGE_MODELS_SHM = 200 * 10**6
+"""Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
+
+
+def folder_checks(context: Context) -> Iterator[Check]:
+    """Tell whether this is the checkout's folder: default paths are relative to it."""
+    if Path(ROLLOUT_SCRIPT).is_file():
+        yield ok("folder", str(Path.cwd()))
+        return
+    root = Path(hanabi_grpo.__file__).parents[2]
+    way = f"cd {root}" if (root / ROLLOUT_SCRIPT).is_file() else "cd path/of/the/checkout"
+    yield warn("folder", f"{Path.cwd()} is not the checkout: the default of MODEL is relative to it", way)
+
+
+def core_checks(context: Context) -> Iterator[Check]:
+    """Compare cores with the threads that OMP_NUM_THREADS asks for."""
+    allowed, quota = len(os.sched_getaffinity(0)), _cgroup_cores()
+    cores = min(allowed, quota) if quota else allowed
+    shown = f"{allowed}" + (f" (a container's limit makes them {quota:g})" if quota and quota < allowed else "")
+    threads = context.environ.get("OMP_NUM_THREADS", "").strip()
+    if threads.isdecimal() and int(threads) > allowed:
+        yield warn(
+            "cores", f"{shown}, but OMP_NUM_THREADS={threads}: threads wait for each other", "unset OMP_NUM_THREADS"
+        )
+    elif threads == "1" and cores > 1 and context.settings.device == "cpu":
+        yield warn("cores", f"{shown}, but OMP_NUM_THREADS=1 leaves all but one idle", "unset OMP_NUM_THREADS")
+    elif cores < 2:
+        yield warn("cores", f"{shown}: games and training take turns; expect twice the time", "nproc")
+    else:
+        yield ok("cores", shown + (f", OMP_NUM_THREADS={threads}" if threads else ""))
+
+
+def file_limit_checks(context: Context) -> Iterator[Check]:
+    """Look at the limit of open files, which sockets and shared memory count against."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES:
+        yield ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
+        return
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    text = f"limit {soft}; a server with many connections, or several trainer processes, can run out"
+    if soft >= 1024:
+        yield ok("open files", f"limit {soft}")
+    else:
+        yield warn("open files", text, f"ulimit -n {most}")
+
+
+def disk_checks(context: Context) -> Iterator[Check]:
+    """Compare free space with the checkpoints that a run keeps."""
+    settings = context.settings
+    parent = _existing(settings.output_dir or Path("outputs"))
+    free = shutil.disk_usage(parent).free
+    if not os.access(parent, os.W_OK):
+        yield fail("disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"')
+        return
+    parameters = _adapter_parameters(context)
+    if parameters is None:
+        yield skip("disk", f"{_size(free)} free at {parent}; the size of a checkpoint needs the model")
+        return
+    # Float32 weights and the optimizer's two moments.
+    checkpoint = 3 * 4 * parameters * context.num_adapters
+    # One more than is kept: the new one is written before the oldest goes.
+    needed = (settings.save_total_limit + 1) * checkpoint
+    text = f"{_size(free)} free at {parent}, checkpoints take {settings.save_total_limit} × {_size(checkpoint)}"
+    way = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
+    if free < needed:
+        yield fail("disk", text, way)
+    elif free < needed + _GIB:
+        yield warn("disk", f"{text}; little is left for logs and recorded games", way)
+    else:
+        yield ok("disk", text)
+
+
+def shared_memory_checks(context: Context) -> Iterator[Check]:
+    """Compare memory-backed storage with the server's adapters and with what parallel processes exchange there."""
+    home, settings = Path("/dev/shm"), context.settings
+    if not context.serves and settings.nproc_per_node == 1:
+        return
+    if not home.is_dir():
+        yield skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
+        return
+    free, parameters = shutil.disk_usage(home).free, _adapter_parameters(context)
+    text, needed = f"{_size(free)} free in {home}", 0
+    if context.serves and parameters is not None:
+        needed = _VERSIONS_IN_FLIGHT * (4 if settings.dtype == "float32" else 2) * parameters * context.num_adapters
+        text += f", adapters take up to {_size(needed)}"
+    elif context.serves and settings.device == "gpu":
+        needed = _LARGE_MODELS_SHM
+        text += f", adapters of a model for GPUs take at least {_size(needed)}"
+    engine = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size) if context.serves else 1
+    if max(engine, settings.nproc_per_node if context.trains else 1) > 1:
+        needed += _PARALLEL_SHM
+        text += f", parallel processes about {_size(_PARALLEL_SHM)}"
+    if free < needed:
+        yield fail("shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
+    elif context.serves and parameters is None:
+        yield skip("shared memory", f"{text}; what adapters need of it depends on the model")
+    else:
+        yield ok("shared memory", text)
+
+
+def _adapter_parameters(context: Context) -> int | None:
+    return adapter_parameters(context.model_folder, context.settings.lora_rank) if context.model_folder else None
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _cgroup_cores() -> float | None:
+    limit = Path("/sys/fs/cgroup/cpu.max")
+    if not limit.is_file():
+        return None
+    quota, _, period = limit.read_text().strip().partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -1,0 +1,1 @@
+"""What is played: environments, their games and their scripted players. No torch, no HTTP."""

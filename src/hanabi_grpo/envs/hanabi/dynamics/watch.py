@@ -1,0 +1,207 @@
+"""Raises an alarm once, says when it is over."""
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hanabi_grpo.envs.hanabi.dynamics.history import number
+from hanabi_grpo.envs.hanabi.dynamics.table import ALARMS, WINDOW, Alarm, Reference
+
+_PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
+_BOARD = re.compile(r"games/(.+)", re.ASCII)
+_SCORE = "score/normalized"
+_JUMPS = 50
+"""Jumps between readings from which the noise of a figure is estimated."""
+
+
+@dataclass(slots=True)
+class _Series:
+    """What is kept of one figure."""
+
+    window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    jumps: deque[float] = field(default_factory=lambda: deque(maxlen=_JUMPS))
+    count: int = 0
+    first: float | None = None
+    highest: float | None = None
+    lowest: float | None = None
+
+    def add(self, value: float) -> None:
+        if self.window:
+            self.jumps.append(abs(value - self.window[-1]))
+        self.window.append(value)
+        self.count += 1
+        if self.count < WINDOW:
+            return
+        mean = self.mean
+        self.first = mean if self.first is None else self.first
+        self.highest = mean if self.highest is None else max(self.highest, mean)
+        self.lowest = mean if self.lowest is None else min(self.lowest, mean)
+
+    @property
+    def mean(self) -> float:
+        return sum(self.window) / len(self.window)
+
+    @property
+    def noise(self) -> float:
+        """Standard error of `mean`, from the mean jump between readings, which a trend hardly touches.
+
+        Of independent normal readings the mean jump is 2 / sqrt(pi) = 1.128 standard deviations (the moving range of
+        control charts: Montgomery, "Introduction to Statistical Quality Control").
+        """
+        if not self.jumps:
+            return 0.0
+        return sum(self.jumps) / len(self.jumps) * math.sqrt(math.pi) / 2 / math.sqrt(WINDOW)
+
+    def reference(self, kind: Reference | None) -> float | None:
+        return None if kind is None else {"first": self.first, "highest": self.highest, "lowest": self.lowest}[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmChange:
+    """An alarm that was raised, or is over."""
+
+    alarm: Alarm
+    subject: str
+    """A player or a board; "": the whole run."""
+    step: int
+    value: float
+    """Mean of the last readings."""
+    level: float
+    """The threshold that was crossed."""
+    since: int | None = None
+    """Step at which it was raised; None: it is raised now."""
+
+    @property
+    def message(self) -> str:
+        """What happened, what it means and what to do."""
+        of = f"{self.subject}: " if self.subject else ""
+        found = f"{of}{self.alarm.title} is {self.value:.3g} over the last {WINDOW} steps"
+        if self.since is not None:
+            return f"{self.alarm.name} is over: {found}; it was raised at step {self.since}."
+        side = "below" if self.alarm.below else "above"
+        return f"{self.alarm.name}: {found} ({side} {self.level:.3g}): {self.alarm.means} {self.alarm.do}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What an alarm made of one step, for tables and pictures."""
+
+    alarm: Alarm
+    subject: str
+    value: float
+    """Of this step."""
+    mean: float
+    """Over the last readings; fewer at the start."""
+    level: float | None
+    """The threshold now; None while the reference is unknown."""
+    raised: bool
+
+
+class AlarmWatch:
+    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them.
+
+    Example:
+        watch = AlarmWatch.after(read_history(run / "metrics.jsonl"))
+        for change in watch.update({"step": 41, "player_0/blind_share": 0.93}):
+            print(change.message)
+
+    Attributes:
+        readings: What each alarm made of the last row that was given.
+    """
+
+    def __init__(self, alarms: Sequence[Alarm] = ALARMS) -> None:
+        """Start before the first step."""
+        self.alarms = tuple(alarms)
+        self.readings: list[Reading] = []
+        self._series: dict[str, _Series] = {}
+        self._since: dict[tuple[str, str], int] = {}
+        self._heard: set[str] = set()
+
+    @classmethod
+    def after(cls, rows: Iterable[Mapping[str, Any]], alarms: Sequence[Alarm] = ALARMS) -> "AlarmWatch":
+        """Return the watch as it stood after these rows."""
+        watch = cls(alarms)
+        for row in rows:
+            watch.update(row)
+        return watch
+
+    @property
+    def raised(self) -> dict[tuple[str, str], int]:
+        """Name and subject of every alarm that is raised, and since which step."""
+        return dict(self._since)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `alarm/<name>`: 1 while it is raised for anybody, else 0; alarms without a reading are absent."""
+        raised = {name for name, _ in self._since}
+        return {f"alarm/{one.name}": float(one.name in raised) for one in self.alarms if one.name in self._heard}
+
+    def update(self, row: Mapping[str, Any]) -> list[AlarmChange]:
+        """Take the figures of one step and return what changed; figures that are absent or not finite change nothing.
+
+        Args:
+            row: "step" (optimizer steps, this one included) and metrics.
+        """
+        step = int(row["step"])
+        subjects = {
+            "player": sorted({match[1] for key in row if (match := _PLAYER.match(key))}),
+            "board": [match[1] for key in row if (match := _BOARD.fullmatch(key))],
+        }
+        figures = [(alarm, figure, subject) for alarm in self.alarms for figure, subject in _expand(alarm, subjects)]
+        for figure in dict.fromkeys([_SCORE, *(figure for _, figure, _ in figures)]):
+            value = number(row.get(figure))
+            if value is not None:
+                self._series.setdefault(figure, _Series()).add(value)
+        changes = []
+        self.readings = []
+        for alarm, figure, subject in figures:
+            value = number(row.get(figure))
+            if value is not None:
+                self._heard.add(alarm.name)
+                change = self._look(alarm, self._series[figure], subject, step)
+                changes += [change] if change else []
+                level = _level(alarm, self._series[figure])
+                raised = (alarm.name, subject) in self._since
+                mean = self._series[figure].mean
+                self.readings.append(
+                    Reading(alarm=alarm, subject=subject, value=value, mean=mean, level=level, raised=raised)
+                )
+        return changes
+
+    def _look(self, alarm: Alarm, series: _Series, subject: str, step: int) -> AlarmChange | None:
+        key = (alarm.name, subject)
+        since = self._since.get(key)
+        level = _level(alarm, series, clear=since is not None)
+        if level is None or series.count < WINDOW:
+            return None
+        beyond = series.mean < level if alarm.below else series.mean > level
+        if since is None:
+            never_there = alarm.least_first is not None and (series.first or 0.0) < alarm.least_first
+            asleep = series.count < alarm.after or never_there
+            if asleep or not beyond or (alarm.unless_better and self._is_better(1)):
+                return None
+            self._since[key] = step
+        else:
+            if beyond and not (alarm.unless_better and self._is_better(2)):
+                return None
+            del self._since[key]
+        return AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)
+
+    def _is_better(self, margins: int) -> bool:
+        score = self._series.get(_SCORE)
+        if score is None or score.first is None:
+            return False
+        return score.mean > score.first + margins * (0.05 * abs(score.first) + 0.02)
+
+
+def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:
+    return alarm.level(series.reference(alarm.reference), noise=series.noise, clear=clear)
+
+
+def _expand(alarm: Alarm, subjects: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
+    for kind, names in subjects.items():
+        if f"{{{kind}}}" in alarm.figure:
+            return [(alarm.figure.replace(f"{{{kind}}}", name), name) for name in names]
+    return [(alarm.figure, "")]

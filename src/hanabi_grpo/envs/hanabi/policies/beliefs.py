@@ -1,0 +1,88 @@
+"""What the mover can work out: which cards its own may be, which of them fit, which can no longer be played.
+
+A set of cards with their numbers is one integer with two bits for each kind of card, since no kind has more than
+three. Adding cards is adding integers, and picking kinds is a bitwise and.
+"""
+
+import functools
+
+from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, num_copies
+from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
+
+_LOW = sum(1 << 2 * kind for kind in range(MAX_COLORS * MAX_RANKS))
+_HIGH = _LOW << 1
+
+
+class Beliefs:
+    """The cards of one view, counted.
+
+    Attributes:
+        view: What the player sees.
+        fits: Both bits of every kind that fits on its stack now.
+        unseen: How many cards of each kind are neither on the table nor in another player's hand: those of the
+            player's own hand and of the deck.
+    """
+
+    __slots__ = ("fits", "unseen", "view")
+
+    def __init__(self, view: PlayerView) -> None:
+        """Count what `view` shows."""
+        self.view = view
+        unseen = _deck(view.num_colors, view.num_ranks)
+        fits = 0
+        for color, height in enumerate(view.fireworks):
+            unseen -= _stack(color, height)
+            if height < view.num_ranks:
+                fits |= 3 << 2 * (MAX_RANKS * color + height)
+        for card in view.discards:
+            unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
+        for hand in view.hands:
+            for card in hand:
+                unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
+        self.unseen = unseen
+        self.fits = fits
+
+    def surely_fits(self, known: Knowledge) -> bool:
+        """Return True when every unseen card that the hints allow fits."""
+        return not self.unseen & _kinds(known.colors, known.ranks) & ~self.fits
+
+    def chance_to_fit(self, known: Knowledge) -> float:
+        """Return the share, within [0, 1], of the unseen cards allowed by the hints that fit."""
+        possible = self.unseen & _kinds(known.colors, known.ranks)
+        return _num_cards(possible & self.fits) / _num_cards(possible)
+
+
+def reachable_heights(view: PlayerView) -> tuple[int, ...]:
+    """Return per colour the height that its stack can still reach: up to the first kind that is all discarded."""
+    gone = [0] * (MAX_COLORS * MAX_RANKS)
+    for card in view.discards:
+        gone[MAX_RANKS * card.color + card.rank] += 1
+    heights = []
+    for color, height in enumerate(view.fireworks):
+        while height < view.num_ranks and gone[MAX_RANKS * color + height] < num_copies(height, view.num_ranks):
+            height += 1
+        heights.append(height)
+    return tuple(heights)
+
+
+def _num_cards(cards: int) -> int:
+    return (cards & _LOW).bit_count() + 2 * (cards & _HIGH).bit_count()
+
+
+@functools.cache
+def _deck(num_colors: int, num_ranks: int) -> int:
+    return sum(
+        num_copies(rank, num_ranks) << 2 * (MAX_RANKS * color + rank)
+        for color in range(num_colors)
+        for rank in range(num_ranks)
+    )
+
+
+@functools.cache
+def _stack(color: int, height: int) -> int:
+    return sum(1 << 2 * (MAX_RANKS * color + rank) for rank in range(height))
+
+
+@functools.cache  # at most 1024 pairs of subsets
+def _kinds(colors: tuple[int, ...], ranks: tuple[int, ...]) -> int:
+    return sum(3 << 2 * (MAX_RANKS * color + rank) for color in colors for rank in ranks)

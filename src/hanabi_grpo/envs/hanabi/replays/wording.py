@@ -1,0 +1,50 @@
+"""Moves, cards and figures in the words that the terminal and the page share."""
+
+from collections.abc import Mapping
+
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Event, Knowledge
+from hanabi_grpo.types import EpisodeStatus
+
+_ENDINGS = {
+    EpisodeStatus.FINISHED: "played to its end",
+    EpisodeStatus.BOMBED: "bombed",
+    EpisodeStatus.TRUNCATED_TURNS: "cut off",
+    EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
+}
+
+
+def deed(event: Event, players: tuple[str, ...]) -> str:
+    """Return what a move did, e.g. "plays slot 0: R1, scores" or "hints player_1 red: slots 0 2"."""
+    action = event.action
+    if action.kind == "play":
+        return f"plays slot {action.slot}: {event.card}, {'scores' if event.scored else 'does not fit'}"
+    if action.kind == "discard":
+        return f"discards slot {action.slot}: {event.card}"
+    value = COLOR_NAMES[action.value] if action.kind == "hint_color" else f"rank {action.value + 1}"
+    slots = f"slot{'s' * (len(event.touched) > 1)} {' '.join(map(str, event.touched))}"
+    return f"hints {visible(players[action.target])} {value}: {slots}"
+
+
+def possible(known: Knowledge) -> str:
+    """Return the colours and ranks that hints leave for a card, e.g. "RY 12"."""
+    colors = "".join(COLOR_LETTERS[color] for color in known.colors)
+    return f"{colors} {''.join(str(rank + 1) for rank in known.ranks)}"
+
+
+def earned(rewards: Mapping[str, float]) -> str:
+    """Return reward parts, e.g. "score +1, illegal -0.5"."""
+    return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign and without needless zeros."""
+    return f"{value:+.2f}".rstrip("0").rstrip(".")
+
+
+def outcome(recording: Recording, reachable_max: int) -> str:
+    """Return score and ending, e.g. "3 of 4, played to its end" or "0 of 4, bombed (2 on the table)"."""
+    episode = recording.episode
+    kept = f" ({episode.score_kept} on the table)" if episode.score_kept != episode.score else ""
+    return f"{episode.score} of {reachable_max}, {_ENDINGS[episode.status]}{kept}"

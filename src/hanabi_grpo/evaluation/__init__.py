@@ -1,0 +1,1 @@
+"""Figures as data: matches, evaluations, cross-play, comparisons of runs."""

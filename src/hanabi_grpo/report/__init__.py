@@ -1,0 +1,1 @@
+"""Eyes: charts, pages, terminal screens, and the card of an exported model."""

@@ -1,0 +1,108 @@
+"""A matrix of mean scores as a picture, with the values in the cells."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.report.charts.color_scale import ColorScale, color_at
+
+_CELL_INCHES = 0.82
+_DPI = 130
+_WRAP = 24
+"""Characters of a label's line."""
+_MAX_LINES = 3
+_ERRORS_UP_TO = 24
+"""Entries; with more the cells are too small for a second line."""
+_PER_INCH = 11
+"""Characters of the heading."""
+_MISSING = "#d9d9d9"
+
+
+def draw_heat_map(
+    path: Path,
+    means: Sequence[Sequence[float]],
+    errors: Sequence[Sequence[float]],
+    labels: Sequence[str],
+    *,
+    maximum: float,
+    title: str,
+    row_title: str,
+    column_title: str,
+    note: str = "",
+) -> None:
+    """Draw mean ± standard error of every cell and write a PNG.
+
+    Args:
+        path: File to write; its folder is made where it is missing.
+        means: Rows of mean scores; NaN: not played.
+        errors: Standard errors, of the same shape; NaN: unknown.
+        labels: Of rows and columns.
+        maximum: Most points that the board allows, for the colours; see `ColorScale.over`.
+        title: Heading; may have several lines.
+        row_title: What the rows are.
+        column_title: What the columns are.
+        note: Small text below the map.
+    """
+    # The object interface: pyplot would choose a window system and keep every figure alive.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    count = len(labels)
+    scale = ColorScale.over([value for row in means for value in row], maximum)
+    names = [_wrapped(label) for label in labels]
+    side = max(_CELL_INCHES * count, 3.2)
+    size = min(12.0, 6.0 * side / count + 5.0)
+    figure = Figure(figsize=(side + 3.6, side + 2.7), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), aspect="equal")
+    for i in range(count):
+        for j in range(count):
+            mean, error = means[i][j], errors[i][j]
+            known = math.isfinite(mean)
+            color = scale.color(mean) if known else _MISSING
+            axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=color, edgecolor="white", linewidth=1))
+            if not known:
+                axes.text(j, i, "–", ha="center", va="center", fontsize=size, color="#555555")
+                continue
+            show_error = math.isfinite(error) and count <= _ERRORS_UP_TO
+            style: dict[str, Any] = {"ha": "center", "va": "center", "color": scale.ink(mean)}
+            place: dict[str, Any] = {"xy": (j, i), "textcoords": "offset points"}
+            weight = "bold" if i == j else "normal"
+            up, down = (0.5 * size, -0.75 * size) if show_error else (0.0, 0.0)
+            axes.annotate(f"{mean:.2f}", xytext=(0, up), fontsize=size, fontweight=weight, **style, **place)
+            if show_error:
+                spread = f"±{error:.2f}" if error < 10 else f"±{error:.1f}"
+                axes.annotate(spread, xytext=(0, down), fontsize=0.78 * size, **style, **place)
+    long = any(len(name) > 10 for name in labels)
+    axes.set_xticks(range(count), names, rotation=90 if long else 0, va="top", ha="center", fontsize=9.5)
+    axes.set_yticks(range(count), names, fontsize=9.5)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_parse_math(False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(column_title, labelpad=8)
+    axes.set_ylabel(row_title, labelpad=8)
+    heading = [part for line in title.splitlines() for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
+    figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
+    colors = ListedColormap([color_at(step / 255) for step in range(256)])
+    bar = figure.colorbar(
+        ScalarMappable(Normalize(scale.low, scale.high), colors), ax=axes, shrink=0.8, aspect=24, pad=0.02
+    )
+    bar.set_label(f"mean score (most points: {maximum:g})")
+    bar.outline.set_visible(False)
+    if note:
+        figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left", parse_math=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=_DPI)
+
+
+def _wrapped(label: str) -> str:
+    # Folders are joined without a blank to break at.
+    lines = [line.replace("/ ", "/") for line in textwrap.wrap(label.replace("/", "/ "), _WRAP)] or [""]
+    return "\n".join(lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], "…" + label[-(_WRAP - 1) :]])

@@ -1,0 +1,1 @@
+"""The cross-play page and its files."""

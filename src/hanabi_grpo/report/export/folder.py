@@ -1,0 +1,154 @@
+"""The exported folder: it appears at once, by a rename, or not at all.
+
+FOLDER/
+├── README.md  manifest.json                 of the team; the folder is a checkpoint to every command
+├── episodes/step_50.jsonl                   sample games, where some were recorded
+├── player_0/                                a repository of its own
+│   ├── README.md  manifest.json             the card; who this is, its step, base model and hashes
+│   └── adapter_config.json  adapter_model.safetensors
+├── player_1/ …
+└── merged/player_0/ …                       on request: the whole model, for software without PEFT
+"""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.export.card import write_card
+from hanabi_grpo.report.export.merged import MergeCheck, write_merged
+from hanabi_grpo.report.export.origin import PUBLISHED, Origin
+from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.runs.manifest import write_manifest
+from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic
+from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
+from hanabi_grpo.tracking.card import HUB_NAME, base_name
+from hanabi_grpo.tracking.sample_games import write_sample_games
+
+MERGED = "merged"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    folder: Path
+    players: tuple[str, ...]
+    base: str
+    """The base model's name in cards and configurations."""
+    is_on_hub: bool
+    merged: Mapping[str, MergeCheck]
+    """By player; empty: none was asked for."""
+
+
+def export(
+    origin: Origin,
+    out: Path,
+    *,
+    players: Sequence[str],
+    base_model: str | None = None,
+    model: str | None = None,
+    merged: bool = False,
+    say: Say = lambda text: None,
+) -> Exported:
+    """Write the folder.
+
+    Args:
+        origin: Of the adapters.
+        out: New folder.
+        players: Which of its adapters.
+        base_model: Hub name of the base model; None: as it was trained on, if that is one.
+        model: Where the base model is, for merging; None: where it was in training.
+        merged: Write merged models too.
+        say: Receives a line for each longer part.
+
+    Raises:
+        SettingsError: It exists, cannot be written, or the base model is not to be had, or another one.
+    """
+    if out.exists() or out.is_symlink():
+        raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
+    if base_model is not None:
+        check_base_model(base_model)
+    base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
+    source = _base_folder(origin, model) if merged else None
+    checks: dict[str, MergeCheck] = {}
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as partial:
+            whole = Path(partial) / "whole"
+            for name in players:
+                folder = whole / name
+                _write_adapter(origin, name, folder, base)
+                write_card(folder, origin, [name], base=base, is_on_hub=is_on_hub)
+                _seal(folder, origin, [name])
+                if source is not None:
+                    say(f"merging {name} into {source}")
+                    target = whole / MERGED / name
+                    checks[name] = write_merged(source, folder, target)
+                    text = checks[name].text
+                    write_card(target, origin, [name], base=base, is_on_hub=is_on_hub, merged=text)
+            any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
+            write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
+            _seal(whole, origin, players)
+            whole.rename(out)
+            sync_folder(out.parent)
+    except OSError as error:
+        raise SettingsError(
+            f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
+        ) from error
+    return Exported(folder=out, players=tuple(players), base=base, is_on_hub=is_on_hub, merged=checks)
+
+
+def check_base_model(base_model: str) -> None:
+    """Refuse what is no hub name.
+
+    Raises:
+        SettingsError: See there.
+    """
+    if not HUB_NAME.fullmatch(base_model):
+        raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
+
+
+def _base_folder(origin: Origin, model: str | None) -> Path:
+    name = model or origin.model
+    if not name:
+        raise SettingsError("--merged: the checkpoint does not say its base model; name it: MODEL=FOLDER.")
+    folder = resolve_model(name)
+    wanted, found = origin.saved.facts.get("model_fingerprint"), model_fingerprint(folder)
+    if wanted is not None and wanted != found:
+        raise SettingsError(
+            f"--merged: {name} has the fingerprint {found}, the adapters were trained on {wanted}; set MODEL to the "
+            "model that they were trained on."
+        )
+    return folder
+
+
+def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
+    from peft import LoraConfig
+
+    weights, wire = origin.saved.adapters[name]
+    folder.mkdir(parents=True)
+    given = {key: value for key, value in wire.items() if key not in ("peft_type", "inference_mode")}
+    try:
+        config = LoraConfig(**given, base_model_name_or_path=base, inference_mode=True)
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"{origin.folder}/{name}/{CONFIG}: no LoRA configuration ({error}).") from error
+    config.save_pretrained(str(folder))
+    # PEFT writes a set, whose order is random; a server names adapters by their configuration.
+    written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    write_json_atomic(folder / CONFIG, {**written, "target_modules": wire["target_modules"]})
+    (folder / WEIGHTS).write_bytes(weights)
+
+
+def _seal(folder: Path, origin: Origin, players: Sequence[str]) -> None:
+    kept = ("board_hashes", *SAME_FACTS)
+    facts: dict[str, Any] = {name: origin.saved.facts[name] for name in kept if name in origin.saved.facts}
+    model, is_on_hub = base_name(origin.model)
+    facts |= {"model": model} if is_on_hub else {}
+    facts |= {"adapters": list(players), PUBLISHED: dict(origin.settings)}
+    write_manifest(folder, step=origin.saved.step, facts=facts)

@@ -1,0 +1,129 @@
+"""What one look at a run folder found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hanabi_grpo.report.run_views.figures import (
+    PLAYER,
+    SCORE,
+    TEAM,
+    players,
+    recent,
+    recent_phases,
+    series,
+)
+from hanabi_grpo.report.run_views.last_game import LastGame
+from hanabi_grpo.runs.run_folder import finite
+
+_MOST_INCIDENTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaisedAlarm:
+    """An alarm that is raised now."""
+
+    name: str
+    subject: str
+    """A player or a board; "": the whole run."""
+    since: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One line of `incidents.jsonl`."""
+
+    time: float | None
+    """Seconds since 1970."""
+    kind: str
+    message: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """What one look found."""
+
+    name: str
+    """Of the run folder."""
+    is_there: bool = False
+    """False while there is neither a step nor a settings file."""
+    trainer: str = ""
+    """"running" or "not running" by the folder's lock; "elsewhere": it names another machine; "": no lock."""
+    rows: Sequence[Mapping[str, Any]] = ()
+    """Rows of `metrics.jsonl` by step."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    age: float | None = None
+    """Seconds since `metrics.jsonl` was written."""
+    alarms: tuple[RaisedAlarm, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    """Oldest first."""
+    incident_counts: Mapping[str, int] = field(default_factory=dict)
+    checkpoints: tuple[int, ...] = ()
+    game: LastGame | None = None
+    notes: tuple[str, ...] = ()
+    """What could not be read."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    @property
+    def max_steps(self) -> int | None:
+        """MAX_STEPS; None where the dataset's length decides."""
+        value = self.settings.get("MAX_STEPS")
+        return value if type(value) is int and value > 0 else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean seconds of one of the last steps."""
+        return recent(self.rows, "step_time")
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Expected seconds to MAX_STEPS."""
+        if self.max_steps is None or self.step_seconds is None:
+            return None
+        return max(0, self.max_steps - self.step) * self.step_seconds
+
+    @property
+    def version(self) -> int | None:
+        """Version that played the games of the last step; None where no row says it."""
+        if not self.rows:
+            return None
+        return max(0, self.step - 1 - round(recent(self.rows[-1:], "staleness") or 0))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON: figures are means over the last steps, the curve has every step."""
+        steps, scores = series(self.rows, SCORE)
+        names = players(self.rows)
+        data = {
+            "run": self.name,
+            "is_there": self.is_there,
+            "trainer": self.trainer or None,
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "version": self.version,
+            "step_seconds": self.step_seconds,
+            "seconds_left": self.seconds_left,
+            "age_seconds": self.age,
+            "curve": [list(point) for point in zip(steps, scores, strict=True)],
+            "team": {one.name: recent(self.rows, one.name) for one in TEAM},
+            "players": {name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in PLAYER} for name in names},
+            "phases": recent_phases(self.rows),
+            "alarms": [{"name": one.name, "subject": one.subject, "since": one.since} for one in self.alarms],
+            "incidents": {
+                "counts": dict(self.incident_counts),
+                "last": [
+                    {"time": one.time, "kind": one.kind, "message": one.message, "step": one.step}
+                    for one in self.incidents[-_MOST_INCIDENTS:]
+                ],
+            },
+            "checkpoints": list(self.checkpoints),
+            "game": None if self.game is None else self.game.to_json(),
+            "notes": list(self.notes),
+        }
+        found: dict[str, Any] = finite(data)
+        return found

@@ -1,0 +1,101 @@
+"""What W&B shows beside curves: sample games as a table and as a replay page, and pictures of the run.
+
+This module is a `tracking.publisher.Showcase`.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies, spread
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.charts.run_curves import draw_run
+from hanabi_grpo.report.replays.page import render_page
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.advantages import choose_estimator
+from hanabi_grpo.training.advantages.recorded import turn_advantages
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = ("file", "deal", "game", "score", "points kept", "ended", "turns", "bad replies", "moves")
+NUM_GAMES = 12
+"""Games of the table: the best, the worst and those of the scores between them."""
+
+
+def sample_recordings(run_folder: Path) -> list[Recording]:
+    """Return all games of the newest recorded step; none where no step was recorded."""
+    try:
+        return read_recordings(recording_files(run_folder))[0] if (run_folder / "episodes").is_dir() else []
+    except SettingsError:
+        # The file may be half-written just now; the next look finds it whole.
+        return []
+
+
+def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
+    """Return the cells of the table, one row a game, in the order of COLUMNS."""
+    rows = []
+    for one in recordings:
+        episode = one.episode
+        moves = " · ".join(f"{one.players[turn.player]} {turn.action}" for turn in episode.turns)
+        deal = visible(f"{episode.suite}/{episode.seed}")
+        rows.append(
+            [
+                one.source,
+                deal,
+                episode.game,
+                episode.score,
+                episode.score_kept,
+                episode.status.value,
+                len(episode.turns),
+                num_bad_replies(one),
+                visible(moves),
+            ]
+        )
+    return rows
+
+
+def replay_page(recordings: Sequence[Recording], settings: Settings, title: str) -> str:
+    """Return a few of the games as one HTML page.
+
+    Args:
+        recordings: All games of a step; advantages compare games of a deal.
+        settings: Says the estimator.
+        title: Heading.
+
+    Raises:
+        SettingsError: A record does not fit its deal.
+    """
+    estimator = choose_estimator(settings.advantage, settings.advantage_scale)
+    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+    chosen = spread(recordings, NUM_REPLAYS)
+    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    return render_page(timelines, title=title, estimator=estimator.name)
+
+
+def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
+    """Draw a run's pictures; returns the files by name. One that no row has figures for is left out.
+
+    Args:
+        run_folder: Of the run: `dynamics.png` and `charts/` are written.
+        rows: Of `metrics.jsonl`, by step.
+        settings: Say the board, whose most points stand beside the score.
+    """
+    most = make_spec(settings.preset, settings.players).reachable_max if settings.preset else None
+    files = {name: run_folder / "charts" / f"{name}.png" for name in ("score", "players", "phases")}
+    files = {"dynamics": run_folder / "dynamics.png", **files}
+    left_out = draw_run(
+        {name: [path] for name, path in files.items()},
+        rows,
+        title=f"{run_folder.resolve().name}: {len(rows)} steps",
+        most_points=most,
+    )
+    for name, reason in left_out.items():
+        logger.info("no picture %s: %s", name, reason)
+    # "alarms" is what earlier runs call it at W&B.
+    return {"alarms" if name == "dynamics" else name: path for name, path in files.items() if name not in left_out}

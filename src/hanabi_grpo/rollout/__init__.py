@@ -1,0 +1,1 @@
+"""Playing: the loop over a game, conversations, deals and rows, who sits where."""

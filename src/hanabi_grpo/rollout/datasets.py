@@ -1,0 +1,209 @@
+"""Dataset rows (JSON Lines) and the endless, repeatable list of deals that they stand for."""
+
+import json
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, parse_row
+from hanabi_grpo.rollout.deal_schedule import Phase, Terms, locate, plan_phases
+from hanabi_grpo.settings import Settings
+
+EXAMPLE_ROW = (
+    '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
+)
+
+
+PROMPT = "Play Hanabi with your team."
+
+
+def training_rows(settings: Settings) -> list[dict[str, Any]]:
+    """Return the rows that a run plays: those of DATASET, or without it one that the settings decide.
+
+    Returns:
+        As `load_rows`.
+
+    Raises:
+        SettingsError: As `load_rows`.
+    """
+    if settings.dataset is not None:
+        return load_rows(settings.dataset, settings)
+    row = {"messages": [{"role": "user", "content": PROMPT}], "env_config": {}}
+    return [parse_row(json.dumps(row).encode(), settings)]
+
+
+def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
+    """Read and check every row; what a row leaves open comes from the settings.
+
+    Returns:
+        Per row: `messages` as read, `env_config` (every key of `EnvConfig`, checked), `suite`, `seeds` (a list, or None
+        for fresh deals without end), `first_seed` (of fresh deals), `share` (a fraction), and `first_deal` and
+        `end_deal`, the numbers of deals between which the row plays (None: without end).
+
+    Raises:
+        SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or rows that
+            leave steps without a game, or shares that come out exactly only in very many deals.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of HANABI_PRESET, or "
+            f"make one: hanabi-grpo dataset --preset laptop --out {path}"
+        ) from error
+    return parse_rows(content, path, settings)
+
+
+def parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str, Any]]:
+    """Do what `load_rows` does with the content of a file that need not be there."""
+    rows = []
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(parse_row(line, settings))
+            except ValueError as error:
+                raise SettingsError(f"{path} line {number}: {error} Example of a row: {EXAMPLE_ROW}") from error
+    if not rows:
+        raise SettingsError(f"{path}: no rows. Example of a row: {EXAMPLE_ROW}")
+    try:
+        phases = plan_phases(_terms(rows))
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+    free = 0
+    for phase in phases:
+        if phase.first > free:
+            first, last = free // settings.deals_per_step + 1, phase.first // settings.deals_per_step
+            raise SettingsError(
+                f"{path}: no row plays in steps {first} to {last}; let one end later (until_step) or begin earlier "
+                "(from_step)."
+            )
+        free = phase.end or free
+    return rows
+
+
+def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[str, Any]]:
+    """Return deals number `start` to `start + count - 1` of the list that rows stand for.
+
+    Deals go round the rows that play, each as often as its share says. Deal n takes seed `first_seed` + n where its row
+    has no seeds, so no two deals of a run have the same one, on whatever board. A row with seeds goes round them; one
+    that pauses goes on where it was.
+
+    Returns:
+        Per deal: `messages`, `env_config`, `suite`, `seed` and `deal` (its number).
+
+    Raises:
+        SettingsError: A deal after the last row has ended.
+    """
+    terms = _terms(rows)
+    chosen = []
+    for number in range(start, start + count):
+        index, visit = locate(terms, number)
+        row = rows[index]
+        if not row["seeds"] and number >= SEEDS_APART:
+            raise SettingsError(f"deal {number}: a run has {SEEDS_APART} fresh deals; set another HANABI_DEAL_SEED.")
+        seed = row["seeds"][visit % len(row["seeds"])] if row["seeds"] else row["first_seed"] + number
+        chosen.append(
+            {
+                "messages": row["messages"],
+                "env_config": row["env_config"],
+                "suite": row["suite"],
+                "seed": seed,
+                "deal": number,
+            }
+        )
+    return chosen
+
+
+def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse a weight of points that the estimator divides out again.
+
+    Raises:
+        SettingsError: HANABI_REWARD_SCORE, or a row's reward_score, is not 1 under HANABI_ADVANTAGE=turn with division
+            by the standard deviation.
+    """
+    weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"]["reward_score"] != 1]
+    if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
+        raise SettingsError(
+            f"HANABI_REWARD_SCORE={weights[0]:g} (reward_score in a row) has no effect with HANABI_ADVANTAGE=turn, "
+            "which divides the team's returns by their standard deviation. Set HANABI_ADVANTAGE_SCALE=none, so that it "
+            "scales them; or weigh penalties instead (HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, "
+            "HANABI_REWARD_OUT_OF_TOKENS); or choose another HANABI_ADVANTAGE."
+        )
+
+
+def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
+    """Return how many optimizer steps a run takes.
+
+    One epoch visits every seed of every row at least once: with equal shares len(rows) × the longest list of seeds.
+
+    Raises:
+        SettingsError: No row plays in the last steps; or NUM_TRAIN_EPOCHS alone is set and a row has no end, or plays
+            in some steps only.
+    """
+    if settings.max_steps is not None or settings.num_train_epochs is None:
+        steps = settings.max_steps or 0
+        last = _last_step(settings, rows)
+        if last is not None and last < steps:
+            raise SettingsError(
+                f"MAX_STEPS={steps}: no row of {settings.dataset} plays after step {last}. Set MAX_STEPS={last}, or "
+                "give the last row no until_step."
+            )
+        return steps
+    epochs = f"NUM_TRAIN_EPOCHS={settings.num_train_epochs:g}: {settings.dataset or 'without DATASET a run'}"
+    if any(not row["seeds"] for row in rows):
+        raise SettingsError(
+            f"{epochs} has a row without seeds, which draws fresh deals for ever, so an epoch has no end. "
+            "Set MAX_STEPS, or give every row seeds."
+        )
+    phases = plan_phases(_terms(rows))
+    if len(phases) > 1 or phases[0].end is not None:
+        raise SettingsError(
+            f"{epochs} has rows with from_step or until_step, which count steps, not epochs. Set MAX_STEPS instead."
+        )
+    order = phases[0].order
+    blocks = max(math.ceil(len(row["seeds"]) / order.count(index)) for index, row in enumerate(rows))
+    return max(1, math.ceil(settings.num_train_epochs * blocks * len(order) / settings.deals_per_step))
+
+
+def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
+    """Return what is played when, for the terminal.
+
+    Example:
+        "steps 1 to 100: laptop 75 %, marshal-mini 25 %; from step 101: marshal-mini"
+    """
+    styles = {row["env_config"]["observation"] for row in rows}
+    names = [
+        row["env_config"]["preset"] + (f" ({row['env_config']['observation']})" if len(styles) > 1 else "")
+        for row in rows
+    ]
+    phases = plan_phases(_terms(rows))
+    parts = []
+    for phase in phases:
+        first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step
+        when = f"steps {first} to {last}: " if last > first else f"step {first}: "
+        if phase.end is None:
+            when = f"from step {first}: " if len(phases) > 1 else ""
+        parts.append(when + _shares(phase, names))
+    return "; ".join(parts)
+
+
+def _shares(phase: Phase, names: Sequence[str]) -> str:
+    counts: dict[str, int] = {}
+    for index in sorted(phase.order):
+        counts[names[index]] = counts.get(names[index], 0) + 1
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items())
+
+
+def _last_step(settings: Settings, rows: Sequence[dict[str, Any]]) -> int | None:
+    end = plan_phases(_terms(rows))[-1].end
+    return None if end is None else end // settings.deals_per_step
+
+
+def _terms(rows: Sequence[dict[str, Any]]) -> tuple[Terms, ...]:
+    return tuple(Terms(share=Fraction(row["share"]), first=row["first_deal"], end=row["end_deal"]) for row in rows)

@@ -1,0 +1,202 @@
+"""What trainer and server tell each other before the first game, and how each side computes it.
+
+Both sides run this code over their own installation: the server recomputes what a trainer claims of its games, so two
+installations that would deal, word or encode a game differently are told so instead of training on the difference.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
+from urllib.parse import quote, unquote
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Game, shuffled_deck
+
+MAX_VERSION = 2**31 - 1
+"""Largest policy version: versions count optimizer steps."""
+STARTING = "starting"
+"""`status` of the answer 503 that a server gives until its engine is up; beside it `seconds`, so far."""
+_NUM_PROBES = 3
+_PROBE_TURNS = 8
+
+_Text = Annotated[str, Field(min_length=1, max_length=100)]
+_Id = Annotated[int, Field(strict=True, ge=0)]
+_Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
+_Versions = Annotated[dict[_Text, _Version], Field(max_length=5)]
+
+
+class GameClaim(BaseModel):
+    """One game that a trainer will ask for, and what its own code makes of it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    env_config: dict[_Text, Any] = Field(min_length=1, max_length=32)
+    board_hash: _Text
+    prompt_hash: _Text
+
+
+class SessionRequest(BaseModel):
+    """What a trainer says of itself; the server refuses one that does not fit."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    protocol: int
+    run_id: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")
+    trainer_id: str = Field(pattern=r"^[0-9a-f]{32}$")
+    secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
+    """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else is public."""
+    adapters: list[_Text] = Field(min_length=1, max_length=5)
+    lora_rank: int = Field(ge=1, le=512)
+    model_fingerprint: _Text
+    tokenizer_hash: _Text
+    chat_hash: _Text
+    dtype: _Text
+    games: list[GameClaim] = Field(min_length=1, max_length=64)
+    """Never empty: a session is what uploads adapters, and an adapter without games cannot be checked. Playing the
+    base model, or what is served already, needs no session."""
+    version: _Version = 0
+    """The first version that the trainer will push."""
+    replaces: _Versions | None = None
+    """Newer versions of the same run that the server may drop."""
+
+
+class SessionAnswer(BaseModel):
+    """What the server answers; it holds the whole identity beside these."""
+
+    model_config = ConfigDict(extra="allow")
+    instance_id: str
+    session_timeout: float = Field(gt=0, allow_inf_nan=False)
+    """Seconds of silence after which another trainer may take over."""
+    versions: dict[str, int]
+
+
+class Receipt(BaseModel):
+    """What the server serves of one adapter."""
+
+    version: int
+    sha256: str
+    """Of the tensors as loaded."""
+    config_sha256: str
+    """Of the PEFT configuration, see `config_digest`."""
+    lora_name: str
+
+
+class CommitAnswer(BaseModel):
+    """Receipts of one commit."""
+
+    instance_id: str
+    receipts: dict[str, Receipt]
+
+
+class LendAnswer(BaseModel):
+    """Receipt of a lent adapter."""
+
+    seat: str
+    """What to write where it shall sit, e.g. "frozen_0123456789abcdef@50"."""
+    name: str
+    version: int
+    sha256: str
+    config_sha256: str
+    instance_id: str
+
+
+class ReplyAnswer(BaseModel):
+    """One sampled reply, see `types.Reply`."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    text: str
+    prompt_ids: Annotated[tuple[_Id, ...], Field(strict=False)]
+    reply_ids: Annotated[tuple[_Id, ...], Field(strict=False)]
+    logprobs: Annotated[tuple[float, ...], Field(strict=False)]
+    """Of each id in `reply_ids`, in nats."""
+    version: int | None
+    out_of_tokens: bool
+    instance_id: str
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.logprobs) != len(self.reply_ids):
+            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply_ids")
+        if self.out_of_tokens == bool(self.reply_ids):
+            raise ValueError(f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids")
+        return self
+
+
+class LogAnswer(BaseModel):
+    """Lines of the server's log, and the number to ask for next time."""
+
+    next: int
+    lines: list[str]
+
+
+def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
+    """Return the headers that name a trainer; a path may hold what a header may not, so it is percent-encoded."""
+    return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}
+
+
+def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Return (run_id, trainer_id) of a request; None for what it does not say."""
+    run_id = headers.get("x-run-id")
+    return (None if run_id is None else unquote(run_id)), headers.get("x-trainer-id")
+
+
+def game_claims(configs: Sequence[EnvConfig]) -> list[dict[str, Any]]:
+    """Return what this installation makes of each game, as the request carries it; equal games once."""
+    return [
+        {
+            "env_config": config.model_dump(mode="json"),
+            "board_hash": config.spec().hash,
+            "prompt_hash": prompt_hash(config),
+        }
+        for config in dict.fromkeys(configs)
+    ]
+
+
+@functools.lru_cache(maxsize=256)
+def prompt_hash(config: EnvConfig) -> str:
+    """Return a short sha256 over what players of a game are told.
+
+    That is every player's system message, and the messages of a few turns of fixed games: the moves are chosen by
+    position among the legal ones, so a difference in the rules shows as well.
+    """
+    spec, style = config.spec(), config.observation
+    told = [system_prompt(spec, style, player, bomb_rule=config.bomb_rule) for player in range(spec.num_players)]
+    for number in range(_NUM_PROBES):
+        game = Game(spec, shuffled_deck(spec, "eval-handshake", number))
+        for turn in range(_PROBE_TURNS):
+            if game.is_over:
+                break
+            told.append(turn_prompt(game.view(game.current_player), style=style, legal_moves=config.legal_moves))
+            legal = game.legal_actions()
+            # Plays end the game early on boards with one life, so the first game makes none.
+            calm = [action for action in legal if number or action.kind != "play"] or list(legal)
+            game.apply(calm[(7 * turn + number) % len(calm)])
+    return _short_hash(told)
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Return a short sha256 over all that decides which ids a text becomes, and back.
+
+    Vocabulary, merges, normalisation, added and special tokens count; the folder, and the truncation and padding that
+    earlier calls left switched on, do not.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+    """
+    parts: list[Any] = [
+        sorted(tokenizer.get_vocab().items()),
+        sorted((number, str(token)) for number, token in tokenizer.added_tokens_decoder.items()),
+        {name: str(value) for name, value in tokenizer.special_tokens_map.items()},
+    ]
+    if tokenizer.is_fast:
+        pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts.append({key: value for key, value in pipeline.items() if key not in ("truncation", "padding")})
+    return _short_hash(parts)
+
+
+def _short_hash(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""One run on this disk: its folder, checkpoints, records of games and evaluations, and how it goes on."""

@@ -1,0 +1,56 @@
+"""The part of a PEFT configuration that travels with an adapter, and names by digest."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from hanabi_grpo.settings.seating import FROZEN_PREFIX
+
+WIRE_KEYS = frozenset(
+    {
+        "peft_type",
+        "task_type",
+        "r",
+        "lora_alpha",
+        "target_modules",
+        "lora_dropout",
+        "bias",
+        "use_rslora",
+        "inference_mode",
+    }
+)
+"""What the rollout server accepts: no path, no base-model name, nothing that names code."""
+
+
+def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a PEFT configuration reduced to what may travel, as JSON-able values.
+
+    Args:
+        config: `LoraConfig.to_dict()`, or the content of an `adapter_config.json`.
+
+    Example:
+        adapter_config_for_wire({"peft_type": PeftType.LORA, "r": 16, "target_modules": {"v_proj", "q_proj"},
+                                 "base_model_name_or_path": "/models/x"})
+        == {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
+    """
+    return {key: _plain(value) for key, value in config.items() if key in WIRE_KEYS}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    # A set has no order of its own: sorted, the same adapter gives the same bytes.
+    return sorted(value) if isinstance(value, set | frozenset) else value
+
+
+def config_digest(config: Mapping[str, Any]) -> str:
+    """Return the sha256 of a PEFT configuration; it decides what the tensors mean, so a receipt names it too."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+
+
+def frozen_name(weights_sha256: str, config: Mapping[str, Any]) -> str:
+    """Return what a lent adapter is called; the same weights and PEFT configuration always have the same name."""
+    digest = hashlib.sha256(f"{weights_sha256} {config_digest(config)}".encode()).hexdigest()
+    return f"{FROZEN_PREFIX}{digest[:16]}"

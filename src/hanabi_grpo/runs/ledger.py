@@ -1,0 +1,122 @@
+"""Finished pieces of a long piece of work, in a file, so that an interrupted command goes on where it stopped.
+
+The first line says which work it is (the key), every other line is a finished piece. A command with another key never
+gets to see them, and only one process at a time holds the file.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.run_folder import append_jsonl
+
+_SHOWN = 60
+"""Characters of a value in an error."""
+
+
+def key_digest(key: Mapping[str, Any]) -> str:
+    """Return a short name of a key, for a file's name."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class Ledger:
+    """One file of finished pieces, held by this process until it is closed."""
+
+    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+        """Open a ledger, or begin one; a last line that was cut off is dropped.
+
+        Args:
+            path: The file; its folder is made where it is missing.
+            key: Everything that the pieces depend on, as JSON has it.
+
+        Raises:
+            SettingsError: The file is of other work, damaged, held by another process, or cannot be used.
+        """
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        """The finished pieces, oldest first."""
+        wanted: dict[str, Any] = json.loads(json.dumps(key))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._hold()
+            try:
+                self._read(wanted)
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be used ({error.strerror}); choose another --out.") from error
+
+    def add(self, *rows: Mapping[str, Any]) -> None:
+        """Write finished pieces; they are in the file when this returns.
+
+        Raises:
+            SettingsError: The disk is full, or the file cannot be written for another reason.
+        """
+        try:
+            append_jsonl(self.path, *rows)
+        except OSError as error:
+            raise SettingsError(
+                f"{self.path}: cannot be written ({error.strerror}); what it holds is whole."
+            ) from error
+
+    def remove(self) -> None:
+        """Delete the file: the work is complete."""
+        self.path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        """Return the ledger itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the file back; it stays."""
+        os.close(self._descriptor)
+
+    def _hold(self) -> int:
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise SettingsError(
+                    f"{self.path}: another process is at this work; wait for it, or choose another --out."
+                ) from error
+            # Its holder may have removed the file between the two calls above.
+            if self.path.exists() and os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                return descriptor
+            os.close(descriptor)
+
+    def _read(self, key: dict[str, Any]) -> None:
+        content = self.path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            os.ftruncate(self._descriptor, len(whole))
+        try:
+            rows = [json.loads(line) for line in whole.splitlines()]
+            found = rows[0]["key"] if rows else key
+        except (ValueError, LookupError, TypeError):
+            rows, found = [None], None
+        if not isinstance(found, dict) or not all(isinstance(row, dict) for row in rows):
+            raise SettingsError(f"{self.path}: not what an interrupted command leaves; move it away.")
+        if found != key:
+            other = [
+                f"{name}: there {str(found.get(name))[:_SHOWN]}, here {str(key.get(name))[:_SHOWN]}"
+                for name in sorted({*found, *key})
+                if found.get(name) != key.get(name)
+            ]
+            raise SettingsError(
+                f"{self.path}: holds the finished part of other work ({'; '.join(other)}). Finish that with its own "
+                "command, choose another --out, or remove the file."
+            )
+        self.rows = rows[1:]
+        if not rows:
+            self.add({"key": key})

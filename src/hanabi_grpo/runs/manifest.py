@@ -1,0 +1,194 @@
+"""The manifest of a checkpoint: every file with its size and sha256, so that a damaged one is recognised."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs.run_folder import finite, write_json_atomic
+
+MANIFEST = "manifest.json"
+CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or path.as_posix() != name or name in (".", MANIFEST) or "\0" in name:
+        raise ValueError("is not the name of a file inside the checkpoint")
+    return name
+
+
+class FileEntry(BaseModel):
+    """What one file must be."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Manifest(BaseModel):
+    """What `manifest.json` says. Further keys are the facts that the writer added.
+
+    Example:
+        {"format": 1, "step": 50, "adapters": ["player_0", "player_1"], "created": "2026-01-31T09:30:00+00:00",
+         "files": {"player_0/adapter_config.json": {"bytes": 612, "sha256": "9f86…"}, …}, "manifest_sha256": "2c26…"}
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    format: Literal[1]
+    step: int = Field(ge=0)
+    """Optimizer steps behind the checkpoint."""
+    files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
+    """Path below the checkpoint, with slashes, to size and hash; every file but the manifest."""
+    created: str
+    """UTC, ISO 8601."""
+    manifest_sha256: str
+    """Of everything else here: facts have no file whose hash would protect them."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the writer added, e.g. {"adapters": […], "model": "…"}."""
+        return self.model_extra or {}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read `manifest.json` of a checkpoint; its files are not looked at.
+
+    Raises:
+        RunFolderError: It is missing, is not such a file, or names files outside the checkpoint.
+    """
+    try:
+        data = json.loads((folder / MANIFEST).read_bytes())
+        manifest = Manifest.model_validate(data)
+    except FileNotFoundError:
+        raise RunFolderError(f"{folder}: no {MANIFEST}; it was not written to its end, or is no checkpoint.") from None
+    except OSError as error:
+        raise RunFolderError(f"{folder}: {MANIFEST} cannot be read ({error.strerror}).") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = "/".join(str(part) for part in first["loc"])
+        raise RunFolderError(
+            f"{folder}: {MANIFEST} is not one of this version ({where + ': ' if where else ''}{first['msg']})."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise RunFolderError(f"{folder}: {MANIFEST} is no JSON ({error}).") from error
+    if (sha256 := manifest_sha256(data)) != manifest.manifest_sha256:
+        raise RunFolderError(
+            f"{folder}: {MANIFEST} has sha256 {sha256}, but says {manifest.manifest_sha256!r}; something changed it."
+        )
+    return manifest
+
+
+def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> None:
+    """Write the manifest of a folder as it is, files synced by the caller.
+
+    Raises:
+        OSError: It cannot be written, or a file cannot be read.
+    """
+    content = {
+        "format": 1,
+        "step": step,
+        **facts,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": {
+            name: FileEntry(bytes=size, sha256=file_sha256(folder / name)).model_dump()
+            for name, size in sorted(file_sizes(folder).items())
+        },
+    }
+    # Hashed as a reader will see it: keys that are numbers are strings by then, tuples are lists.
+    data = json.loads(json.dumps(finite(content)))
+    write_json_atomic(folder / MANIFEST, {**data, "manifest_sha256": manifest_sha256(data)})
+
+
+def manifest_sha256(data: Mapping[str, Any]) -> str:
+    """Return the hash over a manifest's content, whatever its line breaks, without the hash itself."""
+    content = {key: value for key, value in data.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_checkpoint(folder: Path, *, full: bool = True) -> Manifest:
+    """Return the manifest of a checkpoint whose files are exactly the listed ones.
+
+    Args:
+        folder: `checkpoint-N`.
+        full: Compare every sha256; False: sizes only, which finds torn files but no flipped bits.
+
+    Raises:
+        RunFolderError: Names the first file that is missing, not listed, or has another size or hash.
+    """
+    manifest = read_manifest(folder)
+    named = CHECKPOINT_NAME.fullmatch(folder.name)
+    if named and int(named[1]) != manifest.step:
+        raise RunFolderError(f"{folder}: its {MANIFEST} is that of step {manifest.step}.")
+    try:
+        sizes = file_sizes(folder)
+        for name in sorted(manifest.files.keys() | sizes.keys()):
+            entry = manifest.files.get(name)
+            if name not in sizes:
+                raise RunFolderError(f"{folder}: {name} is missing.")
+            if entry is None:
+                raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
+            if sizes[name] != entry.bytes:
+                raise RunFolderError(f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}.")
+        for name, entry in sorted(manifest.files.items()) if full else ():
+            if (sha256 := file_sha256(folder / name)) != entry.sha256:
+                raise RunFolderError(f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}.")
+    except RunFolderError:
+        raise
+    except OSError as error:
+        raise RunFolderError(f"{folder}: {error.filename or 'a file'} cannot be read ({error.strerror}).") from error
+    return manifest
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return every file below a checkpoint but its manifest, as path with slashes to size in bytes.
+
+    Raises:
+        RunFolderError: One is a link or no plain file.
+        OSError: The folder cannot be read.
+    """
+    sizes = {}
+    for parent, _, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            path = Path(parent, name)
+            relative = path.relative_to(folder).as_posix()
+            if path.is_symlink() or not path.is_file():
+                raise RunFolderError(f"{folder}: {relative} is not a plain file.")
+            if relative != MANIFEST:
+                sizes[relative] = path.stat().st_size
+    return sizes
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def step_of(folder: Path) -> int:
+    """Return the step of a checkpoint folder, from its name or else its manifest.
+
+    Raises:
+        RunFolderError: Neither tells.
+    """
+    named = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    return int(named[1]) if named else read_manifest(folder).step
+
+
+def describe_step(folder: Path) -> str:
+    """Return e.g. "step 50 (outputs/run/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
+    manifest = read_manifest(folder)
+    return f"step {manifest.step} ({folder}, saved {manifest.created})"
+
+
+def _raise(error: OSError) -> None:
+    raise error

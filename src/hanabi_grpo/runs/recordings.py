@@ -1,0 +1,143 @@
+"""Files of recorded games: an episode a line, read and written; see `Recording` for what a line may hold beside it."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.envs.hanabi.replays.recording import Recording, read_deck
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.runs.run_folder import run_home, sync_folder
+from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
+
+_STEP = re.compile(r"step_(\d+)", re.ASCII)
+
+
+def recording_to_json(recording: Recording) -> dict[str, Any]:
+    """Return one line of a file: the episode, and deck and names where they are needed."""
+    row = episode_to_json(recording.episode)
+    if recording.deck is not None:
+        row["deck"] = " ".join(map(str, recording.deck))
+    if recording.names:
+        row["names"] = list(recording.names)
+    return row
+
+
+def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
+    """Write games to a new file, all or none.
+
+    Raises:
+        SettingsError: The file exists already or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            try:
+                file.writelines(json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
+            except BaseException:
+                path.unlink()
+                raise
+        sync_folder(path.parent)
+    except FileExistsError as error:
+        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.") from error
+    except OSError as error:
+        raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
+
+
+def recorded_steps(folder: Path) -> dict[int, Path]:
+    """Return the files of recorded steps in `episodes/` of a folder, or in the folder itself where it has none."""
+    folder = folder / "episodes" if (folder / "episodes").is_dir() else folder
+    return {int(match[1]): file for file in folder.glob("*.jsonl") if (match := _STEP.fullmatch(file.stem))}
+
+
+def recording_files(path: Path, step: int | None = None) -> list[Path]:
+    """Return the files of games that a path stands for.
+
+    A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
+    steps stands for all its `*.jsonl` files.
+
+    Raises:
+        SettingsError: There is nothing to read, or no such step.
+    """
+    if path.is_file():
+        if step is not None:
+            raise SettingsError(f"--step {step}: {path} is one file; give the run folder, or leave --step out.")
+        return [path]
+    if not path.is_dir():
+        raise SettingsError(f"{path}: no such file or folder; give a run folder or a *.jsonl file of games.")
+    path = run_home(path)
+    folder = path / "episodes" if (path / "episodes").is_dir() else path
+    steps = recorded_steps(path)
+    if step is None and not steps:
+        if files := sorted(folder.glob("*.jsonl")):
+            return files
+        raise SettingsError(f"{folder}: holds no *.jsonl files of games; a training records some in episodes/.")
+    if step is None:
+        step = max(steps)
+    if step not in steps:
+        recorded = ", ".join(map(str, sorted(steps))) or "none"
+        raise SettingsError(f"--step {step}: not recorded in {folder}; recorded: {recorded}.")
+    return [steps[step]]
+
+
+def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+    """Return the games of some files, numbered through, and notes about what was left out.
+
+    A last line that was cut off (its writer was killed) is left out with a note.
+
+    Raises:
+        SettingsError: A file cannot be read, a line is no game, or there is no game at all.
+    """
+    found: list[Recording] = []
+    notes: list[str] = []
+    for path in files:
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except OSError as error:
+            raise SettingsError(f"{path}: cannot be read ({error.strerror}).") from error
+        lines = text.split("\n")
+        for index, line in enumerate(lines):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                if index == len(lines) - 1:
+                    notes.append(f"{path}: its last line was cut off and is left out.")
+                    continue
+                raise SettingsError(f"{path}: line {index + 1} is no JSON ({error}).") from error
+            found.append(_recording(_without_surrogates(row), len(found), path, index + 1))
+    if not found:
+        raise SettingsError(f"{', '.join(map(str, files))}: no game in there.")
+    return found, notes
+
+
+def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
+    where = f"{path}: line {line}"
+    try:
+        episode = episode_from_json(row)
+    except ServerError as error:
+        raise SettingsError(f"{where} is no game of this version: {error}") from error
+    deck, names = row.get("deck"), row.get("names", [])
+    if deck is not None and not isinstance(deck, str):
+        raise SettingsError(f"{where}: deck={str(deck)[:40]!r}: a deck is a text such as 'R1 Y4 ...'.")
+    well_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not well_named or len(names) not in (0, episode.num_players):
+        raise SettingsError(f"{where}: names={str(names)[:80]}: one text for each of {episode.num_players} players.")
+    return Recording(
+        episode=episode,
+        number=number,
+        source=path.stem,
+        deck=None if deck is None else read_deck(deck, where),
+        names=tuple(names),
+    )
+
+
+def _without_surrogates(data: Any) -> Any:
+    # JSON can escape half a character, and no text that holds one can be checked or shown.
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(data, list):
+        return data if not data or isinstance(data[0], int | float) else [_without_surrogates(item) for item in data]
+    return {key: _without_surrogates(item) for key, item in data.items()} if isinstance(data, dict) else data

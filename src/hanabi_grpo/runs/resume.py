@@ -1,0 +1,239 @@
+"""What a run goes on from: the plan that RESUME asks for, and the note that tells the trainer."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
+from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
+from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
+from hanabi_grpo.settings import Settings
+
+LATEST = "latest"
+TRAINER_STATE = "trainer"
+"""Folder in a checkpoint that holds what only a resumed trainer needs."""
+_RESUME_FILE = "resume.json"
+_OUTPUTS = Path("outputs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePlan:
+    """Where a run writes, and what it starts from."""
+
+    run_folder: Path
+    """May be missing: a run that starts at step 0, or a fork."""
+    checkpoint: Path | None
+    """None: start at step 0."""
+    step: int
+    """Optimizer steps behind the checkpoint."""
+    skipped: tuple[str, ...]
+    """Newer checkpoints that cannot be used, and why."""
+    fork: bool
+    """The checkpoint belongs to another run, which stays as it is; `run_folder` must be fresh."""
+    summary: str
+    """One sentence for the terminal."""
+    board_hashes: tuple[str, ...] = ()
+    """Boards that the checkpoint was trained on, as its manifest says."""
+
+
+class ResumePoint(BaseModel):
+    """What `resume.json` tells the trainer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    checkpoint: Path
+    step: int = Field(ge=0)
+    skipped: tuple[str, ...] = ()
+
+
+def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan | None:
+    """Find what RESUME asks for; nothing is changed.
+
+    `latest` always has an answer, so that a supervisor may start every attempt with it: without a valid checkpoint
+    the run begins at step 0.
+
+    Args:
+        settings: RESUME and OUTPUT_DIR from here.
+        now: For the name of a new folder; None: this moment.
+
+    Returns:
+        None where RESUME is unset.
+
+    Raises:
+        RunFolderError: No such folder, no valid checkpoint in the run that was named, a checkpoint that is damaged or
+            without a trainer's state, an older one in place while newer ones are valid, or a fork into a used folder.
+    """
+    if settings.resume is None:
+        return None
+    if settings.resume == LATEST:
+        if settings.output_dir is not None:
+            return _latest_in(settings.output_dir)
+        return _latest_of_all(settings, now or datetime.now())
+    return _named(Path(settings.resume), settings.output_dir)
+
+
+def check_decks(plan: ResumePlan) -> None:
+    """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
+
+    Raises:
+        SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
+    """
+    halved = {
+        spec.rules_hash: name
+        for name, preset in PRESETS.items()
+        for spec in (make_spec(name, players) for players in preset.players)
+        if spec.deals_all_decks
+    }
+    if not plan.fork and (boards := sorted({halved[one] for one in plan.board_hashes if one in halved})):
+        raise SettingsError(
+            f"{plan.checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "
+            "deals all of them, so the rest of the curve would be another game's. Start a new run from it with "
+            "OUTPUT_DIR=(a new folder), or go on with hanabi_grpo 0.1."
+        )
+
+
+def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
+    """Leave `resume.json` for the trainer; none for a run that starts at step 0."""
+    path = run_folder / _RESUME_FILE
+    if plan is None or plan.checkpoint is None:
+        path.unlink(missing_ok=True)
+        return
+    point = ResumePoint(checkpoint=plan.checkpoint.resolve(), step=plan.step, skipped=plan.skipped)
+    write_json_atomic(path, point.model_dump(mode="json"))
+
+
+def read_resume(run_folder: Path) -> ResumePoint | None:
+    """Return what this run starts from; None: step 0.
+
+    Raises:
+        RunFolderError: `resume.json` is there and not readable as one.
+    """
+    path = run_folder / _RESUME_FILE
+    try:
+        return ResumePoint.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise RunFolderError(f"{path}: not what hanabi-grpo train writes ({error}); start it again.") from error
+
+
+def _latest_in(run_folder: Path) -> ResumePlan:
+    if run_folder.exists() and not run_folder.is_dir():
+        raise RunFolderError(f"OUTPUT_DIR={str(run_folder)!r}: is a file; RESUME=latest needs the folder of a run.")
+    used = used_entries(run_folder) if run_folder.is_dir() else []
+    if not used:
+        return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
+    if not any(name == "settings.json" or CHECKPOINT_NAME.fullmatch(name) for name in used):
+        raise RunFolderError(
+            f"OUTPUT_DIR={str(run_folder)!r}: holds {', '.join(used[:3])}{', …' if len(used) > 3 else ''} but neither "
+            "settings.json nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
+        )
+    try:
+        return _from_newest(run_folder, run_folder)
+    except RunFolderError as error:
+        reasons = [line.strip() for line in str(error).splitlines()]
+        return _from_zero(run_folder, f"no checkpoint to go on from in {run_folder}", tuple(reasons[1:] or reasons))
+
+
+def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
+    runs = [path.parent for path in _OUTPUTS.glob("*/settings.json")]
+    passed: list[str] = []
+    for run_folder in sorted(runs, key=lambda run: (_worked_on(run), run.name), reverse=True):
+        try:
+            plan = _from_newest(run_folder, run_folder, passed)
+        except RunFolderError as error:
+            passed += [line.strip() for line in str(error).splitlines()]
+            continue
+        return plan
+    fresh = _OUTPUTS / run_folder_name(settings, now)
+    return _from_zero(fresh, f"no run in {_OUTPUTS}/ has a valid checkpoint", tuple(passed))
+
+
+def _worked_on(run_folder: Path) -> str:
+    if saved := last_saved(run_folder):
+        # A copy, a checkout or an editor changes the times of files, never what a manifest says.
+        return saved
+    # Nothing to go on from: the time only decides whether this run is told as passed over.
+    started = datetime.fromtimestamp((run_folder / "settings.json").stat().st_mtime, UTC)
+    return started.isoformat(timespec="seconds")
+
+
+def _named(named: Path, output_dir: Path | None) -> ResumePlan:
+    if not named.is_dir():
+        raise RunFolderError(
+            f"RESUME={str(named)!r}: no such folder. Give the folder of a run or of one of its checkpoints, or latest."
+        )
+    if named.is_symlink() or named.name in ("", ".."):
+        # Of these the parent's spelling is not the parent.
+        named = named.resolve()
+    named = run_home(named)
+    is_checkpoint = (named / MANIFEST).exists() or CHECKPOINT_NAME.fullmatch(named.name) is not None
+    source = named.parent if is_checkpoint else named
+    fork = output_dir is not None and output_dir.resolve() != source.resolve()
+    target = output_dir if output_dir is not None and fork else source
+    if fork and target.is_dir() and (used := used_entries(target)):
+        raise RunFolderError(
+            f"OUTPUT_DIR={str(target)!r}: holds another run already ({', '.join(used[:3])}"
+            f"{', …' if len(used) > 3 else ''}), so RESUME={named} cannot start a new one in it. Go on with the run in "
+            "it by RESUME=latest, or choose another OUTPUT_DIR."
+        )
+    if not is_checkpoint:
+        return _from_newest(source, target)
+    manifest = check_checkpoint(named)
+    if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
+        raise RunFolderError(
+            f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so training cannot go "
+            f"on from it; it can be evaluated: hanabi-grpo evaluate --checkpoint {named}"
+        )
+    if not fork:
+        skipped = _newer_than(named, manifest)
+        return _plan(target, named, manifest, skipped, fork=False)
+    return _plan(target, named, manifest, (), fork=True)
+
+
+def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
+    newest = find_checkpoint(named.parent, needs=TRAINER_STATE)
+    if newest.manifest.step > manifest.step:
+        # Of a run that goes on nothing is removed.
+        living = holder_of(named.parent)
+        remove = "" if living else f", or remove the checkpoints after step {manifest.step} from {named.parent}"
+        raise RunFolderError(
+            f"RESUME={str(named)!r}: this run has a newer valid checkpoint, {newest.folder.name}, and would go on "
+            "beside its own later steps. Keep them and start a new run from here with OUTPUT_DIR=(a new folder)"
+            f"{remove}."
+        )
+    return newest.skipped
+
+
+def _from_newest(source: Path, target: Path, passed: list[str] | None = None) -> ResumePlan:
+    found = find_checkpoint(source, needs=TRAINER_STATE)
+    skipped = (*(passed or ()), *found.skipped)
+    return _plan(target, found.folder, found.manifest, skipped, fork=target.resolve() != source.resolve())
+
+
+def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str, ...], *, fork: bool) -> ResumePlan:
+    new = f", as a new run in {target}" if fork else ""
+    return ResumePlan(
+        run_folder=target,
+        checkpoint=checkpoint,
+        step=manifest.step,
+        skipped=skipped,
+        fork=fork,
+        summary=f"goes on from {describe_step(checkpoint)}{new}",
+        board_hashes=tuple(map(str, boards)) if isinstance(boards := manifest.facts.get("board_hashes"), list) else (),
+    )
+
+
+def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> ResumePlan:
+    return ResumePlan(
+        run_folder=run_folder,
+        checkpoint=None,
+        step=0,
+        skipped=skipped,
+        fork=False,
+        summary=f"{reason}: starts at step 0 in {run_folder}",
+    )

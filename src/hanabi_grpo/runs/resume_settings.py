@@ -1,0 +1,200 @@
+"""Which settings a resumed run may change, and what it keeps of the old ones."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.settings import Settings, settings_values, variables
+from hanabi_grpo.settings.variables import is_secret
+
+WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPHA")
+"""What the saved tensors were made for: equal in a resumed run and in a fork."""
+MEANING = (
+    "DATASET",
+    "SEED",
+    "HANABI_PRESET",
+    "HANABI_DTYPE",
+    "HANABI_OBSERVATION",
+    "HANABI_LEGAL_MOVES",
+    "HANABI_THINKING",
+    "HANABI_BOMB_RULE",
+    "HANABI_REWARD_SCORE",
+    "HANABI_REWARD_ILLEGAL",
+    "HANABI_REWARD_UNPARSABLE",
+    "HANABI_REWARD_OUT_OF_TOKENS",
+    "HANABI_MAX_TURNS",
+    "MAX_COMPLETION_LENGTH",
+    "TEMPERATURE",
+    "NUM_GENERATIONS",
+    "HANABI_DEALS_PER_STEP",
+    "HANABI_DEAL_SEED",
+    "BETA",
+    "HANABI_UPDATES_PER_STEP",
+    "HANABI_CLIP_LOW",
+    "HANABI_CLIP_HIGH",
+    "HANABI_CLIP_DUAL",
+    "HANABI_KL",
+    "HANABI_ENTROPY_BONUS",
+    "HANABI_SAMPLER_CORRECTION",
+    "HANABI_SAMPLER_CORRECTION_LIMIT",
+    "HANABI_OVERLAP",
+    "HANABI_UPDATE",
+    "HANABI_ALTERNATE_EVERY",
+    "HANABI_FREEZE",
+    "HANABI_ADVANTAGE",
+    "HANABI_ADVANTAGE_SCALE",
+    "HANABI_WHITEN",
+    "HANABI_LOSS_UNIT",
+    "HANABI_LENGTH_PENALTY",
+    "HANABI_LENGTH_FREE",
+    "HANABI_GROUP",
+    "HANABI_PARTNERS",
+    "HANABI_PARTNER_SHARE",
+)
+"""Which games are played and what is optimised: equal in a resumed run, whose curve is one curve; free in a fork.
+
+Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are, since the state is saved per
+parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
+SAVE_TOTAL_LIMIT are, although they decide which earlier versions a pool with HANABI_PARTNERS=earlier holds.
+"""
+_UNRECORDED = {
+    "HANABI_PARTNERS": "",
+    "HANABI_LEARNING_RATES": "",
+    "HANABI_START_FROM": "",
+    "HANABI_UPDATES_PER_STEP": 1,
+    "HANABI_CLIP_LOW": 0.2,
+    "HANABI_CLIP_HIGH": 0.2,
+    "HANABI_CLIP_DUAL": None,
+    "HANABI_KL": "loss",
+    "HANABI_ENTROPY_BONUS": 0.0,
+    "HANABI_SAMPLER_CORRECTION": "none",
+    "HANABI_SAMPLER_CORRECTION_LIMIT": 2.0,
+    "HANABI_OVERLAP": False,
+    "HANABI_UPDATE": "independent",
+    "HANABI_ALTERNATE_EVERY": 10,
+    "HANABI_FREEZE": "",
+    "HANABI_ADVANTAGE_SCALE": None,
+    "HANABI_WHITEN": False,
+    "HANABI_LOSS_UNIT": "token",
+    "HANABI_LENGTH_PENALTY": 0.0,
+    "HANABI_LENGTH_FREE": 0,
+    "HANABI_REWARD_OUT_OF_TOKENS": 0.0,
+    "HANABI_GROUP": "deal",
+    "HANABI_DEAL_SEED": 0,
+    "HANABI_PROFILE": None,
+}
+"""What runs had that were started before there was such a setting."""
+_PLACES = ("OUTPUT_DIR", "RESUME")
+_SETTINGS_FILE = "settings.json"
+
+
+def dataset_sha256(settings: Settings) -> str | None:
+    """Return the hash of the dataset file: the same name may hold other deals by now. None without DATASET."""
+    if settings.dataset is None:
+        return None
+    return hashlib.sha256(Path(settings.dataset).read_bytes()).hexdigest()
+
+
+def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool = False) -> list[str]:
+    """Compare the settings of the run that a checkpoint comes from with those of now.
+
+    Args:
+        saved: Content of that run's `settings.json`.
+        settings: Of now.
+        fork: A new run starts from the checkpoint, so only what the tensors depend on must be equal.
+
+    Returns:
+        One sentence for each setting that differs and may.
+
+    Raises:
+        SettingsError: Every setting that differs and may not, with both values.
+    """
+    before, now = saved.get("settings"), settings_values(settings)
+    if not isinstance(before, Mapping):
+        raise SettingsError(f"{_SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start anew.")
+    before = {**_UNRECORDED, **before}
+    fixed = WEIGHTS if fork else WEIGHTS + MEANING
+    problems: list[str] = []
+    notes: list[str] = []
+    for variable in variables(Settings):
+        name = variable.env
+        if name in _PLACES or is_secret(Settings.model_fields[variable.field]):
+            continue
+        if name not in before:
+            notes.append(f"{name}: not recorded by the earlier run; now {_shown(now[name])}")
+        elif not _same(name, before[name], now[name]):
+            line = f"{name}: was {_shown(before[name])}, is {_shown(now[name])}"
+            (problems if name in fixed else notes).append(line)
+    recorded = saved.get("dataset_sha256")
+    current = None if recorded is None else dataset_sha256(settings)
+    same_file = not any(line.startswith("DATASET:") for line in problems + notes)
+    if same_file and current and current != recorded:
+        line = f"DATASET: the file's sha256 was {str(recorded)[:12]}…, is {current[:12]}…: its deals are others"
+        (notes if fork else problems).append(line)
+    if problems:
+        only_meaning = all(line.split(":")[0] in MEANING for line in problems)
+        fork_hint = ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)" if only_meaning else ""
+        listed = "".join(f"\n  {line}" for line in problems)
+        raise SettingsError(
+            f"RESUME={settings.resume}: these settings cannot change on the way:{listed}\n"
+            f"Set them back{fork_hint}, or start anew without RESUME."
+        )
+    return notes
+
+
+def read_saved_settings(run_folder: Path) -> dict[str, Any]:
+    """Return the content of a run folder's `settings.json`.
+
+    Raises:
+        RunFolderError: It is missing or no JSON object.
+    """
+    path = run_folder / _SETTINGS_FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path}: cannot be read ({error}), so nobody can tell whether the settings of now fit the checkpoint. "
+            "Put it beside the checkpoint's folder again, or start anew without RESUME."
+        ) from error
+    if not isinstance(data, dict):
+        raise RunFolderError(f"{path}: is not a JSON object; hanabi-grpo train writes one.")
+    return data
+
+
+def keep_settings(run_folder: Path, step: int) -> Path | None:
+    """Copy `settings.json` to `settings-until-step-<step>.json` before a resumed run writes its own.
+
+    A copy of another content stays: the name then gets a number.
+
+    Returns:
+        The copy; None where there is no `settings.json`.
+    """
+    path = run_folder / _SETTINGS_FILE
+    if not path.exists():
+        return None
+    data = read_saved_settings(run_folder)
+    number = 0
+    while True:
+        kept = run_folder / f"settings-until-step-{step}{f'.{number}' if number else ''}.json"
+        if not kept.exists():
+            write_json_atomic(kept, data)
+            return kept
+        if json.loads(kept.read_text(encoding="utf-8")) == data:
+            return kept
+        number += 1
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    if before == now:
+        return True
+    # One folder may have two spellings.
+    is_path = name in ("MODEL", "DATASET") and None not in (before, now)
+    return is_path and Path(str(before)).resolve() == Path(str(now)).resolve()
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None or value == "" else str(value)

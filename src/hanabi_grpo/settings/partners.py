@@ -1,0 +1,269 @@
+"""Partners in training: who may take a seat, in which deals, and which seats a run trains.
+
+A deal is self-play, or exactly one of its seats is a partner's: a script's, the base model's or a frozen adapter's. All
+games of a deal have the same seats, so that a player's baseline compares games against the same partner. Everything
+here is a function of its arguments; nothing is read or sent.
+"""
+
+import difflib
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Protocol
+
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.checkpoint_words import is_remote, short_name, split_adapter, split_seat
+from hanabi_grpo.settings.seating import BASE, is_scripted
+from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
+
+EARLIER = "earlier"
+"""The partner that is an earlier version of the run itself."""
+MAX_LENT = 16
+"""Frozen adapters that a rollout server holds at once."""
+BLOCK = 16
+"""Deals within which the share of deals with a partner is kept to the next whole number."""
+
+
+class PoolSettings(Protocol):
+    """What `read_pool` reads of the settings, which check their partners by it and so stand above this module."""
+
+    @property
+    def partners(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def players(self) -> int: ...  # noqa: D102
+    @property
+    def adapters(self) -> str: ...  # noqa: D102
+    @property
+    def deals_per_step(self) -> int: ...  # noqa: D102
+    @property
+    def save_steps(self) -> int: ...  # noqa: D102
+    @property
+    def save_total_limit(self) -> int: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partner:
+    """One entry of the pool.
+
+    Example:
+        "player_1=outputs/other/checkpoint-50:player_0" is Partner(word="outputs/other/checkpoint-50:player_0",
+        name="checkpoint-50.player_0", seat=1, folder=Path("outputs/other/checkpoint-50"), adapter="player_0")
+    """
+
+    word: str
+    """As it was given, without the seat."""
+    name: str
+    """In metrics; entries with equal names are one figure."""
+    seat: int | None = None
+    """The only seat that it takes; None: any."""
+    folder: Path | None = None
+    """A checkpoint, a run, or a word such as hf:org/repo; None: a script, the base model, or an earlier version."""
+    adapter: str | None = None
+    """The only adapter of the folder that is used; None: the one of the seat."""
+
+    @property
+    def is_earlier(self) -> bool:
+        """True for versions of the run itself."""
+        return self.word == EARLIER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """Who plays instead of a player of the run in one deal."""
+
+    partner: Partner
+    seat: int
+
+
+def parse_pool(entries: Sequence[str], num_players: int) -> tuple[Partner, ...]:
+    """Read HANABI_PARTNERS.
+
+    Args:
+        entries: Each a script's name, "base", "earlier", a folder with a slash in it (a run's newest checkpoint or a
+            `checkpoint-N`) or a remote word, with ":player_0" behind it to choose one of its adapters; "player_1="
+            before any of them fixes the seat.
+        num_players: Of the games.
+
+    Raises:
+        SettingsError: An entry that is none of these, or that is given twice.
+    """
+    found = [_parse(entry, num_players) for entry in entries]
+    for (word, seat), count in Counter((partner.word, partner.seat) for partner in found).items():
+        if count > 1:
+            given = word if seat is None else f"{player_name(seat)}={word}"
+            raise SettingsError(f"HANABI_PARTNERS: {given!r} is in it {count} times; name each partner once.")
+    return _with_names_apart(found)
+
+
+def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_players: int) -> Draw | None:
+    """Return who takes which seat in a deal; None: self-play.
+
+    Of each block of 16 deals the wanted share, rounded up or down so that the sum over blocks is right, has a partner;
+    a hash says which, so that no pattern meets that of the dataset's rows. These deals go through all pairs of partner
+    and seat before one comes again, each time in another order: every partner plays equally often, and one without a
+    fixed seat takes every seat equally often.
+
+    Args:
+        pool: Of `parse_pool`.
+        deal: Number of the deal in the run, from 0.
+        share: Of deals with a partner, above 0 and at most 1.
+        seed: Of the run.
+        num_players: Of the games.
+    """
+    block = deal // BLOCK
+    here = _partner_deals(block, share, seed)
+    if not pool or deal not in here:
+        return None
+    number = _partner_deals_before(block, share) + here.index(deal)
+    pairs = [
+        Draw(partner=partner, seat=seat if partner.seat is None else partner.seat)
+        for partner in pool
+        for seat in range(num_players)
+    ]
+    cycle, position = divmod(number, len(pairs))
+    order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
+    return pairs[order[position]]
+
+
+def choose_step(steps: Sequence[int], deal: int, *, seed: int) -> int:
+    """Return which of several earlier versions plays in a deal, each with the same probability.
+
+    A step's chance in a deal does not depend on the others: where one version is missing, only its deals change hands
+    (rendezvous hashing, Thaler and Ravishankar 1998).
+    """
+    return max(steps, key=lambda step: _hash(seed, EARLIER, deal, step))
+
+
+def always_partner(pool: Sequence[Partner], share: float) -> str | None:
+    """Return the player whose seat is a partner's in every deal, None where there is none."""
+    seats = {partner.seat for partner in pool}
+    if share < 1 or len(seats) != 1:
+        return None
+    (seat,) = seats
+    return None if seat is None else player_name(seat)
+
+
+def own_seats(num_players: int, adapters: Sequence[str], version: int) -> tuple[str, ...]:
+    """Return the words of a run's own players, e.g. ("player_0@7", "player_1@7")."""
+    return tuple(f"{adapter_of(player, adapters)}@{version}" for player in player_names(num_players))
+
+
+def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num_earlier: int) -> int:
+    """Return how many different frozen adapters a pool may need at most.
+
+    Args:
+        pool: Of `parse_pool`.
+        num_players: Of the games.
+        shared: Whether this run has one adapter for all players.
+        num_earlier: Versions of it that are kept.
+    """
+    needed: set[tuple[str, object]] = set()
+    for partner in pool:
+        seats = range(num_players) if partner.seat is None else (partner.seat,)
+        if partner.is_earlier:
+            adapters = (SHARED_ADAPTER,) if shared else seats
+            needed |= {(f"{EARLIER} {number}", adapter) for number in range(num_earlier) for adapter in adapters}
+        elif partner.folder is not None:
+            needed |= {(str(partner.folder), partner.adapter or player_name(seat)) for seat in seats}
+    return len(needed)
+
+
+def read_pool(settings: PoolSettings) -> tuple[Partner, ...]:
+    """Return the pool of HANABI_PARTNERS after the checks that need no file; empty: self-play alone.
+
+    Raises:
+        SettingsError: See `parse_pool`; more frozen adapters in one step than a server holds; or earlier versions of
+            which none is ever kept.
+    """
+    pool, deals = parse_pool(settings.partners, settings.players), settings.deals_per_step
+    needed = num_adapters(
+        pool,
+        num_players=settings.players,
+        shared=settings.adapters == SHARED_ADAPTER,
+        num_earlier=settings.save_total_limit,
+    )
+    if min(needed, deals) > MAX_LENT:
+        raise SettingsError(
+            f"HANABI_PARTNERS: up to {min(needed, deals)} different frozen adapters in one step ({needed} in the pool, "
+            f"HANABI_DEALS_PER_STEP={deals}); a server holds {MAX_LENT}. Name fewer, fix their seats (player_1=…), or "
+            "lower SAVE_TOTAL_LIMIT or HANABI_DEALS_PER_STEP."
+        )
+    if settings.save_steps == settings.save_total_limit == 1 and any(partner.is_earlier for partner in pool):
+        raise SettingsError(
+            f"HANABI_PARTNERS={EARLIER} with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the one checkpoint that is kept is the "
+            "version that plays, never an earlier one. Set SAVE_TOTAL_LIMIT=2 or more."
+        )
+    return pool
+
+
+def describe_pool(pool: Sequence[Partner], share: float) -> str:
+    """Return one sentence for the log."""
+    shown = [
+        partner.word + (" (any seat)" if partner.seat is None else f" as {player_name(partner.seat)}")
+        for partner in pool
+    ]
+    return f"partners: {share:.0%} of the deals (HANABI_PARTNER_SHARE={share:g}) with one of {', '.join(shown)}"
+
+
+def _parse(entry: str, num_players: int) -> Partner:
+    player, word = split_seat(entry)
+    names = player_names(num_players)
+    if player is not None and player not in names:
+        raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
+    seat = None if player is None else names.index(player)
+    if word in (EARLIER, BASE) or is_scripted(word):
+        return Partner(word=word, name=word, seat=seat)
+    if "/" in word or is_remote(word):
+        place, adapter = split_adapter(word)
+        folder = Path(place)
+        name = short_name(folder)
+        return Partner(
+            word=word, name=f"{name}.{adapter}" if adapter else name, seat=seat, folder=folder, adapter=adapter
+        )
+    known = (*SCRIPTED, BASE, EARLIER)
+    close = difflib.get_close_matches(word[:80], known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise SettingsError(
+        f"HANABI_PARTNERS: {entry[:80]!r}: no such partner; allowed are {', '.join(known)}, or a checkpoint's folder "
+        "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, each perhaps with "
+        f"player_1= before it.{hint}"
+    )
+
+
+def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
+    # Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind what is equal still.
+    words: dict[str, set[str]] = {}
+    for partner in pool:
+        words.setdefault(partner.name, set()).add(partner.word)
+    names: dict[str, str] = {}
+    for partner in pool:
+        name = partner.name
+        if partner.folder is not None and len(words[name]) > 1:
+            parent = partner.folder.parent.name.replace(":", ".")
+            name = f"{parent}.{name}" if parent else name
+        number, free = 1, name
+        while free in names.values() and names.get(partner.word) != free:
+            number += 1
+            free = f"{name}-{number}"
+        names.setdefault(partner.word, free)
+    return tuple(replace(partner, name=names[partner.word]) for partner in pool)
+
+
+def _partner_deals_before(block: int, share: float) -> int:
+    # The decimal that was typed: 0.1 is then a tenth, and no block gains or loses a deal by rounding.
+    return int(Fraction(str(share)) * BLOCK * block)
+
+
+def _partner_deals(block: int, share: float, seed: int) -> list[int]:
+    """Return the numbers of a block's deals with a partner, ascending."""
+    count = _partner_deals_before(block + 1, share) - _partner_deals_before(block, share)
+    deals = range(block * BLOCK, (block + 1) * BLOCK)
+    return sorted(sorted(deals, key=lambda deal: _hash(seed, "share", deal))[:count])
+
+
+def _hash(*parts: object) -> bytes:
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()

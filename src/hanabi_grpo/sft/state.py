@@ -1,0 +1,220 @@
+"""What a warm start keeps on disk.
+
+`checkpoint-0/` (or `model/` where the whole model learns) is the best, `last/checkpoint-0/` the newest state with all
+that a resume needs, `warm_start.json` the held-out figures so far.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, write_checkpoint
+from hanabi_grpo.runs.run_folder import make_run_folder, sync_folder, write_json_atomic
+from hanabi_grpo.sft.learning import HeldOut
+from hanabi_grpo.sft.students import WHOLE_MODEL, Student
+from hanabi_grpo.training.adapters import save_adapter
+
+LAST, MODEL, FIGURES = "last", "model", "warm_start.json"
+_STATE, _INDEX = "warm_start", "state.json"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """The folder of one warm start."""
+
+    out: Path
+    key: Mapping[str, Any]
+    """Everything that the weights depend on; a resume needs the same."""
+    facts: Mapping[str, Any]
+    """What a checkpoint's manifest says of the base model."""
+    history: list[dict[str, Any]]
+    """Held-out figures of every student, oldest first."""
+
+    def add(self, figures: Sequence[HeldOut]) -> None:
+        """Append an evaluation."""
+        self.history += [asdict(figure) for figure in figures]
+
+    def save(self, model: Any, tokenizer: Any, students: Sequence[Student], *, dtype: torch.dtype) -> None:
+        """Write the best so far, if there is one, and the newest state.
+
+        Args:
+            model: The PEFT model, or the base model when all of it learns.
+            tokenizer: Of the base model, for the folder of a whole model.
+            students: What learns.
+            dtype: Number format of a whole model's file.
+
+        Raises:
+            RunFolderError: The disk is full, or another reason of the file system; what was there before stays.
+        """
+        if all(student.best is not None for student in students):
+            with _best_in_place(students):
+                if students[0].name == WHOLE_MODEL:
+                    self._save_model(model, tokenizer, students, dtype)
+                else:
+                    self._save_adapters(self.out, model, students, with_state=False)
+        last = self.out / LAST
+        make_run_folder(last)
+        self._save_adapters(last, model, students, with_state=True)
+        write_json_atomic(self.out / FIGURES, {**self._about(students), "held_out": self.history})
+
+    def restore(self, students: Sequence[Student]) -> bool:
+        """Put the newest state back, bit by bit; False when there is none.
+
+        Raises:
+            SettingsError: It is of other games, settings or base weights.
+            RunFolderError: It is damaged.
+        """
+        last = self.out / LAST
+        if not last.is_dir() or not any(last.iterdir()):
+            return False
+        recover_checkpoints(last)
+        folder = find_checkpoint(last, needs=_STATE).folder / _STATE
+        saved = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(self.key))
+        changed = [
+            f"{name} was {_short(saved['key'].get(name))}, is {_short(now.get(name))}"
+            for name in sorted({*saved["key"], *now})
+            if saved["key"].get(name) != now.get(name)
+        ]
+        if changed:
+            raise SettingsError(
+                f"--resume: {self.out} is another warm start: {'; '.join(changed)}. Give the same options, games and "
+                "settings, or choose another --out."
+            )
+        for student in students:
+            own = saved["students"][student.name]
+            _put_back(student, load_file(folder / f"{student.name}.safetensors"), own["step"])
+            student.best_step = own["best_step"]
+            student.best_loss = float("inf") if own["best_loss"] is None else own["best_loss"]
+        self.history[:] = saved["history"]
+        return True
+
+    def _save_adapters(self, folder: Path, model: Any, students: Sequence[Student], *, with_state: bool) -> None:
+        names = [student.name for student in students if student.name != WHOLE_MODEL]
+
+        def fill(partial: Path) -> None:
+            for name in names:
+                save_adapter(model, name, partial / name)
+            if with_state:
+                self._write_state(partial / _STATE, students)
+
+        size = sum(value.numel() * 4 for student in students for value in student.parameters.values())
+        facts = {"adapters": names, **self.facts, "warm_start": self._about(students)}
+        write_checkpoint(folder, 0, fill, facts, needed_bytes=size * (5 if with_state else 1))
+
+    def _write_state(self, folder: Path, students: Sequence[Student]) -> None:
+        folder.mkdir()
+        for student in students:
+            save_file(_tensors(student), folder / f"{student.name}.safetensors", metadata={"format": "pt"})
+        index = {
+            "key": self.key,
+            "students": {
+                student.name: {
+                    "step": student.step,
+                    "best_step": student.best_step,
+                    "best_loss": None if student.best is None else student.best_loss,
+                }
+                for student in students
+            },
+            "history": self.history,
+        }
+        write_json_atomic(folder / _INDEX, index)
+
+    def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student], dtype: torch.dtype) -> None:
+        """Write a Hugging Face folder beside the old one, then swap the two."""
+        target = self.out / MODEL
+        try:
+            with tempfile.TemporaryDirectory(prefix=f".{MODEL}.", dir=self.out) as scratch:
+                new = Path(scratch) / "new"
+                converted: dict[int, torch.Tensor] = {}
+                # Tied weights stay one tensor, so that they are written once.
+                state = {
+                    name: converted.setdefault(value.data_ptr(), value.detach().to("cpu", dtype).contiguous())
+                    if value.is_floating_point()
+                    else value.detach().cpu()
+                    for name, value in model.state_dict().items()
+                }
+                model.save_pretrained(new, state_dict=state)
+                # It names the format that was trained in; loaders take the file's word for it.
+                config = json.loads((new / "config.json").read_text(encoding="utf-8"))
+                write_json_atomic(new / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
+                tokenizer.save_pretrained(new)
+                write_json_atomic(new / FIGURES, {**self.facts, **self._about(students)})
+                if target.exists():
+                    os.replace(target, Path(scratch) / "old")
+                os.replace(new, target)
+                sync_folder(self.out)
+        except OSError as error:
+            if isinstance(error, RunFolderError):
+                raise
+            raise RunFolderError(
+                f"{target}: cannot be written ({error.strerror or error}). Make room, then give the same command with "
+                "--resume."
+            ) from error
+
+    def _about(self, students: Sequence[Student]) -> dict[str, Any]:
+        """Return what was learned from, and how well."""
+        best = {(student.name, student.best_step) for student in students}
+        return {
+            "key": self.key,
+            "steps": {student.name: student.step for student in students},
+            "best": [row for row in self.history if (row["name"], row["step"]) in best],
+        }
+
+
+@contextmanager
+def _best_in_place(students: Sequence[Student]) -> Iterator[None]:
+    """Let the model hold every student's best parameters for a while."""
+    newest = [{name: value.detach().clone() for name, value in student.parameters.items()} for student in students]
+    try:
+        for student in students:
+            _copy(student, student.best or {})
+        yield
+    finally:
+        for student, values in zip(students, newest, strict=True):
+            _copy(student, values)
+
+
+def _copy(student: Student, values: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            student.parameters[name].copy_(value)
+
+
+def _tensors(student: Student) -> dict[str, torch.Tensor]:
+    found = {f"weight|{name}": value for name, value in student.parameters.items()}
+    found |= {f"best|{name}": value for name, value in (student.best or {}).items()}
+    for name, parameter in student.parameters.items():
+        state = student.optimizer.state.get(parameter, {})
+        found |= {f"{moment}|{name}": state[moment] for moment in _MOMENTS if moment in state}
+    return {key: value.detach().to("cpu").contiguous() for key, value in found.items()}
+
+
+def _put_back(student: Student, saved: Mapping[str, torch.Tensor], step: int) -> None:
+    def part(kind: str) -> dict[str, torch.Tensor]:
+        return {key.partition("|")[2]: value for key, value in saved.items() if key.startswith(f"{kind}|")}
+
+    _copy(student, part("weight"))
+    student.best = part("best") or None
+    for moment in _MOMENTS:
+        for name, value in part(moment).items():
+            parameter = student.parameters[name]
+            state = student.optimizer.state[parameter]
+            state["step"] = torch.tensor(float(step))
+            state[moment] = value.to(parameter.device)
+    student.skip_to(step)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:80] + "…"

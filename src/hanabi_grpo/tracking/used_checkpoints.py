@@ -1,0 +1,146 @@
+"""Remote words in HANABI_START_FROM and HANABI_PARTNERS, and the folders on this disk that a run used for them.
+
+`hanabi-grpo train` turns each word into a folder once, before the first step, and keeps that in `settings.json` of the
+run folder. A resumed run uses the same weights, although an alias or a branch may have moved on.
+
+Example:
+    "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder": "outputs/downloads/wandb/team/hanabi/laptop/v3",
+     "version": "wandb:team/hanabi/laptop:v3", "step": 50, "sha256": {"player_0": "9f3c…", "player_1": "04ab…"}}}
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.checkpoint_words import is_remote, split_adapter, split_seat
+from hanabi_grpo.tracking.remote_checkpoints import Say, describe_remote, local_folder, pinned_word, say_aside
+
+KEY = "remote_checkpoints"
+"""Of `settings.json`."""
+
+
+class UsedCheckpoint(BaseModel):
+    """What stood for one word."""
+
+    folder: str
+    version: str
+    """The word of exactly these weights, as far as W&B or the hub has such a name."""
+    step: int
+    sha256: dict[str, str]
+    """Adapter to the digest of its weights' file."""
+
+
+_Used = TypeAdapter(dict[str, UsedCheckpoint])
+
+
+def fetch_used(
+    settings: Settings, run_folder: Path, *, is_resumed: bool = False, say: Say = say_aside
+) -> dict[str, Any]:
+    """Have every checkpoint here that a run needs; returns what `settings.json` says of them under KEY.
+
+    Args:
+        settings: HANABI_START_FROM and HANABI_PARTNERS from here.
+        run_folder: Of the run; what it used before is used again.
+        is_resumed: Weights come from a checkpoint of the run, so that HANABI_START_FROM is not read.
+        say: Receives a line for each.
+
+    Raises:
+        SettingsError: A checkpoint cannot be had, or is not the one that the run used before.
+    """
+    used = recorded(run_folder)
+    entries = (*settings.partners, *(() if is_resumed else settings.start_from))
+    words = [split_adapter(split_seat(entry)[1])[0] for entry in entries]
+    for word in dict.fromkeys(word for word in words if is_remote(word)):
+        used[word] = _used_again(word, used[word], say) if word in used else _used(word, local_folder(word, say))
+        say(f"{word}: {used[word].folder}, step {used[word].step}")
+    return _Used.dump_python(used)
+
+
+def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
+    """Return what the run of a folder used so far, by word; nothing where there is no run yet.
+
+    Raises:
+        SettingsError: `settings.json` is damaged.
+    """
+    if run_folder is None:
+        return {}
+    path = run_folder / "settings.json"
+    try:
+        return _Used.validate_python(json.loads(path.read_text(encoding="utf-8")).get(KEY, {}))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise SettingsError(f"{path}: which remote checkpoints the run used cannot be read ({reason}).") from error
+
+
+def read_used(folder: Path, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
+    """Return a checkpoint and where it is: of a run its newest, of a remote word what `fetch_used` had recorded.
+
+    Raises:
+        SettingsError: It is missing or damaged, or was not fetched.
+    """
+    if is_remote(folder):
+        used = recorded(run_folder).get(str(folder))
+        if used is None:
+            raise SettingsError(
+                f"{folder}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
+            )
+        folder = Path(used.folder)
+    folder = newest_checkpoint(folder)
+    return folder, read_adapters(folder)
+
+
+def look_at_used(folder: Path, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
+    """Return a checkpoint and where it is as `read_used` would after `fetch_used`, but download no weights.
+
+    Of one that is not here the word is returned, and adapters of no bytes.
+
+    Raises:
+        SettingsError: It is missing or damaged, or cannot be had.
+    """
+    if not is_remote(folder):
+        return read_used(folder, run_folder)
+    used = recorded(run_folder).get(str(folder))
+    if used is not None and _digests_there(Path(used.folder)) == used.sha256:
+        return read_used(folder, run_folder)
+    found = describe_remote(used.version if used else str(folder))
+    return (found, read_adapters(found)) if isinstance(found, Path) else (folder, found)
+
+
+def _used(word: str, folder: Path) -> UsedCheckpoint:
+    saved = read_adapters(folder)
+    version = pinned_word(word, folder)
+    return UsedCheckpoint(folder=str(folder), version=version, step=saved.step, sha256=_digests(saved.adapters))
+
+
+def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
+    if _digests_there(Path(before.folder)) == before.sha256:
+        return before
+    advice = "Put that folder back, or start a new run from the checkpoint with another OUTPUT_DIR."
+    where = f"{word}: this run used {before.folder} (step {before.step}), which is not there as it was"
+    try:
+        now = _used(before.version, local_folder(before.version, say))
+    except SettingsError as error:
+        raise SettingsError(f"{where}, and it cannot be fetched again ({error}). {advice}") from error
+    if now.sha256 != before.sha256:
+        raise SettingsError(f"{where}, and {before.version} has other weights now ({now.folder}). {advice}")
+    return now
+
+
+def _digests_there(folder: Path) -> dict[str, str] | None:
+    try:
+        return _digests(read_adapters(folder).adapters)
+    except (OSError, SettingsError):
+        return None
+
+
+def _digests(adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, str]:
+    return {name: hashlib.sha256(weights).hexdigest() for name, (weights, _) in adapters.items()}

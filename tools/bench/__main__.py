@@ -1,0 +1,89 @@
+"""`bash tools/bench.sh`: how far this software is from what its parts could do, as ratios of two arms side by side."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hanabi_grpo.errors import SettingsError
+
+if TYPE_CHECKING:
+    from bench.row import Row
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Under 5 minutes on 2 cores: fewer pairs of runs.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="A ratio, e.g. R3; may be given more than once.")] = None,
+    no_engine: Annotated[bool, typer.Option("--no-engine", help="Only what needs no vLLM.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of bench.json and bench.md.")] = Path("outputs/bench"),
+) -> None:
+    """Measure the ratios R1 to R12 in one run and print them beside their targets; docs/benchmarks.md explains them.
+
+    Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA, HANABI_DEALS_PER_STEP,
+    NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.
+    """
+    from hanabi_grpo.commands.console import make_console, offline_environ
+    from hanabi_grpo.commands.interruption import interruptible
+    from hanabi_grpo.settings import load_settings
+
+    loaded = load_settings()
+    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+        os.environ.setdefault(name, value)
+    # Threads that spin while they wait would be measured too; torch reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Imported here: the offline switches must be set before a hub library reads them.
+    from bench.catalogue import chosen
+    from bench.context import Bench, board_of
+    from bench.run import measure_all
+    from bench.show import as_json, markdown, notes, rich_table, title
+
+    families = chosen(only or [])
+    console = make_console()
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True, style="dim")
+
+    logger = logging.getLogger("hanabi_grpo")
+    level = logger.level
+    given = Bench(settings=loaded.settings, config=board_of(loaded.settings), quick=quick, say=say)
+    _check_writable(out)
+    with interruptible(lambda: "stopped; a table needs a whole run, and --only takes single ratios"):
+        # A line per deal and arm would bury the table; warnings stay.
+        logger.setLevel(logging.WARNING)
+        try:
+            result = asyncio.run(
+                measure_all(given, families, use_engine=not no_engine, report=lambda row: say(_line(row)))
+            )
+        finally:
+            logger.setLevel(level)
+    console.print(rich_table(result.rows, title(result.facts)))
+    for note in notes(result.rows):
+        console.print(note, markup=False, soft_wrap=True)
+    document = as_json(result.rows, result.facts, result.failed)
+    (out / "bench.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "bench.md").write_text(markdown(result.rows, result.facts), encoding="utf-8")
+    console.print(f"wrote {out / 'bench.json'} and {out / 'bench.md'}", markup=False, soft_wrap=True)
+    if result.failed:
+        raise typer.Exit(1)
+
+
+def _line(row: "Row") -> str:
+    return f"{row.id} {row.name}: " + ("–" if row.median is None else f"{row.median:.3g}")
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").touch()
+    except OSError as error:
+        raise SettingsError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder.") from error
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    typer.run(main)

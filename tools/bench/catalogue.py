@@ -1,0 +1,149 @@
+"""Every ratio, in the order of the table, and what it takes to measure it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from bench import (
+    env_rows,
+    lora_rows,
+    parity_rows,
+    prefix_rows,
+    push_rows,
+    rollout_rows,
+    stock_rows,
+    training_rows,
+)
+from bench.context import Bench
+from bench.overlap_rows import overlap_rows
+from bench.row import Row, Target, at_least, at_most
+from hanabi_grpo.errors import SettingsError
+
+_LETTERS = "abcdefghij"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Rows that one function measures."""
+
+    id: str
+    """"R3b"; the first of them where there are several."""
+    title: str
+    """What the table says when they could not be measured."""
+    target: Target | None
+    needs_engine: bool
+    measure: Callable[[Bench], Awaitable[list[Row]]]
+    also: tuple[str, ...] = ()
+    """Other numbers that the same function measures."""
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """What may be asked for: "R3"."""
+        return (self.id.rstrip(_LETTERS), *self.also)
+
+
+async def _overlap(bench: Bench) -> list[Row]:
+    import asyncio
+
+    # It sleeps in a thread's time, not in this loop's.
+    return await asyncio.to_thread(overlap_rows)
+
+
+FAMILIES = (
+    Family(
+        id="R1",
+        title="tokens/s of games ÷ bare engine",
+        target=at_least(0.9),
+        needs_engine=True,
+        measure=rollout_rows.against_raw,
+    ),
+    Family(
+        id="R2",
+        title="games/s ÷ ms-swift's GYMScheduler",
+        target=at_least(2.0),
+        needs_engine=True,
+        measure=stock_rows.against_stock,
+    ),
+    Family(
+        id="R3a",
+        title="generation with LoRA ÷ without",
+        target=at_least(0.9),
+        needs_engine=True,
+        measure=lora_rows.generation,
+    ),
+    Family(
+        id="R3b",
+        title="LoRA on CPU, ours ÷ stock, prefill",
+        target=at_least(2.0),
+        needs_engine=False,
+        measure=lora_rows.operator,
+    ),
+    Family(
+        id="R4",
+        title="cached ÷ sharable prompt tokens",
+        target=at_least(0.85),
+        needs_engine=True,
+        measure=rollout_rows.cached_share,
+    ),
+    Family(id="R5", title="push ÷ step, push ÷ floor", target=None, needs_engine=True, measure=push_rows.push),
+    Family(id="R6", title="step ÷ its parts", target=at_most(1.15), needs_engine=False, measure=_overlap),
+    Family(id="R7", title="the tail of a step's games", target=None, needs_engine=True, measure=rollout_rows.tail),
+    Family(
+        id="R8",
+        title="one sequence per game and player ÷ one per turn; useful ÷ padded tokens",
+        target=at_most(1 / 3),
+        needs_engine=False,
+        measure=training_rows.training,
+        also=("R11",),
+    ),
+    Family(
+        id="R8b",
+        title="shared beginnings once ÷ each sequence by itself",
+        target=None,
+        needs_engine=False,
+        measure=prefix_rows.shared_beginnings,
+    ),
+    Family(id="R9a", title="env time ÷ turn", target=at_most(0.01), needs_engine=False, measure=env_rows.env_share),
+    Family(id="R9b", title="event-loop lag", target=env_rows.LAG_TARGET, needs_engine=False, measure=env_rows.loop_lag),
+    Family(
+        id="R10",
+        title="mean |trainer logp − sampler logp| after a push",
+        target=at_most(parity_rows.TOLERANCE),
+        needs_engine=True,
+        measure=parity_rows.parity,
+    ),
+    Family(
+        id="R12",
+        title="log-log slopes of the server path",
+        target=at_most(1.1),
+        needs_engine=False,
+        measure=env_rows.growth,
+    ),
+    Family(
+        id="R12d",
+        title="log-log slope of a step's games on the engine",
+        target=at_most(1.1),
+        needs_engine=True,
+        measure=rollout_rows.growth,
+    ),
+)
+
+
+def chosen(only: Sequence[str]) -> list[Family]:
+    """Return the families that were asked for, all of them when none was.
+
+    Args:
+        only: "R3" takes R3a and R3b; "R3b" that one; letters of a family that is measured as one take all of it.
+
+    Raises:
+        SettingsError: Something that is no ratio.
+    """
+    found: list[Family] = []
+    for text in only:
+        exact = text.strip().lower().replace("r", "R", 1)
+        same_number = [family for family in FAMILIES if exact.rstrip(_LETTERS) in family.numbers]
+        matching = [family for family in same_number if family.id == exact] or same_number
+        if not matching:
+            numbers = sorted({number for family in FAMILIES for number in family.numbers}, key=lambda one: int(one[1:]))
+            raise SettingsError(f"--only {text!r}: choose of {', '.join(numbers)}.")
+        found += matching
+    return [family for family in FAMILIES if not only or family in found]

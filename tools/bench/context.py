@@ -1,0 +1,57 @@
+"""What a measurement is given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import Settings
+
+if TYPE_CHECKING:
+    from bench.engine_bench import EngineBench
+
+FULL_PAIRS = 7
+QUICK_PAIRS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One run of the benchmarks."""
+
+    settings: Settings
+    config: EnvConfig
+    """The board that is played."""
+    quick: bool
+    say: Callable[[str], None]
+    """Where progress goes."""
+    engine: "EngineBench | None" = None
+    no_engine: str = ""
+    """Why there is no engine."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that are kept, after one that is thrown away."""
+        return QUICK_PAIRS if self.quick else FULL_PAIRS
+
+    @property
+    def needed_engine(self) -> "EngineBench":
+        """The engine; the catalogue calls what needs it only where there is one.
+
+        Raises:
+            SettingsError: There is none.
+        """
+        if self.engine is None:
+            raise SettingsError(f"no engine: {self.no_engine}")
+        return self.engine
+
+
+def board_of(settings: Settings) -> EnvConfig:
+    """Return the board that HANABI_PRESET names, else the one of the dataset's first row.
+
+    Raises:
+        SettingsError: No board that can be played.
+    """
+    from hanabi_grpo.rollout.datasets import training_rows
+
+    return EnvConfig.parse(training_rows(settings)[0]["env_config"])

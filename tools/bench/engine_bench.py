@@ -1,0 +1,217 @@
+"""The engine, started once a run, with the real app around it and one adapter per player pushed over HTTP."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from bench.pairing import Measure, Stopwatch
+from bench.recording import ForcedSampler, GameCalls, Recorder
+from bench.serving import serving
+from bench.stand_in import SUITE, deal_rows
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.engine import Engine, SamplingConfig
+from hanabi_grpo.server.raw_engine import generate_raw
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.types import player_names
+
+__all__ = ["SUITE", "EngineBench", "started_engine"]
+
+
+class EngineBench:
+    """What rows need of a running engine. A step's games are played once and recorded; arms play them again."""
+
+    def __init__(
+        self, *, engine: Engine, store: AdapterStore, chat: ChatFormat, settings: Settings, config: EnvConfig, url: str
+    ) -> None:
+        """Bind the parts; `started_engine` makes them."""
+        self.engine, self.store, self.chat, self.url = engine, store, chat, url
+        self.settings, self.config = settings, config
+        self.players = player_names(config.players)
+        self.sampling = SamplingConfig(max_tokens=settings.max_completion_length, temperature=settings.temperature)
+        self.version = 0
+        """Last version pushed; above 0 once `push` was called."""
+        self.model: Any = None
+        """The base model with one PEFT adapter per player, as the trainer holds it."""
+        self.client = RolloutClient(url)
+        self._plays: list[list[GameCalls]] = []
+        self._request_ids = itertools.count()
+
+    @property
+    def num_games(self) -> int:
+        """Games of one step."""
+        return self.settings.deals_per_step * self.settings.num_generations
+
+    async def plays(self, count: int) -> list[list[GameCalls]]:
+        """Return the games of so many steps with the served adapters, each step played once and on empty caches.
+
+        One step before them is thrown away: a new engine's first batches are slow.
+        """
+        while len(self._plays) < count + 1:
+            await self.engine.reset_prefix_cache()
+            recorder = Recorder(self.engine)
+            await self._play(recorder, self.settings.deals_per_step)
+            self._plays.append(recorder.games)
+        return self._plays[1 : count + 1]
+
+    async def recorded_games(self) -> list[GameCalls]:
+        """Return the games that arms play again: those of the first step."""
+        return (await self.plays(1))[0]
+
+    async def play_again(self, *, num_deals: int | None = None, seats: Mapping[str, None] | None = None) -> Measure:
+        """Play the recorded games through the real scheduler, on empty caches.
+
+        Args:
+            num_deals: Only the first ones; None: all.
+            seats: Players without an adapter; None: those that are served.
+
+        Returns:
+            The measure in sampled tokens.
+        """
+        games = await self.recorded_games()
+        deals = self.settings.deals_per_step if num_deals is None else num_deals
+        games = games[: deals * self.settings.num_generations]
+        await self.engine.reset_prefix_cache()
+        forced = ForcedSampler(self.engine, games)
+        with Stopwatch(children=True) as watch:
+            await self._play(forced, deals, seats)
+        forced.check_complete()
+        return watch.measure(forced.num_tokens, games=len(games))
+
+    async def replay_raw(self) -> Measure:
+        """Send the recorded requests to the bare engine: a game's next one when its last one was answered."""
+        games = await self.recorded_games()
+        await self.engine.reset_prefix_cache()
+        async with self.store.lease(None) as leased:
+            loras = {name: held.lora for name, held in leased.items()}
+
+            async def play(game: GameCalls) -> int:
+                count = 0
+                for call in game:
+                    count += await self.raw(list(call.prompt_ids), len(call.reply_ids), loras.get(call.adapter))
+                return count
+
+            with Stopwatch(children=True) as watch:
+                counts = await asyncio.gather(*(play(game) for game in games))
+        return watch.measure(sum(counts), games=len(games))
+
+    async def batch(self, prompts: Sequence[tuple[Sequence[int], int, str]], *, lora: bool) -> Measure:
+        """Sample one reply to every prompt at once, on empty caches.
+
+        Args:
+            prompts: Ids, length of the reply, adapter.
+            lora: Whether with the adapters.
+        """
+        await self.engine.reset_prefix_cache()
+        async with self.store.lease(None) as leased:
+            loras = {name: held.lora for name, held in leased.items()} if lora else {}
+            with Stopwatch(children=True) as watch:
+                counts = await asyncio.gather(
+                    *(self.raw(list(ids), length, loras.get(adapter)) for ids, length, adapter in prompts)
+                )
+        return watch.measure(sum(counts), prompt_tokens=sum(len(ids) for ids, _, _ in prompts))
+
+    async def raw(self, ids: list[int], max_tokens: int, lora: Any | None) -> int:
+        """Return how many tokens the bare engine sampled."""
+        return await generate_raw(
+            self.engine,
+            ids,
+            max_tokens=max_tokens,
+            temperature=self.sampling.temperature,
+            lora=lora,
+            request_id=f"bench-{next(self._request_ids)}",
+        )
+
+    async def push(self) -> None:
+        """Export every player's adapter and push it as the next version, as the trainer does."""
+        self.version += 1
+        await asyncio.to_thread(self._push, self.version)
+
+    def _push(self, version: int) -> None:
+        import torch
+
+        from hanabi_grpo.training.adapters import export_adapter
+
+        dtype = getattr(torch, self.settings.dtype)
+        self.client.push(version, {name: export_adapter(self.model, name, dtype) for name in self.players})
+
+    async def prepare(self) -> None:
+        """Make the trainer's model with fresh adapters, open a session and push them."""
+        await asyncio.to_thread(self._prepare)
+        await self.push()
+
+    def _prepare(self) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        from hanabi_grpo.runs.fingerprint import resolve_model
+        from hanabi_grpo.training.adapters import add_adapters
+
+        settings = self.settings
+        base = AutoModelForCausalLM.from_pretrained(resolve_model(settings.model), dtype=getattr(torch, settings.dtype))
+        # Where the trainer would have it: what is pushed comes from there.
+        base.eval().to("cpu" if settings.device == "cpu" else "cuda")
+        self.model = add_adapters(
+            base, self.players, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed
+        )
+        self.client.introduce(
+            settings,
+            run_id=f"bench-{uuid.uuid4().hex[:8]}",
+            adapters=self.players,
+            lora_rank=settings.lora_rank,
+            configs=[self.config],
+            version=1,
+        )
+
+    async def _play(self, sampler: Any, num_deals: int, seats: Mapping[str, None] | None = None) -> None:
+        scheduler = Scheduler(
+            sampler,
+            self.chat,
+            self.store,
+            max_model_len=self.settings.max_model_len,
+            games_at_once=max(self.settings.games_at_once, self.num_games),
+            instance_id="bench",
+        )
+        rows = deal_rows(self.config, num_deals=num_deals, num_games=self.settings.num_generations)
+        await scheduler.run(rows, self.sampling, seats)
+
+
+@contextlib.asynccontextmanager
+async def started_engine(settings: Settings, config: EnvConfig) -> AsyncIterator[EngineBench]:
+    """Start the engine (tens of seconds) and end it with the block. Must run on the main thread.
+
+    Raises:
+        HanabiGrpoError: MODEL cannot be had, or the engine does not start.
+    """
+    from hanabi_grpo.logs import LineRing
+    from hanabi_grpo.server.assembly import prepare_environment, rollout_server
+
+    prepare_environment(settings.device == "cpu")
+    # As many adapters as the board has players; the address is this machine's, so no key.
+    settings = settings.model_copy(update={"players": config.players, "api_key": None})
+    with rollout_server(settings, LineRing()) as server:
+        async with serving(server.app, server.limits) as url:
+            bench = EngineBench(
+                engine=server.engine, store=server.store, chat=server.chat, settings=settings, config=config, url=url
+            )
+            try:
+                await bench.prepare()
+                yield bench
+            finally:
+                bench.client.close()
+
+
+def pinned_threads() -> str:
+    """Say which cores this process and its children may use, and how many threads torch takes."""
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    torch.set_num_threads(len(cores))
+    return f"cores {','.join(map(str, cores))}, {len(cores)} threads"

@@ -1,0 +1,89 @@
+"""R3: what adapters cost the engine, and what our CPU path of them gains over vLLM's own."""
+
+from collections.abc import Callable
+
+from bench.context import Bench
+from bench.pairing import Measure, Stopwatch, measure_pairs, ratios_of
+from bench.row import Row, at_least, not_measured
+
+_TOKENS, _INNER, _WIDTHS = 512, 1024, (2048, 512, 512)
+
+
+async def generation(bench: Bench) -> list[Row]:
+    """R3a: tokens per second with every player's adapter over those without."""
+    engine = bench.needed_engine
+    prompts = [
+        (call.prompt_ids, len(call.reply_ids), call.adapter)
+        for game in await engine.recorded_games()
+        for call in game[-bench.config.players :]
+    ]
+
+    async def with_lora() -> Measure:
+        return await engine.batch(prompts, lora=True)
+
+    async def without() -> Measure:
+        return await engine.batch(prompts, lora=False)
+
+    ratios, cpu = ratios_of(await measure_pairs(with_lora, without, pairs=bench.pairs))
+    return [
+        Row(
+            id="R3a",
+            name="generation with LoRA ÷ without",
+            arms=(f"one adapter per player, rank {bench.settings.lora_rank}", "base model"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=at_least(0.9),
+            how=f"{len(prompts)} recorded prompts at once (each player's last of a game), bare engine, empty caches",
+            if_missed="two more products in each layer; in narrow ones the number of operations counts, not their "
+            "size; tried: one pair of products for all adapters, embeddings and output head left alone",
+        )
+    ]
+
+
+async def operator(bench: Bench) -> list[Row]:
+    """R3b: vLLM's method that adds LoRA to a layer, ours over the stock one, no engine around it."""
+    name, target = "LoRA on CPU, ours ÷ stock, prefill", at_least(2.0)
+    arms = ("all adapters side by side", "stock: weights gathered per token")
+    if bench.settings.device != "cpu":
+        return [not_measured("R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels")]
+    import torch
+
+    from hanabi_grpo.server.lora_case import LoraCase
+
+    case = LoraCase(
+        num_tokens=_TOKENS,
+        num_adapters=bench.config.players,
+        inner=_INNER,
+        widths=_WIDTHS,
+        rank=bench.settings.lora_rank,
+        dtype=getattr(torch, bench.settings.dtype),
+    )
+
+    async def ours() -> Measure:
+        return _repeat(case.ours, 24)
+
+    async def stock() -> Measure:
+        return _repeat(case.stock, 3)
+
+    ratios, cpu = ratios_of(await measure_pairs(ours, stock, pairs=bench.pairs))
+    return [
+        Row(
+            id="R3b",
+            name=name,
+            arms=arms,
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=target,
+            how=(
+                f"the layer method alone: {_TOKENS} tokens of {bench.config.players} adapters, {_INNER} → "
+                f"{sum(_WIDTHS)} in {len(_WIDTHS)} slices, rank {bench.settings.lora_rank}, {bench.settings.dtype}"
+            ),
+        )
+    ]
+
+
+def _repeat(work: Callable[[], object], times: int) -> Measure:
+    with Stopwatch() as watch:
+        for _ in range(times):
+            work()
+    return watch.measure(times * _TOKENS)

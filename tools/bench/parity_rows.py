@@ -1,0 +1,97 @@
+"""R10: is the policy that samples the one that was pushed, and would a stale one be seen?"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.context import Bench
+from bench.engine_bench import EngineBench
+from bench.row import Row, at_least, at_most
+from hanabi_grpo.server.engine import Sample
+
+TOLERANCE = 0.01
+_PROMPTS = 32
+_STD = 0.05
+"""Of what is added to the adapters' B matrices between two pushes: far more than one step moves them."""
+
+
+async def parity(bench: Bench) -> list[Row]:
+    """R10a and R10b: mean |trainer − sampler| logprob per player after a push, and with the push left out."""
+    engine = bench.needed_engine
+    games = await engine.recorded_games()
+    prompts = {
+        player: [list(call.prompt_ids) for game in games for call in game if call.adapter == player][:_PROMPTS]
+        for player in engine.players
+    }
+    prompts = {player: listed for player, listed in prompts.items() if listed}
+    fresh: list[float] = []
+    stale: list[float] = []
+    tokens = 0
+    for number in range(max(1, bench.pairs // 2)):
+        await asyncio.to_thread(_move, engine.model, number)
+        await engine.push()
+        samples = {player: await _sample(engine, player, listed) for player, listed in prompts.items()}
+        tokens += sum(len(sample.ids) for listed in samples.values() for sample in listed)
+        fresh += await asyncio.to_thread(_gaps, engine, prompts, samples)
+        await asyncio.to_thread(_move, engine.model, number + 1000)
+        stale += await asyncio.to_thread(_gaps, engine, prompts, samples)
+    how = f"{tokens} tokens sampled right after pushes, the trainer's model on the same ones, {bench.settings.dtype}"
+    return [
+        Row(
+            id="R10a",
+            name="mean |trainer logp − sampler logp| after a push",
+            arms=("per player and push", "1 nat"),
+            ratios=tuple(fresh),
+            target=at_most(TOLERANCE),
+            how=how,
+        ),
+        Row(
+            id="R10b",
+            name="the same with a stale adapter (must fail)",
+            arms=("per player, trainer moved, nothing pushed", "1 nat"),
+            ratios=tuple(stale),
+            target=at_least(TOLERANCE),
+            how=f"negative control: {_STD:g} of noise on B, the server still samples the version before",
+        ),
+    ]
+
+
+async def _sample(engine: EngineBench, player: str, prompts: Sequence[list[int]]) -> list[Sample]:
+    async with engine.store.lease(None) as leased:
+        held = leased[player]
+        return list(await asyncio.gather(*(engine.engine.generate(ids, engine.sampling, held.lora) for ids in prompts)))
+
+
+def _move(model: Any, seed: int) -> None:
+    """Change every adapter as training would, only more."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * _STD)
+
+
+def _gaps(
+    engine: EngineBench, prompts: Mapping[str, list[list[int]]], samples: Mapping[str, Sequence[Sample]]
+) -> list[float]:
+    """Return per player the mean absolute difference over all sampled tokens, in nats."""
+    import torch
+
+    from hanabi_grpo.training.adapters import use_adapter
+
+    model, means = engine.model, []
+    for player, replies in samples.items():
+        use_adapter(model, player)
+        gaps: list[float] = []
+        for ids, sample in zip(prompts[player], replies, strict=True):
+            sampled = torch.tensor(sample.ids)
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([[*ids, *sample.ids]], device=model.device)).logits
+            # The sampler's logprobs are those after temperature.
+            scaled = logits[0, len(ids) - 1 : -1].float().cpu() / engine.sampling.temperature
+            logprobs = scaled.log_softmax(-1).gather(1, sampled[:, None])[:, 0]
+            gaps += (logprobs - torch.tensor(sample.logprobs)).abs().tolist()
+        means.append(sum(gaps) / len(gaps))
+    return means

@@ -1,0 +1,67 @@
+"""R8b: what computing the beginnings that a group's games share only once saves in training."""
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bench.context import Bench
+from bench.pairing import Measure, measure_pairs, ratios_of
+from bench.row import Row
+from bench.stand_in import compact_config
+from bench.training_rows import bot_rows, gradient_of, learn, small_model
+
+if TYPE_CHECKING:
+    from hanabi_grpo.training.batching import TokenRow
+
+_NOISE = 0.2
+"""Share of the bot's moves that are random; a team in the middle of its training plays about as much alike."""
+
+
+async def shared_beginnings(bench: Bench) -> list[Row]:
+    """R8b, without an engine: the first player's sequences of one step's groups."""
+    from hanabi_grpo.training.batching import cut_rows
+    from hanabi_grpo.training.shared_prefixes import share_prefixes
+
+    settings = bench.settings
+    rows = await group_rows(deals=settings.deals_per_step, games=settings.num_generations, seed=settings.seed)
+    limit = settings.tokens_per_micro_batch or 2048
+    plain, sharing = small_model(settings.device), small_model(settings.device)
+    if not share_prefixes(sharing):
+        raise RuntimeError("the bench's own model does not share prefixes; the log above says why")
+
+    async def once() -> Measure:
+        return learn(sharing, rows, limit, shared=True)
+
+    async def each() -> Measure:
+        return learn(plain, rows, limit)
+
+    pairs = await measure_pairs(once, each, pairs=bench.pairs)
+    ratios, cpu = ratios_of(pairs, of_time=True)
+    found, expected = gradient_of(sharing), gradient_of(plain)
+    cosine = float((found @ expected) / (found.norm() * expected.norm()))
+    micro_batches = [
+        len(cut_rows(rows, tokens=limit, parts=1, rank=0, world_size=1, shared=shared)) for shared in (True, False)
+    ]
+    return [
+        Row(
+            id="R8b",
+            name="shared beginnings once ÷ each sequence by itself",
+            arms=("forward and backward, beginnings shared", "the same sequences and loss, each by itself"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=None,
+            how=f"{settings.deals_per_step} × {settings.num_generations} games of a hint bot with {_NOISE:.0%} random "
+            f"moves on laptop, first player; gradient cosine {cosine:.6f}",
+            details={"cosine": cosine, "micro_batches": micro_batches},
+        )
+    ]
+
+
+async def group_rows(*, deals: int, games: int, seed: int) -> "list[TokenRow]":
+    """Return the first player's sequences of groups of one deal each, with random advantages on its replies."""
+    from hanabi_grpo.envs.hanabi.policies import HintBot
+
+    numbers = [(seed * deals + deal, game) for deal in range(deals) for game in range(games)]
+    first, *_ = await bot_rows(HintBot(noise=_NOISE), compact_config("laptop"), numbers)
+    drawn = random.Random(seed)
+    return [replace(row, advantages=[drawn.gauss(0.0, 1.0) * said for said in row.mask]) for row in first]

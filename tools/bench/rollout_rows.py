@@ -1,0 +1,119 @@
+"""R1, R4, R7 and the part of R12 on the engine: one step's games against what the bare engine could do."""
+
+import statistics
+from dataclasses import asdict
+
+from bench.context import Bench
+from bench.growth import slopes
+from bench.pairing import Measure, measure_pairs, ratios_of
+from bench.prefix_trie import sharing
+from bench.recording import mean_active, tail_share
+from bench.row import Row, at_least, at_most
+
+
+async def against_raw(bench: Bench) -> list[Row]:
+    """R1: tokens per second of games over those of the bare engine with the same requests."""
+    engine = bench.needed_engine
+
+    pairs = await measure_pairs(engine.play_again, engine.replay_raw, pairs=bench.pairs)
+    ratios, cpu = ratios_of(pairs)
+    return [
+        Row(
+            id="R1",
+            name="tokens/s of games ÷ bare engine",
+            arms=("scheduler, env and prompts", "AsyncLLM, same prompts and dependency order"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=at_least(0.9),
+            how=f"{engine.num_games} recorded games, prefix cache reset before each arm, wall time per sampled token",
+            if_missed="rules, prompts and tokens of a move cost the same for every model (R12a's seconds), so with a "
+            "small one their share is large; on few cores they take time from the engine too",
+            details=_absolute(bench, [pair.first for pair in pairs]),
+        )
+    ]
+
+
+async def cached_share(bench: Bench) -> list[Row]:
+    """R4: cached prompt tokens over sharable ones."""
+    engine = bench.needed_engine
+    size = engine.engine.config.block_size
+    # Not forced: a forced reply takes the place of the one whose keys the engine holds.
+    counts = [sharing(games, block_size=size) for games in await engine.plays(bench.pairs)]
+    reachable = statistics.median(count.sharable_in_blocks / max(1, count.sharable) for count in counts)
+    return [
+        Row(
+            id="R4",
+            name="cached ÷ sharable prompt tokens",
+            arms=("tokens that the engine took from its cache", "trie of all prompts and replies, per adapter"),
+            ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
+            target=at_least(0.85),
+            how=f"freely played steps, the engine's counters; whole blocks of {size} tokens could give {reachable:.2f}",
+            if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones than 32 tokens",
+            details=asdict(counts[-1]),
+        )
+    ]
+
+
+async def tail(bench: Bench) -> list[Row]:
+    """R7: how long few games keep the others waiting."""
+    engine = bench.needed_engine
+    tails, active = [], []
+    for games in await engine.plays(bench.pairs):
+        tails.append(tail_share(games))
+        active.append(mean_active(games))
+    how = f"freely played steps of {engine.num_games} games, all asked for at once; times of their last replies"
+    return [
+        Row(
+            id="R7a",
+            name="time of the last 10 % of games ÷ total",
+            arms=("from the end of nine tenths of the games", "whole step"),
+            ratios=tuple(tails),
+            how=how,
+        ),
+        Row(
+            id="R7b",
+            name="mean active games ÷ started",
+            arms=("games in play, over time", "games started"),
+            ratios=tuple(active),
+            how=how,
+        ),
+    ]
+
+
+async def growth(bench: Bench) -> list[Row]:
+    """R12d: seconds of a step's games on the engine against their number."""
+    engine = bench.needed_engine
+    deals = [count for count in (1, 2, 4, 8, 16, 32) if count <= bench.settings.deals_per_step]
+    name, arms = "log-log slope of a step's games over their number", ("log seconds", "log games")
+    if len(deals) < 2:
+        why = f"HANABI_DEALS_PER_STEP={bench.settings.deals_per_step}: a slope needs at least 2 deals"
+        return [Row(id="R12d", name=name, arms=arms, target=at_most(1.1), why_not=why)]
+    rounds = []
+    for number in range(bench.pairs + 1):
+        # Up, then down: a machine that grows slower meanwhile does not bend the slope one way only.
+        order = deals if number % 2 else deals[::-1]
+        costs = {
+            float(count * bench.settings.num_generations): (await engine.play_again(num_deals=count)).seconds
+            for count in order
+        }
+        if number:
+            rounds.append(costs)
+    return [
+        Row(
+            id="R12d",
+            name=name,
+            arms=arms,
+            ratios=slopes(rounds),
+            target=at_most(1.1),
+            how="the first deals of the recorded games on the engine, prefix cache reset before each",
+            details={"seconds": [{f"{size:g}": cost for size, cost in costs.items()} for costs in rounds]},
+        )
+    ]
+
+
+def _absolute(bench: Bench, measures: list[Measure]) -> dict[str, float]:
+    # Times of a shared CPU say nothing to anybody else.
+    if bench.settings.device == "cpu" or not measures:
+        return {}
+    middle = sorted(measures, key=lambda measure: measure.rate)[len(measures) // 2]
+    return {"tokens_per_second": middle.rate, "games_per_second": middle.notes["games"] / middle.seconds}

@@ -1,0 +1,130 @@
+"""The server without a model: the real app, scheduler, store, tokenizer and games, and an engine that only waits."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from bench.recording import Call, ForcedSampler, GameCalls, Recorder
+from bench.serving import serving
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.deal_rows import rows_of
+from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.server.scheduler import Scheduler
+
+SUITE = "bench"
+_MAX_MODEL_LEN = 1 << 20
+_SHAPES = {"model.layers.0.self_attn.q_proj": (64, 64)}
+_PLAYER = "iggi"
+
+
+class StandIn:
+    """An engine that takes a while for every request, and not the same one for all."""
+
+    is_dead, state, silence = False, "ok", 0.0
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        """Answer after half to one and a half of `seconds`."""
+        self.seconds = seconds
+        self._random = random.Random(0)
+        self.config = SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1)
+
+    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
+        """Return as many ids as are allowed."""
+        await asyncio.sleep(self.seconds * self._random.uniform(0.5, 1.5))
+        ids = (0,) * sampling.max_tokens
+        return Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="length", num_cached_tokens=0)
+
+    async def load_adapter(self, name: str, number: int, path: str) -> Any:
+        """Load nothing."""
+        return name
+
+    async def unload_adapter(self, number: int) -> None:
+        """Forget nothing."""
+
+    async def reset_prefix_cache(self) -> bool:
+        """Drop nothing."""
+        return True
+
+
+def compact_config(preset: str, players: int = 2, max_turns: int = 0) -> EnvConfig:
+    """Return a board with the compact prompts, whose words make a tokenizer of their own."""
+    return EnvConfig(preset=preset, players=players, observation="compact", legal_moves=False, max_turns=max_turns)
+
+
+def chat_of(config: EnvConfig) -> ChatFormat:
+    """Return the tiny model's conversation format for a board with compact prompts."""
+    from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+
+    return ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(config.spec())))
+
+
+async def scripted_games(config: EnvConfig, chat: ChatFormat, *, num_deals: int, num_games: int) -> list[GameCalls]:
+    """Let a bot play each deal `num_games` times; returns its replies as recordings without prompts."""
+    policy = make_policy(_PLAYER, style=ObservationStyle(config.observation))
+    games = []
+    for seed in range(num_deals):
+        for game in range(num_games):
+            episode = await play_episode(config, [policy] * config.players, suite=SUITE, seed=seed, game=game)
+            replies = (chat.tokenizer.encode(turn.action, add_special_tokens=False) for turn in episode.turns)
+            games.append(tuple(Call(reply_ids=(*ids, chat.eos_id)) for ids in replies))
+    return games
+
+
+def deal_rows(config: EnvConfig, *, num_deals: int, num_games: int) -> list[dict[str, Any]]:
+    """Return the request rows of the first deals of the benchmark's suite."""
+    deals = [{"env_config": config.model_dump(mode="json"), "suite": SUITE, "seed": seed} for seed in range(num_deals)]
+    return rows_of(deals, num_games)[0]
+
+
+def stand_in_scheduler(
+    store: AdapterStore, chat: ChatFormat, sampler: ForcedSampler | Recorder, num_games: int
+) -> Scheduler:
+    """Return a scheduler that plays so many games at once."""
+    return Scheduler(
+        sampler, chat, store, max_model_len=_MAX_MODEL_LEN, games_at_once=max(1, num_games), instance_id="bench"
+    )
+
+
+def stand_in_store(engine: StandIn) -> AdapterStore:
+    """Return a store that loads nothing; close it."""
+    return AdapterStore(engine, max_rank=16, shapes=_SHAPES)
+
+
+@asynccontextmanager
+async def stand_in_server(
+    chat: ChatFormat, games: Sequence[GameCalls], *, seconds: float, num_players: int = 2
+) -> AsyncIterator[str]:
+    """Serve the real app around a stand-in in this event loop; yields its address."""
+    from hanabi_grpo.logs import LineRing
+    from hanabi_grpo.rollout.handshake import tokenizer_hash
+    from hanabi_grpo.server.app import create_app
+    from hanabi_grpo.server.identity import ServerIdentity
+
+    engine = StandIn(seconds)
+    store = stand_in_store(engine)
+    try:
+        scheduler = stand_in_scheduler(store, chat, ForcedSampler(engine, games), len(games))
+        identity = ServerIdentity(
+            instance_id="bench",
+            model="stand-in",
+            model_fingerprint="0" * 16,
+            tokenizer_hash=tokenizer_hash(chat.tokenizer),
+            chat_hash=chat.hash,
+            dtype="float32",
+            max_lora_rank=16,
+            max_players=num_players,
+            max_model_len=_MAX_MODEL_LEN,
+        )
+        app = create_app(engine, store, scheduler, identity, LineRing(), api_key=None)  # type: ignore[arg-type]
+        async with serving(app) as url:
+            yield url
+    finally:
+        store.close()

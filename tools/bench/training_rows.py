@@ -1,0 +1,259 @@
+"""R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is padding."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bench.context import Bench
+from bench.pairing import Measure, Pair, Stopwatch, measure_pairs, ratios_of
+from bench.row import Row, at_least, at_most
+from bench.stand_in import SUITE, chat_of, compact_config
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+
+if TYPE_CHECKING:
+    from hanabi_grpo.envs.hanabi.policies import Policy
+    from hanabi_grpo.training.batching import TokenRow
+
+_PLAYER = "player_0"
+_VOCABULARY = 200
+_GAMES, _TURNS, _PROMPT, _REPLY = 16, 8, 45, 3
+"""Of R8: games of one player, its turns in each, and the tokens of a turn's message and reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sequences:
+    """Training on whole conversations (first of each pair) beside training turn by turn (second)."""
+
+    pairs: list[Pair]
+    """Amounts are tokens that carry loss."""
+    cosine: float
+    """Of both gradients, over all adapter weights."""
+    largest_difference: float
+    """Between two elements of them, as a share of the largest element."""
+    tokens: tuple[int, int]
+    """That each reads, padding left out."""
+
+
+async def training(bench: Bench) -> list[Row]:
+    """R8 and R11, without an engine."""
+    rows = made_rows(num_games=_GAMES, turns=_TURNS, prompt=_PROMPT, reply=_REPLY, seed=bench.settings.seed)
+    limit = bench.settings.tokens_per_micro_batch or 2048
+    found = await sequences_against_turns(small_model(bench.settings.device), rows, limit=limit, pairs=bench.pairs)
+    ratios, cpu = ratios_of(found.pairs, of_time=True)
+    config, games = compact_config("laptop"), bench.settings.deals_per_step * bench.settings.num_generations
+    shares = [await useful_share_of_bots(config, num_games=games, limit=limit, seed=seed) for seed in range(3)]
+    return [
+        Row(
+            id="R8",
+            name="one sequence per game and player ÷ one per turn",
+            arms=("forward and backward over conversations", "the same loss, one sequence for each reply"),
+            ratios=ratios,
+            cpu_ratios=cpu,
+            target=at_most(1 / 3),
+            how=f"{_GAMES} games, {_TURNS} turns of {_PROMPT} + {_REPLY} tokens; gradient cosine {found.cosine:.6f}",
+            details={
+                "cosine": found.cosine,
+                "largest_difference": found.largest_difference,
+                "tokens": list(found.tokens),
+            },
+        ),
+        Row(
+            id="R11",
+            name="useful ÷ padded tokens in a training batch",
+            arms=("tokens of conversations", "tokens of micro-batches, padding included"),
+            ratios=tuple(shares),
+            target=at_least(0.9),
+            how=f"{games} games of random players on laptop, cut at {limit} tokens, nothing shared",
+        ),
+    ]
+
+
+def small_model(device: str = "cpu") -> Any:
+    """Return a small Qwen3 with random weights and one adapter that is not zero, in float32."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from hanabi_grpo.training.adapters import add_adapters
+    from hanabi_grpo.training.lora_op import join_lora_products
+
+    config = Qwen3Config(
+        vocab_size=_VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = add_adapters(Qwen3ForCausalLM(config), [_PLAYER], rank=16, alpha=32, seed=1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
+    join_lora_products(model)
+    return model.train().to("cpu" if device == "cpu" else "cuda")
+
+
+def made_rows(*, num_games: int, turns: int, prompt: int, reply: int, seed: int) -> list["TokenRow"]:
+    """Return conversations of random tokens with random advantages; the first game is the longest.
+
+    Args:
+        num_games: Conversations.
+        turns: Of each.
+        prompt: Tokens of a turn's message.
+        reply: Tokens of its reply.
+        seed: Of the tokens.
+    """
+    from hanabi_grpo.training.batching import TokenRow
+
+    drawn = random.Random(seed)
+    mask = ([False] * prompt + [True] * reply) * turns
+    found = []
+    for game in range(num_games):
+        values = [drawn.gauss(0.0, 1.0) for _ in range(turns) for _ in range(prompt + reply)]
+        found.append(
+            TokenRow(
+                ids=[drawn.randrange(1, _VOCABULARY) for _ in mask],
+                mask=list(mask),
+                logprobs=[0.0] * len(mask),
+                advantages=[value * said for value, said in zip(values, mask, strict=True)],
+                game=game,
+            )
+        )
+    return found
+
+
+def turn_rows(row: "TokenRow") -> list["TokenRow"]:
+    """Return a sequence for each reply of a conversation: all that came before it, and loss on that reply alone."""
+    found = []
+    start = 0
+    for end in range(1, len(row.mask) + 1):
+        if row.mask[end - 1] and not any(row.mask[end : end + 1]):
+            before = [0.0] * start
+            found.append(
+                replace(
+                    row,
+                    ids=row.ids[:end],
+                    mask=[False] * start + row.mask[start:end],
+                    logprobs=before + row.logprobs[start:end],
+                    advantages=before + row.advantages[start:end],
+                )
+            )
+            start = end
+    return found
+
+
+async def sequences_against_turns(model: Any, rows: Sequence["TokenRow"], *, limit: int, pairs: int) -> Sequences:
+    """Train on conversations and on their turns, which have the same loss.
+
+    Args:
+        model: With adapters; its weights stay as they are.
+        rows: Conversations of one player.
+        limit: Tokens of a micro-batch, for both.
+        pairs: How many are measured.
+    """
+    turns = [one for row in rows for one in turn_rows(row)]
+
+    async def whole() -> Measure:
+        return learn(model, rows, limit)
+
+    async def by_turn() -> Measure:
+        return learn(model, turns, limit)
+
+    measured = await measure_pairs(whole, by_turn, pairs=pairs)
+    learn(model, rows, limit)
+    found = gradient_of(model)
+    learn(model, turns, limit)
+    expected = gradient_of(model)
+    return Sequences(
+        pairs=measured,
+        cosine=float((found @ expected) / (found.norm() * expected.norm())),
+        largest_difference=float((found - expected).abs().max() / expected.abs().max()),
+        tokens=(sum(len(row.ids) for row in rows), sum(len(row.ids) for row in turns)),
+    )
+
+
+def learn(model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = False) -> Measure:
+    """Leave the gradient of the policy's loss over rows in the model; returns its cost.
+
+    The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the policy is still the
+    one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once.
+    """
+    from hanabi_grpo.training.forward import reply_logps
+
+    model.zero_grad()
+    num_tokens = max(sum(sum(row.mask) for row in rows), 1)
+    with Stopwatch() as watch:
+        for batch in _cut(rows, limit, model.device, shared):
+            data = batch["grpo_batch"]
+            logps = reply_logps(model, model, batch["model_inputs"]["input_ids"], data.completion_mask, 1.0, data.tree)
+            (-(logps * data.advantages).sum() / num_tokens).backward()
+        _wait_for(model.device)
+    return watch.measure(num_tokens)
+
+
+async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int, seed: int) -> float:
+    """Return the share of tokens that are no padding when random players' games are cut into micro-batches.
+
+    Args:
+        config: The board.
+        num_games: Games of one step.
+        limit: Tokens of a micro-batch.
+        seed: Of the first game.
+    """
+    from hanabi_grpo.envs.hanabi.policies import make_policy
+    from hanabi_grpo.training.batching import useful_share
+
+    deals = [(seed * num_games + game, game) for game in range(num_games)]
+    rows = await bot_rows(make_policy("random"), config, deals)
+    return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
+
+
+async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[int, int]]) -> "list[list[TokenRow]]":
+    """Return each player's sequences, without advantages, of games with one bot in every seat.
+
+    Args:
+        policy: The bot.
+        config: The board.
+        deals: Seed and number of each game.
+    """
+    from hanabi_grpo.envs.hanabi.replays.recording import Recording
+    from hanabi_grpo.rollout.loop import play_episode
+    from hanabi_grpo.sft.encoding import Encoder
+    from hanabi_grpo.training.batching import TokenRow
+
+    encoder = Encoder(config=config, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
+    policies = [policy] * config.players
+    rows: list[list[TokenRow]] = [[] for _ in policies]
+    for seed, game in deals:
+        episode = await play_episode(config, policies, suite=SUITE, seed=seed, game=game)
+        for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
+            zeros = [0.0] * len(sample.ids)
+            mask = [bool(said) for said in sample.is_reply]
+            rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))
+    return rows
+
+
+def _cut(rows: Sequence["TokenRow"], limit: int, device: Any, shared: bool = False) -> list[dict[str, Any]]:
+    import torch
+
+    from hanabi_grpo.training.batching import collate, cut_rows
+
+    shares = cut_rows(list(rows), tokens=limit, parts=1, rank=0, world_size=1, shared=shared)
+    return [collate(share, _PLAYER, 1, 0, torch.device(device), shared) for share in shares]
+
+
+def gradient_of(model: Any) -> Any:
+    """Return the gradients of all weights that have one, as one tensor."""
+    import torch
+
+    return torch.cat([value.grad.flatten() for value in model.parameters() if value.grad is not None]).double()
+
+
+def _wait_for(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
