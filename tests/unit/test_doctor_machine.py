@@ -17,7 +17,7 @@ import pytest
 
 from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
 from hanabi_grpo.commands.doctor import machine, software
-from hanabi_grpo.commands.doctor.gpus import layout_commands, list_gpus
+from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.commands.doctor.processes import orphaned_engines
 
 
@@ -128,18 +128,6 @@ def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 
 
-def test_one_terminals_list_is_its_own_business(tmp_path: Path) -> None:
-    checks = doctor(tmp_path, 4, "--role", "trainer", CUDA_VISIBLE_DEVICES="2,3", NPROC_PER_NODE="2", DEEPSPEED="zero2")
-    assert "gpu split" not in checks and "server gpus" not in checks
-    assert checks["trainer gpus"]["status"] == "ok" and checks["torch gpus"]["status"] == "ok"
-
-
-def test_a_layout_is_written_for_any_number_of_gpus() -> None:
-    assert "CUDA_VISIBLE_DEVICES=0 VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4" in layout_commands(1)
-    assert "CUDA_VISIBLE_DEVICES=1 NPROC_PER_NODE=1 DEEPSPEED=none" in layout_commands(3)
-    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 NPROC_PER_NODE=4 bash" in layout_commands(8)
-
-
 def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
     program = tmp_path / "nvidia-smi"
@@ -189,14 +177,6 @@ def test_what_triton_compiles_is_compiled_before_the_engine_starts(site: Path, m
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(site)})
     headless = only(find(software.compiler_checks, shell=shell))
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
-
-
-def test_another_folder_than_the_checkout_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert only(find(machine.folder_checks)).status == "ok"
-    monkeypatch.chdir(tmp_path)
-    check = only(find(machine.folder_checks))
-    assert check.status == "warn" and check.remedy.startswith("cd ")
 
 
 def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:

@@ -17,12 +17,10 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
     LoadedSettings,
-    Settings,
     batch_plan,
     load_settings,
     settings_json,
     settings_values,
-    variables,
 )
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.device import Device
@@ -152,11 +150,6 @@ def test_a_wrong_profile_is_refused_and_the_doctor_goes_on_without_it(folder: Pa
     assert check.status == "fail" and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
 
 
-def test_the_doctor_goes_on_without_a_profile_that_is_not_there(folder: Path) -> None:
-    loaded, problems = resolve_settings({"HANABI_PROFILE": "no.env", "SEED": "3"}, NOWHERE)
-    assert len(problems) == 1 and loaded.settings.seed == 3 and loaded.settings.profile is None
-
-
 def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
     split = "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n"
     loaded = profiled(folder, split)
@@ -258,14 +251,3 @@ def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
     shown = shell_answer(folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ)
     assert shown == "my.env||zero1|3"
     assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")
-
-
-def test_without_a_profile_the_scripts_defaults_hold(folder: Path) -> None:
-    assert shell_answer(folder, 'default_env SEED 1; given SEED; echo "$SEED|$profile"') == "1|"
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_every_name_in_a_profile_is_a_setting_or_handed_on(path: Path) -> None:
-    names = [line.partition("=")[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    known = {variable.env for variable in variables(Settings)} | set(PASSED_THROUGH)
-    assert set(names) <= known and len(names) == len(set(names))

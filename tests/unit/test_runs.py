@@ -19,7 +19,6 @@ from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import (
     SECRET,
-    append_jsonl,
     holder_of,
     leave_run_folder,
     lock_run_folder,
@@ -200,10 +199,3 @@ def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_
     (tmp_path / SECRET).write_text("short")
     with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
         run_secret(tmp_path)
-
-
-def test_rows_are_appended_one_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    append_jsonl(path, {"step": 1})
-    append_jsonl(path, {"step": 2, "kl": float("inf")}, {"name": "é"})
-    assert path.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2, "kl": null}\n{"name": "é"}\n'
