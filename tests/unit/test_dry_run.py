@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 from doctor_machines import ROOT, find, free_port, make_model, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import starts
-from hanabi_grpo.commands.doctor.processes import rollout_servers
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.training import adapters
@@ -155,29 +152,6 @@ def test_a_start_is_read_as_the_trainer_reads_it(checkpoint: Path, tmp_path: Pat
     assert check.status == "fail" and "was trained with another base model" in check.finding
 
 
-def test_partners_on_disk_are_read_and_the_others_need_nothing(checkpoint: Path) -> None:
-    model = checkpoint.parents[1] / "model"
-    assert find(starts.partner_checks, MODEL=model) == []
-    assert find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="iggi,base,earlier") == []
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"iggi,{checkpoint.parent}"))
-    assert check.status == "ok" and check.finding.endswith(f"{checkpoint}, step 7, adapters player_0, player_1")
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="./no/such/run"))
-    assert check.status == "fail" and "no such folder" in check.finding
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"player_2={checkpoint}", HANABI_PLAYERS=3))
-    assert check.status == "fail" and "no adapter player_2 in it; it has player_0, player_1" in check.finding
-
-
-def test_a_dry_run_is_not_taken_for_a_server(start_process: Any) -> None:
-    # A program that is called as the server is, and stays.
-    words = ["-c", "import time; print(1, flush=True); time.sleep(60)", "hanabi-grpo", "serve"]
-    one, other = (
-        start_process([sys.executable, *words, *more], stdout=subprocess.PIPE) for more in ([], ["--dry-run"])
-    )
-    assert one.stdout.readline() == other.stdout.readline() == "1\n"
-    pids = {process.pid for process in rollout_servers()}
-    assert one.pid in pids and other.pid not in pids
-
-
 @pytest.mark.parametrize("option", ["--print-config", "--dry-run"])
 def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(option: str, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
@@ -211,16 +185,3 @@ def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(optio
         check=True,
     )
     assert train_output.stdout == f"train {option}|wandb|\n"
-
-
-@pytest.mark.parametrize(("shell", "word"), [("bash", "COMPREPLY"), ("zsh", "#compdef"), ("fish", "complete ")])
-def test_completion_is_there_for_each_shell(shell: str, word: str) -> None:
-    def complete(**environ: str) -> str:
-        command = [sys.executable, "-c", "from hanabi_grpo.cli import app; app(prog_name='hanabi-grpo')"]
-        given = {"PATH": "/usr/bin:/bin", **environ}
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120).stdout
-
-    assert word in complete(_HANABI_GRPO_COMPLETE=f"source_{shell}")
-    if shell == "bash":
-        words = {"COMP_WORDS": "hanabi-grpo train --dry", "COMP_CWORD": "2", "_HANABI_GRPO_COMPLETE": "complete_bash"}
-        assert complete(**words).split() == ["--dry-run"]

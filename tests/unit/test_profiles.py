@@ -1,6 +1,5 @@
 """Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the defaults."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.commands.console import server_command, set_environ
 from hanabi_grpo.commands.doctor import resolve_settings
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import settings_checks
@@ -108,15 +106,6 @@ def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
     assert "lora_alpha" in settings.model_fields_set and "beta" not in settings.model_fields_set
 
 
-def test_dotenv_may_name_the_profile_and_an_empty_one_in_the_shell_is_none(folder: Path) -> None:
-    (folder / ".env").write_text("HANABI_PROFILE=tools/profiles/gpu-1.env\n")
-    loaded = load_settings({"HANABI_PROFILE": " "}, folder / ".env")
-    assert loaded.origins["profile"] == ".env" and loaded.origins["nproc_per_node"] == "profile"
-    assert loaded.settings.gpu_memory_utilization == 0.4
-    other = load_settings({"HANABI_PROFILE": "tools/profiles/gpu-4.env"}, folder / ".env")
-    assert other.settings.vllm_tensor_parallel_size == 2
-
-
 def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -> None:
     said = message({"HANABI_PROFILE": "tools/profiles/gpu1.env"})
     assert said.startswith(
@@ -210,17 +199,6 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
     # What the other terminal uses is not known where it is not given here.
     alone = load_settings({"CUDA_VISIBLE_DEVICES": "0,1,2", "NPROC_PER_NODE": "2"}, NOWHERE)
     assert gpus(alone, "trainer") == "1,2 shell"
-
-
-def test_a_terminal_sets_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    loaded = profiled(folder, "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n")
-    assert set_environ(loaded, "trainer") == ""
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
-    # Whoever is started from here reads the terminal's own list, and divides it no further.
-    again = load_settings({"CUDA_VISIBLE_DEVICES": "4,5", "NPROC_PER_NODE": "2"}, NOWHERE)
-    assert set_environ(again, "trainer") == "" and os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert server_command(loaded).startswith("HANABI_PROFILE=my.env ")
 
 
 def shell_answer(folder: Path, script: str, **environ: str) -> str:

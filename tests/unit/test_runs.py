@@ -20,7 +20,6 @@ from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import (
     SECRET,
     holder_of,
-    leave_run_folder,
     lock_run_folder,
     prepare_run_folder,
     run_folder_name,
@@ -136,18 +135,6 @@ def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_proce
     process.send_signal(signal.SIGKILL)
     process.wait()
     lock_run_folder(tmp_path).close()
-
-
-def test_a_folder_is_left_only_when_nothing_but_the_lock_is_in_it(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with lock_run_folder(folder):
-        (folder / "server.log").touch()
-        leave_run_folder(folder)
-        assert folder.is_dir()
-        (folder / "server.log").unlink()
-        leave_run_folder(folder)
-        assert not folder.exists()
 
 
 def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(

@@ -182,11 +182,6 @@ def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, l
         assert loss == pytest.approx(manifest.facts["warm_start"]["best"][number]["loss"], rel=1e-4)
 
 
-def test_a_shared_adapter_learns_from_all_players(base: Path, tmp_path: Path) -> None:
-    do(work(base, tmp_path, shared=True))
-    assert list(read_adapters(tmp_path / "checkpoint-0").adapters) == ["shared"]
-
-
 @pytest.mark.parametrize(("full", "calls"), [(False, 3), (True, 2)])
 def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_does(
     base: Path, tmp_path: Path, full: bool, calls: int
@@ -302,11 +297,6 @@ def test_the_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
     assert rates[-1] == pytest.approx(0.1)
     assert replace(lesson, steps=1).rate(1) == 1.0
     assert all(math.isfinite(replace(lesson, steps=2).rate(step)) for step in (1, 2))
-
-
-def test_a_player_without_anything_to_learn_is_named(base: Path) -> None:
-    with pytest.raises(SettingsError, match="player_1 has 0 conversations"):
-        start(base, ("player_0", "player_1"), player_1=lambda taught: [one for one in taught if one.player == 0])
 
 
 def test_float16_is_refused(base: Path) -> None:
