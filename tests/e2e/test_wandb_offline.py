@@ -105,9 +105,8 @@ def test_a_key_that_is_refused_ends_the_run_before_its_first_step(
     assert "W&B refuses this run" in output and not (folder / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("trouble", ["401", "hang"])
 def test_training_ends_well_when_the_service_fails_on_the_way(
-    tmp_path: Path, tiny_model: Path, start_process: Start, trouble: str
+    tmp_path: Path, tiny_model: Path, start_process: Start
 ) -> None:
     folder = tmp_path / "train"
     with backend("good") as service:
@@ -116,7 +115,7 @@ def test_training_ends_well_when_the_service_fails_on_the_way(
         trainer = launch(start_process, settings, **service.environ, **limits)
         # The first request of a run that is open.
         assert wait_until(lambda: any(one.endswith("/file_stream") for one in service.seen) or trainer.poll(), 300)
-        service.mode = trouble
+        service.mode = "hang"
         output = finish(trainer)
     assert len(metrics(folder)) == STEPS
     assert (folder / f"checkpoint-{STEPS}").is_dir()
