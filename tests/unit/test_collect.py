@@ -98,21 +98,6 @@ def test_the_same_command_again_does_nothing_and_more_deals_are_added() -> None:
     assert [(one.seed, one.game) for one in episodes()] == [(deal, game) for deal in range(5) for game in range(2)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--deals", "0"], "--deals 0: must be 1 or more"),
-        (["--games", "0"], "--games 0: must be 1 or more"),
-        (["--suite", "../x"], "a suite is 1 to 64 letters"),
-        (["--players", "4"], "players"),
-    ],
-)
-def test_bad_options_leave_no_folder(words: list[str], message: str) -> None:
-    answer = collect("iggi", "--preset", "laptop", *words)
-    assert answer.exit_code == 2 and message in answer.stderr
-    assert not Path("games").exists()
-
-
 def test_other_games_in_the_folder_are_never_mixed_in() -> None:
     assert collect("iggi", "--preset", "laptop", "--deals", "2").exit_code == 0
     other = collect("iggi", "--preset", "laptop", "--deals", "2", "--games", "2")

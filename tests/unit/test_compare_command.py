@@ -14,10 +14,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison import Axis, Curve
+from hanabi_grpo.evaluation.comparison import Curve
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
-from hanabi_grpo.report.charts.bands import draw_bands
 from hanabi_grpo.report.charts.labels import spread
 from training_runs import made_evaluation, made_run
 
@@ -126,12 +124,6 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path, words: list[
     answer = RUNNER.invoke(app, ["compare", *(word.replace("RUN", str(run)) for word in words)])
     assert answer.exit_code == 2, answer.output
     assert message in answer.output.replace("\n", " ")
-
-
-def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match=r"p\.png: cannot be written \(File exists\)"):
-        draw_bands(tmp_path / "file" / "p.png", [curve("a", [1.0])], axis=Axis.STEPS, window=1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.04, 0.08])), max_size=12))

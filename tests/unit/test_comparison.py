@@ -115,18 +115,6 @@ def test_runs_of_different_boards_are_refused_unless_one_that_all_have_is_named(
     assert (board, [arm.runs[0].scores.tolist() for arm in arms]) == ("laptop", [[1.0], [0.5]])
 
 
-def test_boards_of_one_name_with_other_players_are_refused(tmp_path: Path) -> None:
-    runs = [made_run(tmp_path / str(number), [1.0]) for number in range(2)]
-    for number, run in enumerate(runs):
-        (run / "episodes").mkdir()
-        game = {"preset": "laptop", "spec_hash": f"hash{number}", "num_players": 2 + number}
-        (run / "episodes" / "step_000000.jsonl").write_text(json.dumps(game) + "\n")
-    with pytest.raises(SettingsError, match=r"different boards called laptop \(2 players, hash0; 3 players, hash1\)"):
-        loaded(a=runs)
-    (runs[1] / "episodes" / "step_000000.jsonl").write_text('{"pres')
-    assert loaded(a=runs)[0].runs[1].board_hash is None
-
-
 @pytest.mark.filterwarnings("ignore:Precision loss")  # SciPy's own, of runs that are all alike
 @given(FEW, FEW)
 def test_differences_and_their_interval_are_welchs(first: list[float], other: list[float]) -> None:

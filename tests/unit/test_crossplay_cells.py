@@ -65,26 +65,6 @@ def test_cells_of_other_work_are_refused(tmp_path: Path, texts: list[str], optio
         play(plan_of(*texts, **options), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text[:50], "not an evaluation"),
-        (lambda text: "[]", "not an evaluation"),
-        (lambda text: text.replace('"key"', '"lock"'), "not a cell of a cross-play"),
-        (lambda text: text.replace('"interval_95"', '"interval"'), "not a cell of a cross-play"),
-        (lambda text: text.replace('"interval_95": [', '"interval_95": [null, '), "not a cell of a cross-play"),
-        (lambda text: text.replace('"seeds": [', '"seeds": [9,'), "need the same number"),
-    ],
-)
-def test_damaged_cells_are_refused_and_not_overwritten(tmp_path: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
-    play(plan_of("iggi", "random"), tmp_path)
-    path = tmp_path / "cells" / "0-1.json"
-    path.write_text(damaged := change(path.read_text()))
-    with pytest.raises(SettingsError, match=message):
-        play(plan_of("iggi", "random"), tmp_path)
-    assert path.read_text() == damaged
-
-
 def test_an_interrupted_cell_goes_on_from_its_finished_deals(tmp_path: Path) -> None:
     plan = plan_of("iggi", "random", deals=120)
     seen: list[int] = []
@@ -137,14 +117,3 @@ def test_adapters_of_each_player_are_also_played_in_the_other_seat(tmp_path: Pat
         # Another adapter under the same name and version is other work.
         key = json.loads((tmp_path / "out" / "cells" / "2-2.json").read_text())["key"]
         assert key["policies"]["player_0"] != key["policies"]["player_1"]
-
-
-def test_more_checkpoints_than_the_server_can_be_lent_at_once(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path / f"run-{n}", 5, [n + 0.1, n + 0.2]) for n in range(9)]
-    with running_app() as app, RolloutClient(app.url) as client:
-        served = served_by(client)
-        plan = plan_of(*map(str, folders), deals=2, served=served)
-        assert len({seat for seats in plan.seats for seat in seats}) == 18
-        played = play(plan, tmp_path / "out", served)
-    assert len(played.cells) == 81 + 27
-    assert summarise(plan, played.cells).unit == "training seeds"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from doctor_machines import ROOT, find, free_port, make_model, named, only
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor import Check, report_lines, resolve_settings, run_checks
+from hanabi_grpo.commands.doctor import Check, report_lines, run_checks
 from hanabi_grpo.commands.doctor.check import Probe, ok, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import name_checks
@@ -97,18 +97,6 @@ def test_wrong_settings_are_lines_among_the_others(sound: Path, monkeypatch: pyt
     ]
     assert report["checks"][0]["remedy"] == 'export HANABI_PLAYERS="$HANABI_PLAYRS"; unset HANABI_PLAYRS'
     assert {check["name"]: check["status"] for check in report["checks"]}["batch"] == "ok"
-
-
-def test_what_is_left_of_wrong_settings_keeps_its_origin(tmp_path: Path) -> None:
-    dotenv = tmp_path / ".env"
-    dotenv.write_text("SEED=7\nPORT=none\nHF_HOME=/hf\nWANDB_API_KEY=k\n")
-    loaded, problems = resolve_settings({"LORA_RANK": "5", "LEARNING_RATE": "0.5"}, dotenv)
-    assert [problem.partition(":")[0] for problem in problems] == ["PORT='none'", "LORA_RANK='5'"]
-    assert (loaded.settings.seed, loaded.settings.port, loaded.settings.lora_rank) == (7, 8000, 16)
-    assert loaded.settings.learning_rate == 0.5
-    assert [loaded.origins[name] for name in ("seed", "learning_rate", "port")] == [".env", "shell", "default"]
-    assert loaded.passed_through == {"HF_HOME": ("/hf", ".env")}
-    assert loaded.dotenv_environ == {"HF_HOME": "/hf", "WANDB_API_KEY": "k"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hanabi_grpo.evaluation.evaluate import (
     summarise,
 )
 from hanabi_grpo.evaluation.game_facts import GameFacts
-from hanabi_grpo.evaluation.matches import PlayedGame, Served
+from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.resolver import SeatResolver
@@ -182,16 +182,6 @@ def test_lists_of_different_lengths_are_refused(tmp_path: Path, field: str) -> N
 def test_an_evaluation_on_training_deals_is_refused() -> None:
     with pytest.raises(SettingsError, match="training may have seen"):
         evaluate_line_up(IGGI, LAPTOP, 10, suite="train")
-
-
-def test_progress_and_kept_games_cover_every_deal() -> None:
-    done: list[int] = []
-    kept: list[PlayedGame] = []
-    result = evaluate_line_up(MIXED, LAPTOP, 120, progress=done.append, keep=kept.extend)
-    assert done == [0, 50, 100, 120]
-    assert sorted((one.seed, one.order) for one in kept) == [(seed, order) for seed in range(120) for order in (0, 1)]
-    by_deal = [sum(one.game.score for one in kept if one.seed == seed) / 2 for seed in range(120)]
-    assert list(result.scores) == by_deal
 
 
 def test_models_and_mixed_line_ups_play_on_a_server_in_every_seat_order() -> None:
