@@ -1,4 +1,9 @@
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +81,24 @@ def test_bad_options_are_refused(words: tuple[str, ...], message: str) -> None:
     code, output = command(*words, *([] if words[0] == "--games" else ["--preset", "laptop"]))
     assert code == 2
     assert message in " ".join(output.split())
+
+
+def test_an_interrupted_count_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-m", "hanabi_grpo.cli", "conventions", "iggi", "--preset", "full", "--deals", "3000"]
+    process = subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 120
+    while not any(path.read_bytes().count(b"\n") > 1 for path in tmp_path.glob("outputs/conventions/*.part.jsonl")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "of 3000 deals are counted and kept; the same command goes on from there." in " ".join(errors.split())
+    subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    assert figures(tmp_path / "outputs/conventions-full.html") == [expected("iggi", 3000, "full")]
