@@ -78,7 +78,6 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
     _finish(training, replaced=row.times)
 
 
-@pytest.mark.long
 def test_tensor_parallel_workers_end_with_their_engine_core_and_with_the_server(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps
-from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, block_order, locate, plan_phases
+from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.training.deals import DealDataset, DealSampler
@@ -42,15 +42,6 @@ def write(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def played(rows: list[dict[str, Any]], start: int, count: int) -> list[str]:
     return [deal["env_config"]["preset"] for deal in deals(rows, start, count)]
-
-
-def test_a_block_has_each_row_as_often_as_its_share_says_and_spreads_it() -> None:
-    assert block_order([Fraction(1), Fraction(1), Fraction(1)]) == [0, 1, 2]
-    assert block_order([Fraction(3), Fraction(1)]) == [0, 0, 1, 0]
-    assert block_order([Fraction(6), Fraction(2)]) == [0, 0, 1, 0]
-    assert block_order([Fraction("0.5"), Fraction("0.25"), Fraction("0.25")]) == [0, 1, 2, 0]
-    assert block_order([Fraction("0.1"), Fraction("0.2")]) == [1, 0, 1]
-    assert block_order([Fraction(7)]) == [0]
 
 
 @examples(deadline=None)
@@ -93,14 +84,6 @@ def test_a_row_never_skips_or_repeats_a_visit_whatever_the_others_do(
     assert all(a.first < b.first and a.end is not None for a, b in pairwise(plan_phases(terms)))
 
 
-def test_every_step_has_the_shares_and_no_two_deals_have_one_seed(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, {"share": 3}, {"preset": "marshal-mini", "share": 1})
-    assert mix_line(rows, Settings(deals_per_step=8)) == "laptop 75 %, marshal-mini 25 %"
-    for step in range(20):
-        assert Counter(played(rows, 8 * step, 8)) == {"laptop": 6, "marshal-mini": 2}
-    assert [deal["seed"] for deal in deals(rows, 0, 400)] == list(range(400))
-
-
 def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tmp_path: Path) -> None:
     rows = rows_of(
         tmp_path,
@@ -124,13 +107,6 @@ def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tm
     chosen = [deal for deal in deals(rows, 0, 40) if deal["env_config"]["preset"] == "marshal-mini"]
     assert [deal["seed"] for deal in chosen] == list(range(28))
     assert [deal["seed"] for deal in deals(rows, 24, 8) if deal["env_config"]["preset"] == "mini"] == [26, 30]
-
-
-def test_steps_mean_steps_whatever_a_steps_size(tmp_path: Path) -> None:
-    rows = [{"until_step": 3}, {"preset": "mini", "from_step": 4}]
-    for size in (1, 5, 64):
-        found = rows_of(tmp_path, *(dict(row) for row in rows), settings=Settings(deals_per_step=size))
-        assert played(found, 3 * size - 1, 2) == ["laptop", "mini"]
 
 
 @examples(deadline=None)
@@ -183,16 +159,6 @@ def test_bad_terms_are_refused_with_line_value_and_what_is_allowed(
     with pytest.raises(SettingsError) as caught:
         rows_of(tmp_path, {}, row)
     assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'} line 2: {problem}")
-
-
-def test_a_share_that_is_no_finite_number_is_refused(tmp_path: Path) -> None:
-    for typed in ("NaN", "Infinity", "1e999", "1e-999", "null"):
-        path = tmp_path / "rows.jsonl"
-        path.write_text(
-            f'{{"messages": [{{"role": "u", "content": ""}}], "env_config": {{"preset": "mini"}}, "share": {typed}}}'
-        )
-        with pytest.raises(SettingsError, match="line 1: "):
-            load_rows(path, Settings())
 
 
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:
@@ -256,11 +222,6 @@ def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tm
     assert deals(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
     with pytest.raises(SettingsError, match="a run has 4294967296 fresh deals; set another HANABI_DEAL_SEED"):
         deals(last, 2**32, 1)
-
-
-def test_a_fixed_list_of_deals_is_the_same_for_every_seed(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
-    assert [deal["seed"] for deal in deals(rows, 0, 4)] == [4, 2, 4, 2]
 
 
 def test_the_deals_are_fixed_on_a_resume_and_a_run_of_before_had_the_first_ones() -> None:

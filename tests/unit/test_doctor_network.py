@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from doctor_machines import answering, find, free_port, make_model, named, only
+from doctor_machines import answering, find, free_port, make_model, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.commands.doctor import network, processes, server
 from hanabi_grpo.commands.doctor.context import read_chat
-from hanabi_grpo.commands.doctor.processes import port_owner, rollout_servers
+from hanabi_grpo.commands.doctor.processes import rollout_servers
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
@@ -50,25 +50,6 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
     move, stop = check.remedy.splitlines()
     assert move.startswith("export PORT=") and stop.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
-
-
-def test_a_port_that_never_answers_is_held_by_something_else() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        check = only(find(network.port_checks, PORT=silent.getsockname()[1]))
-    assert check.status == "fail" and check.seconds < 30
-
-
-def test_a_rollout_server_on_the_port_is_known(tmp_path: Path) -> None:
-    with answering(200, {"instance_id": "abc"}) as port:
-        assert only(find(network.port_checks, PORT=port)).status == "ok"
-        assert only(find(network.port_checks, role="server", PORT=port)).status == "warn"
-
-
-def test_an_address_of_another_machine_fails() -> None:
-    check = only(find(network.port_checks, HANABI_HOST="192.0.2.1", HANABI_API_KEY="k" * 16))
-    assert (check.status, check.remedy) == ("fail", "unset HANABI_HOST")
 
 
 def test_ports_that_differ_are_warned_of() -> None:
@@ -177,17 +158,6 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
         assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
-def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
-    with answering(200, {"instance_id": "abc"}) as port:
-        assert only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port)).status == "ok"
-
-
-def test_another_context_length_is_warned_of(folder: Path) -> None:
-    with answering(200, identity(folder)) as port:
-        checks = find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
-    assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
-
-
 def test_a_wrong_key_a_dead_engine_and_a_stranger_fail(folder: Path) -> None:
     with answering(200, identity(folder), key="k") as port:
         check = only(find(server.server_checks, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
@@ -203,13 +173,6 @@ def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
     assert check.status == "skip" and check.remedy.startswith("HANABI_PLAYERS=3 PORT=")
     away = only(find(server.server_checks, VLLM_SERVER_HOST="no-such-host.invalid"))
     assert away.status == "warn"
-
-
-def test_the_owner_of_a_port_is_found_and_nobody_where_none_listens(start_process: Callable[..., Any]) -> None:
-    process = start_process([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    owner = port_owner(int(process.stdout.readline()))
-    assert owner is not None and owner.pid == process.pid and owner.parent == os.getpid()
-    assert port_owner(free_port()) is None
 
 
 @pytest.fixture
@@ -242,12 +205,6 @@ def test_an_engine_that_the_first_process_of_a_container_started_is_no_orphan(
     assert [process.pid for process in processes.orphaned_engines()] == orphans
 
 
-def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
-    assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
-    check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
-    assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
-
-
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
         port = listener.getsockname()[1]
@@ -255,12 +212,6 @@ def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
         check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
     assert (check.status, check.remedy) == ("skip", "")
     assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
-
-
-def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:
-    words = ["sh", "-c", "read line", "hanabi-grpo", "serve"]
-    process = start_process(words, stdin=subprocess.PIPE)
-    assert process.pid not in {found.pid for found in rollout_servers()}
 
 
 def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them_and_no_others(

@@ -237,23 +237,6 @@ def test_a_fork_may_change_what_is_optimised_but_not_what_the_tensors_fit() -> N
         check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5), Settings(), fork=True)
 
 
-def test_partners_belong_to_what_a_resumed_run_may_not_change() -> None:
-    now = Settings(partners=("iggi", "earlier"), partner_share=0.25)
-    assert check_compatible({"settings": settings_values(now)}, now) == []
-    with pytest.raises(SettingsError) as caught:
-        check_compatible(saved(), now)
-    assert "  HANABI_PARTNERS: was unset, is iggi,earlier\n  HANABI_PARTNER_SHARE: was 0.5, is 0.25\n" in str(
-        caught.value
-    )
-    assert len(check_compatible(saved(), now, fork=True)) == 2
-    # A run from before there were partners was self-play.
-    before = saved()
-    del before["settings"]["HANABI_PARTNERS"], before["settings"]["HANABI_PARTNER_SHARE"]
-    assert check_compatible(before, Settings()) == ["HANABI_PARTNER_SHARE: not recorded by the earlier run; now 0.5"]
-    with pytest.raises(SettingsError, match="HANABI_PARTNERS: was unset, is iggi"):
-        check_compatible(before, Settings(partners=("iggi",)))
-
-
 def test_two_spellings_of_a_folder_are_one_and_a_dataset_with_other_deals_is_another(tmp_path: Path) -> None:
     dataset = tmp_path / "deals.jsonl"
     dataset.write_text("{}")

@@ -17,7 +17,7 @@ from hanabi_grpo.settings import Settings, load_settings, read_settings
 from hanabi_grpo.settings.partners import parse_pool
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.remote_checkpoints import pinned_word
-from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, look_at_used, read_used, recorded
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, look_at_used, read_used
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.start_from import parse_start, recorded_start
 from hanabi_grpo.types import player_names
@@ -79,11 +79,6 @@ def test_a_remote_word_is_a_partner_and_a_start_with_its_colons(
     player = "player_0" if seat is None else f"player_{seat}"
     assert starts_at[player] == (entry, Path(folder), adapter)
     assert load_settings({"HANABI_PARTNERS": entry}, dotenv=Path("none.env")).settings.partners == (entry,)
-
-
-def test_equal_aliases_of_two_projects_are_two_figures() -> None:
-    pool = parse_pool(["wandb:team/one/laptop:best", "wandb:team/two/laptop:best", "hf:a/laptop.best"], 2)
-    assert [partner.name for partner in pool] == ["one.laptop.best", "two.laptop.best", "hf.a.laptop.best"]
 
 
 def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
@@ -151,17 +146,6 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
 
     PartnerSeats(settings, Path("run")).load({}, lend, "here")
     assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}', '{"remote_checkpoints": 1}']
-)
-def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty(text: str) -> None:
-    Path("run").mkdir()
-    assert recorded(Path("run")) == recorded(None) == {}
-    Path("run/settings.json").write_text(text)
-    with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
-        recorded(Path("run"))
 
 
 def test_the_doctor_looks_at_small_files_and_downloads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
