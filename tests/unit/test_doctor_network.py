@@ -20,10 +20,9 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import public_run, run_identity
-from hanabi_grpo.server.adapter_folders import PREFIX
+from hanabi_grpo.server.adapter_folders import PREFIX, OwnedFolder
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.owned_folders import OwnedFolder
-from hanabi_grpo.server.starting import StartingServer
+from hanabi_grpo.server.serving import StartingServer
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 

@@ -100,8 +100,9 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         answer = client.get(f"{base}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
         raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
-    except httpx.ReadTimeout:
-        return _NotReady("accepts connections and does not answer yet (ReadTimeout)", is_there=True)
+    except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
+        # Also where the one that says "starting" has just made way for the one that serves.
+        return _NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
         return _NotReady(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     try:

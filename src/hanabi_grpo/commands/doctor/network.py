@@ -9,8 +9,7 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.processes import Process, orphaned_engines, port_owner, rollout_servers
 from hanabi_grpo.commands.doctor.server import ask_health, is_local
-from hanabi_grpo.server.adapter_folders import PREFIX, adapter_home
-from hanabi_grpo.server.owned_folders import LOCK, leftovers
+from hanabi_grpo.server.adapter_folders import LOCK, PREFIX, adapter_home, leftovers
 
 _PROXIES = ("HTTP_PROXY", "ALL_PROXY")
 
