@@ -26,7 +26,7 @@ def tree(path: Path) -> ast.Module:
 def found_by_the_doctor() -> Counter[str]:
     """Return how many places of the source make a failure or warning of each name."""
     names: Counter[str] = Counter()
-    for path in sorted((PACKAGE / "doctor").glob("*.py")):
+    for path in sorted((PACKAGE / "commands" / "doctor").glob("*.py")):
         for function in [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]:
             if path.name == "check.py" and function.name in LEVELS:
                 continue

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from doctor_machines import ROOT, find, free_port, make_gpu_machine, make_model, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import starts
-from hanabi_grpo.commands.doctor.processes import rollout_servers
+from hanabi_grpo.commands.doctor.answer import rollout_servers
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.training import adapters

@@ -33,6 +33,7 @@ def wait_for_server(
     server_command: str | None,
     remind: float = 10.0,
     poll: float = 1.0,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
 
@@ -42,6 +43,7 @@ def wait_for_server(
         server_command: What starts the server, as typed in another terminal; None: it was started for this wait.
         remind: Seconds to the first reminder; the times after it double, up to a minute.
         poll: Seconds between questions.
+        look: Called before each question; what it raises ends the wait.
 
     Returns:
         The server's answer: its instance_id, versions and counts.
@@ -57,6 +59,7 @@ def wait_for_server(
     next_reminder = start
     with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
         while True:
+            look()
             left = start + limit - time.monotonic()
             answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))
             waited = time.monotonic() - start

@@ -1,21 +1,17 @@
 """The rollout server that is running, against these settings. Nothing is changed on it: no session is opened."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from hanabi_grpo.client.http_bounds import bounded_client
 from hanabi_grpo.client.rollout_client import each_server, server_name, server_url
 from hanabi_grpo.commands.console import server_command
+from hanabi_grpo.commands.doctor.answer import ask, is_local, port_owner, rollout_servers
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, read_chat
-from hanabi_grpo.commands.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.rollout.handshake import STARTING, tokenizer_hash
+from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import is_run
@@ -26,59 +22,6 @@ _CLAIMS = {
     "chat_hash": "the chat format differs (another tokenizer, or HANABI_THINKING)",
     "tokenizer_hash": "the tokenizer differs (copy the tokenizer files of one side's MODEL)",
 }
-_LIMIT = 3.0
-"""Seconds of a call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came back from an address."""
-
-    status: int = 0
-    """HTTP status; 0 when there was no answer."""
-    problem: str = ""
-    """Why there was none."""
-    body: Mapping[str, Any] = field(default_factory=dict)
-    """The answer's JSON object; empty for any other content."""
-
-    @property
-    def is_ours(self) -> bool:
-        """True when a rollout server of this project answers, if only that it starts or refuses the key."""
-        wrong_key = self.status in (401, 403) and "HANABI_API_KEY" in str(self.body.get("detail"))
-        return "instance_id" in self.body or wrong_key or self.is_starting
-
-    @property
-    def is_starting(self) -> bool:
-        """True when a rollout server answers that its engine is not up yet."""
-        return self.body.get("status") == STARTING
-
-
-def ask(url: str, settings: Settings) -> Answer:
-    """Send one GET with the key and a time limit."""
-    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
-    try:
-        with bounded_client(headers=headers, timeout=_LIMIT) as client:
-            answer = client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Answer(problem=f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-    try:
-        body = answer.json()
-    except ValueError:
-        body = None
-    return Answer(status=answer.status_code, body=body if isinstance(body, dict) else {})
-
-
-def ask_health(host: str, port: int, settings: Settings) -> Answer:
-    """Ask an address how it is."""
-    return ask(f"http://{f'[{host}]' if ':' in host else host}:{port}/health/", settings)
-
-
-def is_local(host: str) -> bool:
-    """Tell whether a host name is this machine by its loopback address."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def server_checks(context: Context) -> Iterator[Check]:
@@ -94,7 +37,7 @@ def _server_checks(context: Context) -> Iterator[Check]:
     if not answer.status:
         if answer.problem.startswith("ConnectError") and is_local(host):
             yield skip("server", f"none runs at {where} yet; the trainer waits for it", start)
-        elif is_local(host) and (owner := port_owner(port)) and owner.pid in {found.pid for found in rollout_servers()}:
+        elif is_local(host) and (owner := port_owner(port)) in rollout_servers() and owner:
             yield skip("server", f"{where}: pid {owner.pid} is starting its engine; the trainer waits for it")
         else:
             yield warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
