@@ -110,13 +110,13 @@ def test_a_server_that_fits_is_ok(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "finding"),
     [
-        ({"protocol": -1}, {}, "it speaks protocol -1"),
-        ({"dtype": "bfloat16"}, {}, "HANABI_DTYPE is bfloat16 there and float32 here"),
-        ({}, {"LORA_RANK": 32}, "LORA_RANK is 16 there and 32 here"),
-        ({}, {"HANABI_PLAYERS": 3}, "HANABI_PLAYERS is 2 there and 3 here"),
-        ({"model_fingerprint": "other"}, {}, "its weights are not those of"),
-        ({"chat_hash": "other"}, {}, "the chat format differs"),
-        ({"tokenizer_hash": "other"}, {}, "the tokenizer differs"),
+        ({"protocol": -1}, {}, "protocol differs: server -1, trainer "),
+        ({"dtype": "bfloat16"}, {}, "number format differs: server bfloat16 ("),
+        ({}, {"LORA_RANK": 32}, "LORA_RANK=32: this server was started with LORA_RANK=16"),
+        ({}, {"HANABI_PLAYERS": 3}, "3 adapters: this server was started for 2 players"),
+        ({"model_fingerprint": "other"}, {}, "base model differs: server other ("),
+        ({"chat_hash": "other"}, {}, "chat format differs: server other ("),
+        ({"tokenizer_hash": "other"}, {}, "tokenizer differs: server other ("),
     ],
 )
 def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, finding: str) -> None:
@@ -142,16 +142,17 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
             assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
         # Also where something else differs, nobody is told to stop it.
         check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
-        assert "HANABI_DTYPE is float32 there" in check.finding and "Ctrl-C" not in check.remedy
+        assert "number format differs: server float32 (" in check.finding and "Ctrl-C" not in check.remedy
         own = {"OUTPUT_DIR": run, "RESUME": "latest"}
         assert only(find(server.server_checks, "trainer", **given, **own)).status == "ok"
         client.release()
         assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
-def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
+def test_a_server_that_does_not_say_what_it_is_may_be_of_another_version(folder: Path) -> None:
     with answering(200, {"instance_id": "abc"}) as port:
-        assert only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port)).status == "ok"
+        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port))
+    assert check.status == "fail" and "does not say what it is" in check.finding
 
 
 def test_another_context_length_is_warned_of(folder: Path) -> None:

@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +16,9 @@ from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-from hanabi_grpo.server.adapter_files import Shapes, linear_shapes
-from hanabi_grpo.server.adapter_folders import OwnedFolder, adapter_home
-from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
+from hanabi_grpo.server.adapter_files import linear_shapes
+from hanabi_grpo.server.adapter_folders import OwnedFolder
+from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Engine, EngineConfig
 from hanabi_grpo.server.identity import ServerIdentity
@@ -102,23 +101,6 @@ def _gather_sockets() -> None:
         atexit.register(folder.close)
 
 
-def warn_of_small_storage(settings: Settings, shapes: Shapes) -> None:
-    """Say before the engine's minutes that adapters will not fit: containers have 64 MB of memory-backed storage."""
-    size = 4 if settings.dtype == "float32" else 2
-    one = size * settings.lora_rank * sum(num_out + num_in for num_out, num_in in shapes.values())
-    home, needed = adapter_home(), MAX_VERSIONS * settings.players * one
-    if (free := shutil.disk_usage(home).free) < needed:
-        logger.warning(
-            "adapters: %s has %.0f MB free, %d versions of %d adapters take %.0f MB; uploads that do not fit are "
-            "refused. Make it larger (docker run --shm-size=8g, or mount -o remount,size=8G).",
-            home,
-            free / 1e6,
-            MAX_VERSIONS,
-            settings.players,
-            needed / 1e6,
-        )
-
-
 @contextlib.contextmanager
 def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
     """Start the engine (tens of seconds) inside a running event loop on the main thread, and end it with the block.
@@ -142,7 +124,6 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
         # vLLM tells of it at a level that is off here.
         logger.info("engine: compiling kernels and capturing CUDA graphs can take minutes without a line")
     shapes = linear_shapes(folder)
-    warn_of_small_storage(settings, shapes)
     engine = Engine(engine_config(settings, str(folder), shapes), list(extra_args))
     store = AdapterStore(
         engine,
