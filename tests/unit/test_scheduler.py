@@ -15,7 +15,7 @@ from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError,
 from hanabi_grpo.rollout.deal_rows import rows_of
 from hanabi_grpo.runs.wire import outputs_to_game
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.places import Places
+from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import DroppedGame, Episode
 

@@ -166,22 +166,6 @@ def test_too_many_rollouts_at_once_get_429_and_the_others_are_played(quick: Runn
     assert httpx.post(f"{quick.url}/infer/", json=rollout_body(), trust_env=False).status_code == 200
 
 
-def test_games_of_a_client_that_hung_up_are_cancelled(quick: RunningApp) -> None:
-    quick.engine.seconds = 5.0
-    try:
-        body = json.dumps(rollout_body()).encode()
-        with quick.connect() as client:
-            client.sendall(POST_INFER + b"content-length: %d\r\n\r\n" % len(body) + body)
-            time.sleep(0.3)
-            assert quick.scheduler.games_in_flight == 1
-        deadline = time.monotonic() + 4
-        while quick.scheduler.games_in_flight and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert quick.scheduler.games_in_flight == 0
-    finally:
-        quick.engine.seconds = 0.0
-
-
 def test_the_answer_does_not_depend_on_how_the_body_is_cut(quick: RunningApp) -> None:
     body = json.dumps(rollout_body(num_deals=2)).encode()
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from bench.pairing import Measure, Stopwatch
+from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
 from bench.stand_in import SUITE, deal_rows
@@ -17,7 +18,6 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
-from hanabi_grpo.server.raw_engine import generate_raw
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names

@@ -16,8 +16,8 @@ async def against_stock(bench: Bench) -> list[Row]:
     """R2: our scheduler over `GYMScheduler`, both on the base model of the same engine."""
     import torch
 
+    from bench.raw_engine import async_llm
     from hanabi_grpo.runs.fingerprint import resolve_model
-    from hanabi_grpo.server.raw_engine import async_llm
     from hanabi_grpo.training.stock_gym import ReplayingEngine, SharedGame, play_stock, scheduler_of, seat_requests
 
     engine, settings, config = bench.needed_engine, bench.settings, bench.config

@@ -3,7 +3,7 @@
 import math
 
 from hanabi_grpo.errors import NonFiniteError, ServerError
-from hanabi_grpo.types import Episode, Turn, player_name
+from hanabi_grpo.types import Episode, Reply, Turn, player_name
 
 
 def check_episode(episode: Episode, *, vocab_size: int | None) -> None:
@@ -18,7 +18,11 @@ def check_episode(episode: Episode, *, vocab_size: int | None) -> None:
         ServerError: A token id that the model does not have, or logprobs that are not one for each reply id.
     """
     for index, turn in enumerate(episode.turns):
-        _check_turn(turn, f"{player_name(turn.player)}, turn {index}", vocab_size)
+        where = f"{player_name(turn.player)}, turn {index}"
+        for part, reward in turn.rewards.items():
+            if not math.isfinite(reward):
+                raise NonFiniteError(f"{where}: reward {part}={reward}; a reward must be finite.")
+        check_sampled(turn, where, vocab_size)
     for player in range(episode.num_players):
         value = episode.reward(player)
         if not math.isfinite(value):
@@ -28,10 +32,13 @@ def check_episode(episode: Episode, *, vocab_size: int | None) -> None:
             )
 
 
-def _check_turn(turn: Turn, where: str, vocab_size: int | None) -> None:
-    for part, value in turn.rewards.items():
-        if not math.isfinite(value):
-            raise NonFiniteError(f"{where}: reward {part}={value}; a reward must be finite.")
+def check_sampled(turn: Turn | Reply, where: str, vocab_size: int | None) -> None:
+    """Refuse ids and logprobs that cannot be trained on, of a turn or of a reply outside any game.
+
+    Raises:
+        NonFiniteError: A logprob is infinite or no number.
+        ServerError: A token id that the model does not have, or logprobs that are not one for each reply id.
+    """
     if len(turn.logprobs) != len(turn.reply_ids):
         raise ServerError(
             f"{where}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply ids; each id needs its own. "

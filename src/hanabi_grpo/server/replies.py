@@ -1,11 +1,10 @@
 """One reply outside any game of the server's: the conversation is rebuilt from its ids, sampled from, and forgotten."""
 
-import math
-
 from jinja2 import TemplateError
 
-from hanabi_grpo.errors import NonFiniteError, ServerError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.episode_check import check_sampled
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ask_model
@@ -61,31 +60,8 @@ async def answer_request(
             version=held.version if held else None,
             max_model_len=max_model_len,
         )
-    check_reply(reply, vocab_size=vocab_size)
+    check_sampled(reply, "reply", vocab_size)
     return reply
-
-
-def check_reply(reply: Reply, *, vocab_size: int | None) -> None:
-    """Refuse a reply whose numbers cannot be used, by the rules that `check_episode` has for a turn.
-
-    Raises:
-        NonFiniteError: A logprob is infinite or no number.
-        ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
-    """
-    if len(reply.logprobs) != len(reply.reply_ids):
-        raise ServerError(f"reply: {len(reply.logprobs)} logprobs for {len(reply.reply_ids)} ids; each needs its own.")
-    for place, value in enumerate(reply.logprobs):
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model hold "
-                "finite weights?"
-            )
-    for token in (*reply.prompt_ids, *reply.reply_ids):
-        if token < 0 or (vocab_size is not None and token >= vocab_size):
-            raise ServerError(
-                f"reply: id {token}; allowed are 0 to {'…' if vocab_size is None else vocab_size - 1}. Do tokenizer "
-                "and model belong together?"
-            )
 
 
 def _rebuilt(wanted: ReplyRequest, chat: ChatFormat, max_model_len: int) -> Conversation | None:

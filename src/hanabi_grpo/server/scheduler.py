@@ -30,8 +30,7 @@ from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.runs.wire import dropped_to_outputs, episode_to_outputs
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import PacedSampler, Turnstile, in_slices
-from hanabi_grpo.server.places import Places
+from hanabi_grpo.server.pacing import PacedSampler, Places, Turnstile, in_slices
 from hanabi_grpo.server.replies import answer_request
 from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
@@ -71,7 +70,7 @@ class Scheduler:
             chat: How conversations become ids.
             store: Which adapters are served.
             max_model_len: Token budget of one conversation.
-            games_at_once: How many games may wait on the engine together; see `places` for who comes first.
+            games_at_once: How many games may wait on the engine together; see `Places` for who comes first.
             instance_id: Stamped on every episode.
             vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
         """

@@ -125,7 +125,7 @@ class Settings(BaseModel):
     engine_restarts: int = setting(
         "HANABI_ENGINE_RESTARTS",
         "server",
-        "Restarts of the server after its engine died, without ten healthy minutes in between; 0: it exits.",
+        "Restarts of the server after a death or a kill, without ten healthy minutes in between; 0: it exits.",
         3,
         ge=0,
     )
