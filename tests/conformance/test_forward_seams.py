@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.sft.batches import reply_logits
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.forward import reply_logps
-from hanabi_grpo.training.lora_op import join_lora_products
-from hanabi_grpo.training.token_wise import token_wise
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.token_wise import token_wise
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")

@@ -19,14 +19,14 @@ from swift.model import model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rl_core.data import GRPOBatch
-from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin
 from transformers import Trainer
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.pipeline import _is_no_false_alarm, register_trainer
 from small_models import small_model
 
@@ -44,10 +44,7 @@ def model() -> PeftModel:
     ("method", "parameters"),
     [
         ("_generate_and_score_completions", ["self", "inputs"]),
-        (
-            "_get_per_token_logps_and_entropies",
-            ["self", "model", "model_inputs", "grpo_batch", "compute_entropy", "origin_data"],
-        ),
+        ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
         ("_move_model_to_vllm", ["self", "skip_async_check"]),
         ("_get_grad_norm", ["self", "model", "grad_norm"]),
         ("create_optimizer", ["self", "model"]),
@@ -59,7 +56,6 @@ def model() -> PeftModel:
         ("_prepare_for_training", ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"]),
         ("_save_checkpoint", ["self", "args", "kwargs"]),
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
-        ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
     ],
 )
 def test_the_trainers_seams_have_their_signatures(method: str, parameters: list[str]) -> None:
@@ -108,11 +104,13 @@ def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_w
     assert list(inspect.signature(set_full_hp_param).parameters) == ["self", "value", "optim_state_key"]
 
 
-def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:
-    assert "dapo" in WINDOW_NORMALIZED_LOSS_TYPES
+def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_multiplied_by() -> None:
+    step = inspect.getsource(Trainer.training_step)
+    assert "self.compute_loss(model, inputs" in step
+    assert "loss = loss / self.current_gradient_accumulation_steps" in step
+    assert "self.model_accepts_loss_kwargs = False" in inspect.getsource(GRPOTrainer.__init__)
     names = {field.name for field in fields(GRPOBatch)}
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
-    assert "num_items_in_batch / self.accelerator.num_processes" in inspect.getsource(GRPOTrainer)
 
 
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:

@@ -13,12 +13,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import _preprocess_mask_arguments
 
 from hanabi_grpo.sft.batches import reply_logits
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.forward import reply_logps
-from hanabi_grpo.training.lora_op import join_lora_products
-from hanabi_grpo.training.prefix_tree import prefix_tree
-from hanabi_grpo.training.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
-from hanabi_grpo.training.token_wise import token_wise
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.prefix_tree import prefix_tree
+from hanabi_grpo.training.model.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
+from hanabi_grpo.training.model.token_wise import token_wise
 from small_models import small_model
 
 

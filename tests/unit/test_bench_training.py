@@ -16,7 +16,7 @@ from bench.training_rows import (
     useful_share_of_bots,
 )
 from hanabi_grpo.training.batching import TokenRow
-from hanabi_grpo.training.shared_prefixes import share_prefixes
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
 
 def test_each_reply_becomes_a_sequence_with_all_that_came_before_it() -> None:

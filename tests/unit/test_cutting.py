@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.cutting import USEFUL_SHARE, cut_by_rows, cut_by_tokens
+from hanabi_grpo.training.model.cutting import USEFUL_SHARE, cut_by_rows, cut_by_tokens
 
 
 def test_rows_are_shared_out_evenly() -> None:

@@ -12,8 +12,8 @@ from hanabi_grpo.rollout.datasets import deals, load_rows
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import draw, own_seats, parse_pool
 from hanabi_grpo.training.batching import usable_groups
+from hanabi_grpo.training.deals import gather_groups, spread_deals
 from hanabi_grpo.training.link import ServerLink
-from hanabi_grpo.training.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.types import DroppedGame
 from server_app import PLAYERS, RunningApp, push_to, running_app
 

@@ -22,11 +22,10 @@ from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, batch_plan, settings_values, update_notes
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import link as link_file
-from hanabi_grpo.training.adapters import use_adapter
 from hanabi_grpo.training.link import GamesRequest, ServerLink
-from hanabi_grpo.training.overlap import PlayAhead
-from hanabi_grpo.training.parity import ParityGate
-from hanabi_grpo.training.staleness import KeptAdapters
+from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.model.adapters import use_adapter
+from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 
 FIRST, SECOND = [deal(1), deal(2)], [deal(3), deal(4)]
@@ -311,7 +310,7 @@ def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_b
 def test_parity_is_that_of_the_version_that_sampled_and_a_sampler_of_the_version_before_is_caught(
     model: PeftModel,
 ) -> None:
-    kept, gate, sampled = KeptAdapters(), ParityGate(0.01), {}
+    kept, gate, sampled = KeptAdapters(), MismatchCheck(0.01), {}
     for version in (3, 4, 5):
         move(model)
         kept.keep(model, version)

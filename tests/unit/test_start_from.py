@@ -13,9 +13,9 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import save_checkpoint
-from hanabi_grpo.training.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")

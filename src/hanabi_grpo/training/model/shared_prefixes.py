@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from hanabi_grpo.training.prefix_tree import PrefixTree, prefix_tree
-from hanabi_grpo.training.token_wise import only_at
+from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+from hanabi_grpo.training.model.token_wise import only_at
 
 logger = logging.getLogger(__name__)
 

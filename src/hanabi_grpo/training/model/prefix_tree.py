@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hanabi_grpo.training.cutting import cut_by_tokens
+from hanabi_grpo.training.model.cutting import cut_by_tokens
 
 _SPARED = 4
 """Tokens that only attention sees, and that weigh as much in memory as one that all of a layer sees; at most, for
