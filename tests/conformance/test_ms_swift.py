@@ -28,6 +28,7 @@ from trl import GRPOTrainer as TRLTrainer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.pipeline import _is_no_false_alarm, register_trainer
+from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
@@ -40,27 +41,36 @@ def model() -> PeftModel:
     return adapters.add_adapters(small_model(**shape, num_attention_heads=2), NAMES, rank=4, alpha=8, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("method", "parameters"),
-    [
-        ("_generate_and_score_completions", ["self", "inputs"]),
-        ("compute_loss", ["self", "model", "inputs", "return_outputs", "num_items_in_batch"]),
-        ("_move_model_to_vllm", ["self", "skip_async_check"]),
-        ("_get_grad_norm", ["self", "model", "grad_norm"]),
-        ("create_optimizer", ["self", "model"]),
-        ("create_scheduler", ["self", "num_training_steps", "optimizer"]),
-        (
-            "_init_training_state",
-            ["self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"],
-        ),
-        ("_prepare_for_training", ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"]),
-        ("_save_checkpoint", ["self", "args", "kwargs"]),
-        ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
+OVERRIDDEN = {
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
+    "_init_training_state": [
+        *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
     ],
-)
-def test_the_trainers_seams_have_their_signatures(method: str, parameters: list[str]) -> None:
-    function = inspect.unwrap(getattr(GRPOTrainer, method))
-    assert list(inspect.signature(function).parameters) == parameters
+    "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
+    "_prepare_inputs": ["self", "inputs"],
+    "_save_checkpoint": ["self", "args", "kwargs"],
+    "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+    "create_optimizer": ["self", "model"],
+    "create_scheduler": ["self", "num_training_steps", "optimizer"],
+    "get_train_dataloader": ["self", "args", "kwargs"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+}
+"""Everything of ms-swift's trainer that ours replaces, with the parameters that the replacement expects."""
+
+
+def test_the_trainers_seams_have_their_signatures() -> None:
+    for method, parameters in OVERRIDDEN.items():
+        function = inspect.unwrap(getattr(GRPOTrainer, method))
+        assert list(inspect.signature(function).parameters) == parameters, method
+
+
+def test_the_trainer_overrides_nothing_else() -> None:
+    classes = HanabiGRPOTrainer.__mro__
+    ours = {
+        name for one in classes[: classes.index(GRPOTrainer)] for name, value in vars(one).items() if callable(value)
+    }
+    assert {name for name in ours if hasattr(GRPOTrainer, name) and not name.startswith("__")} == OVERRIDDEN.keys()
 
 
 def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> None:

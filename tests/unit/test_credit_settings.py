@@ -19,8 +19,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.records import write_episodes
-from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import Settings, load_settings, settings_values
+from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
 from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.training.batching import next_baselines
@@ -68,20 +67,6 @@ def test_every_estimator_can_be_chosen_and_the_default_is_as_before() -> None:
 def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(f"{name}={value!r}: {allowed}.")):
         _load({name: value})
-
-
-@pytest.mark.parametrize(("name", "value"), OURS.items())
-def test_a_resumed_run_cannot_change_them_and_a_fork_can(name: str, value: str) -> None:
-    saved = {"settings": settings_values(Settings())}
-    now = _load({name: value})
-    with pytest.raises(SettingsError, match=f"{name}: was "):
-        check_compatible(saved, now)
-    assert any(line.startswith(f"{name}: was ") for line in check_compatible(saved, now, fork=True))
-    # A run from before there was such a setting had the default.
-    del saved["settings"][name]
-    assert check_compatible(saved, Settings()) == []
-    with pytest.raises(SettingsError, match=f"{name}: was "):
-        check_compatible(saved, now)
 
 
 def _game(number: int, *scores: float, seats: tuple[str, ...] = ()) -> Episode:

@@ -1,12 +1,12 @@
 """HANABI_OVERLAP=1: the server plays the next step's games while the trainer learns from this step's.
 
-| step | the trainer pushes | takes games of version | asks for games of step, with version | learns to version |
+| step | the trainer syncs | takes games of version | asks for games of step, with version | learns to version |
 |---|---|---|---|---|
 | 0 | 0 | 0, played now | 1, with 0 | 1 |
 | 1 | 1 | 0 | 2, with 1 | 2 |
 | 2 | 2 | 1 | 3, with 2 | 3 |
 
-From the second step on games are one version old, never more: the request for a step is sent after the push before.
+From the second step on games are one version old, never more: a step's request is sent after the weight sync before it.
 The server holds on to the version that a request uses until its games have ended, also while a newer one is committed.
 Games in flight at a kill are nobody's: nothing of them was trained on, and a resumed run plays their deals again.
 """
@@ -87,7 +87,7 @@ class _Flight:
 class PlayAhead:
     """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
 
-    A request that the server did not answer with games (it died, was replaced, or the push of the next version
+    A request that the server did not answer with games (it died, was replaced, or the sync of the next version
     overtook it) is made again in the plain way, with the version that is served then. Nothing of it was used. Whatever
     else goes wrong in the thread is raised by `take`.
     """

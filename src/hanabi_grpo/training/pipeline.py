@@ -67,7 +67,7 @@ class HanabiPipeline(SwiftRLHF):
             if trainer.accelerator.is_main_process:
                 check_base(self.settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
-            trainer.push()
+            trainer.sync_weights()
             return result
         except BaseException as error:
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())

@@ -6,7 +6,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
   grouping of rewards by position, a player without a turn is left out.
 - `compute_loss`: the micro-batch's player chooses the adapter, its replies' logprobs are computed (`model.forward`) and
   compared with the sampler's (`mismatch`), and the loss is the one in `loss`.
-- `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games (`overlap`: beside the games).
+- `_move_model_to_vllm`: never called; adapters are synced over HTTP before the games (`overlap`: beside the games).
 - `training_step`: several updates from one step's games, micro-batches by tokens (`updates`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
 - `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
@@ -90,7 +90,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self.kept = KeptAdapters()
         self.resume = read_resume(link.run_folder)
         self.started_from = recorded_start(self.settings, self.resume)
-        self.pushed_version: int | None = None
+        self.synced_version: int | None = None
         self._played_at = time.perf_counter()
         self._empty_steps = self.failed_saves = 0
         stage = deepspeed_stage(self.settings)
@@ -174,10 +174,10 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[MicroStep]:
         start = time.perf_counter()
-        version = self.push()
-        pushed = time.perf_counter()
+        version = self.sync_weights()
+        synced = time.perf_counter()
         games, partner_names = self._play(inputs, version)
-        waited = time.perf_counter() - pushed
+        waited = time.perf_counter() - synced
         groups, problems = usable_groups(
             games.result.groups, games.result.dropped, mixed=self.settings.group == "mixed"
         )
@@ -216,7 +216,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         )
         self._record(groups, problems, version, own, partner_names)
         rollout = games.rollout_seconds if self.ahead else waited
-        self._time({"push": pushed - start, "rollout": rollout, "train": start - self._played_at})
+        self._time({"push": synced - start, "rollout": rollout, "train": start - self._played_at})
         if self.ahead:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
@@ -230,14 +230,14 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         names = player_names(self.settings.players)
         return tuple(word if name in active else "" for name, word in zip(names, own, strict=True))
 
-    def push(self) -> int:
+    def sync_weights(self) -> int:
         """Serve the current weights; returns their version, the number of optimizer steps behind them."""
         version = int(self.state.global_step)
-        if self.pushed_version != version:
+        if self.synced_version != version:
             with self._whole_adapters():
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
-            self.pushed_version = version
+            self.synced_version = version
             if self.ahead:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
@@ -300,7 +300,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         if self.in_first_pass and data.old_per_token_logps is None:
             # What later passes, and the players after this one, compare with.
             data.old_per_token_logps = logps.detach()
-            self._check_mismatch(data, logps, self.pushed_version or 0)
+            self._check_mismatch(data, logps, self.synced_version or 0)
         return logps
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
@@ -310,7 +310,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""
-        # This is not the policy that sampled, so there is no parity to check.
+        # This is not the policy that sampled, so there is no mismatch to look for.
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
         with torch.no_grad():

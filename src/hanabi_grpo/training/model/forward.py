@@ -5,8 +5,7 @@ A sequence is a whole game of one player, and most of its tokens are prompts, wh
 ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
-may use its causal shortcut. What they begin with alike is computed once, where the model allows it: see
-`hanabi_grpo.training.model.shared_prefixes`.
+may use its causal shortcut. Shared prefixes are computed once, where the model allows it (`shared_prefixes`).
 """
 
 import torch

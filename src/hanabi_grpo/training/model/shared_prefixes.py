@@ -1,4 +1,4 @@
-"""What a player's sequences begin with alike, computed once.
+"""Prefix sharing: what several of a player's sequences begin with is computed once.
 
 Everything in a transformer but attention works token by token, so the model is called with the nodes of a
 `PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is registered
