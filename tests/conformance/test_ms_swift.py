@@ -123,6 +123,13 @@ def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_mult
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
 
 
+def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is_stacked() -> None:
+    log = inspect.getsource(GRPOTrainer.log)
+    assert "if key.startswith('rollout_correction/')" in log
+    assert "torch.stack([torch.stack(val) for val in rollout_metrics.values()])" in log
+    assert "sum(val) / len(val)" in log
+
+
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:
     assert ModelLoader.default_trust_remote_code in (True, False)
     assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)

@@ -25,7 +25,13 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 @pytest.mark.parametrize(
     "updates",
     [
-        {"HANABI_UPDATES_PER_STEP": "2", "HANABI_ENTROPY_BONUS": "0.01", "BETA": "0.1", "HANABI_KL": "reward"},
+        {
+            "HANABI_UPDATES_PER_STEP": "2",
+            "HANABI_ENTROPY_BONUS": "0.01",
+            "BETA": "0.1",
+            "HANABI_KL": "reward",
+            "HANABI_SAMPLER_CORRECTION": "token_truncate",
+        },
         {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"},
         {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"},
     ],

@@ -286,7 +286,10 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         found = self.accelerator.gather(torch.stack([*measured.values()])[None])
         for name, values in zip(measured, found.unbind(1), strict=True):
             for metric, over_processes in LOSS_METRICS[name].items():
-                self._metrics["train"][metric].append(over_processes(values).item())
+                value = over_processes(values)
+                # ms-swift's log stacks what has this prefix, and adds the rest up.
+                stacked = metric.startswith("rollout_correction/")
+                self._metrics["train"][metric].append(value if stacked else value.item())
         # A mean over micro-steps is not wanted: the loss is a share of the step's already.
         return loss * self.current_gradient_accumulation_steps
 
