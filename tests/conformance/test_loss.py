@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from swift.arguments import RLHFArguments
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 
@@ -40,7 +39,7 @@ def _options(tmp_path: Path, **values: Any) -> dict[str, str]:
 class _SwiftLoss(GRPOTrainer):
     """ms-swift's trainer, reduced to what its loss function reads; the parameters come from our command line."""
 
-    def __init__(self, options: dict[str, str], logps: torch.Tensor) -> None:
+    def __init__(self, options: dict[str, str], logps: torch.Tensor, num_processes: int) -> None:
         defaults = {one.name: one.default for one in fields(RLHFArguments)}
         chosen = {**defaults, "log_completions": False, "output_dir": None, "generation_batch_size": 4}
         for name, value in options.items():
@@ -51,7 +50,7 @@ class _SwiftLoss(GRPOTrainer):
                 chosen[name] = float(chosen[name])
         self.args = SimpleNamespace(**chosen)
         self.logps = logps
-        self.accelerator = Accelerator(cpu=True)
+        self.accelerator = SimpleNamespace(num_processes=num_processes, gather_for_metrics=lambda values: values)
         self.model = torch.nn.Linear(1, 1)
         self._metrics = {"train": defaultdict(list)}
         self._prepare_algorithm_params()
@@ -218,11 +217,11 @@ CASES: list[dict[str, Any]] = [
 def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(tmp_path: Path, values: dict[str, Any]) -> None:
     """A new version of ms-swift that computes something else fails here: read its change, then decide."""
     options = _options(tmp_path, **values)
-    for seed, on_policy in ((0, True), (1, False), (2, False)):
+    for seed, on_policy, num_processes in ((0, True, 1), (1, False, 1), (2, False, 3)):
         drawn, batch = _drawn(seed, on_policy)
         ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
-        loss, measured = PolicyLoss.from_settings(Settings(**values))(ours, batch)
-        swift = _SwiftLoss(options, theirs)
+        loss, measured = PolicyLoss.from_settings(Settings(**values))(ours, batch, num_processes)
+        swift = _SwiftLoss(options, theirs, num_processes)
         expected, found = swift._compute_loss_and_metrics(swift.model, {}, batch)
         loss.backward()
         expected.backward()

@@ -94,24 +94,29 @@ class PolicyLoss:
         mask, advantages = batch.completion_mask, batch.advantages
         old = logps.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
 
+        # ρ, and −min(ρ A, clip(ρ) A)
         ratio = torch.exp(logps - old)
         clipped = torch.clamp(ratio, 1 - self.clip_low, 1 + self.clip_high)
         if self.clip_dual is not None:
             ratio = torch.clamp(ratio, max=self.clip_dual)
         token_loss = -torch.min(ratio * advantages, clipped * advantages)
-
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
         high = (ratio > 1 + self.clip_high) & (advantages > 0)
         measured = {"low": low, "high": high, "region": low | high}
+
+        # + β (r − log r − 1)
         if self.beta:
             measured["kl"] = kl_estimate(logps, batch.ref_per_token_logps)
             token_loss = token_loss + self.beta * measured["kl"]
+
+        # · w
         if self.correction != "none":
             log_ratio = old - batch.rollout_per_token_logps
             weights, above = sampler_weights(log_ratio, mask, self.correction, self.correction_limit)
             token_loss = token_loss * weights
             measured |= {"weight": weights, "above": above}
 
+        # 1/N Σ over sampled tokens
         loss = (token_loss * mask).sum() / (batch.num_items_in_batch / num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
         return loss, {name: (value.detach().float() * mask).sum() / num_tokens for name, value in measured.items()}
