@@ -17,7 +17,7 @@ from fake_engine import CHAT
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.sft.tiny_model import build_tiny_model
-from hanabi_grpo.training.adapters import add_adapters
+from hanabi_grpo.training.model.adapters import add_adapters
 
 ROOT = Path(__file__).parents[2]
 WORDS = [

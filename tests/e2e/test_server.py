@@ -24,7 +24,7 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
-from hanabi_grpo.training.adapters import add_adapters, export_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import player_names
 
 pytestmark = pytest.mark.e2e

@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 CUTS = {
     "rows": {},
     "tokens": {"HANABI_TOKENS_PER_MICRO_BATCH": "120"},
-    "one": {"HANABI_TOKENS_PER_MICRO_BATCH": "1000000"},
 }
 _OWN_CUT = ("time/", "seconds", "step_time", "tokens/useful_share")
 

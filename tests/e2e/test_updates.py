@@ -26,7 +26,13 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     [
         (
             "torch",
-            {"HANABI_UPDATES_PER_STEP": "2", "HANABI_ENTROPY_BONUS": "0.01", "BETA": "0.1", "HANABI_KL": "reward"},
+            {
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_ENTROPY_BONUS": "0.01",
+                "BETA": "0.1",
+                "HANABI_KL": "reward",
+                "HANABI_SAMPLER_CORRECTION": "token_truncate",
+            },
         ),
         ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"}),
         ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"}),

@@ -116,7 +116,7 @@ def _adapters(server: Server) -> dict[str, tuple[bytes, dict[str, Any]]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hanabi_grpo.training.adapters import add_adapters, export_adapter
+    from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=0)

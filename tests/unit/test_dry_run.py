@@ -15,8 +15,8 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import save_checkpoint
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 RUNNER = CliRunner()

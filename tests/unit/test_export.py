@@ -30,7 +30,7 @@ from hanabi_grpo.runs.records import write_episodes
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.sft.tiny_model import build_tiny_model
-from hanabi_grpo.training.adapters import add_adapters, lora_layers, save_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
 from tracked_runs import LAPTOP, SECRET
 
 PLAYERS = ("player_0", "player_1")

@@ -12,9 +12,9 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import save_checkpoint
-from hanabi_grpo.training.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
@@ -69,7 +69,12 @@ def test_players_may_start_from_different_runs_and_from_each_others_adapters(tmp
     start_adapters(fresh, settings, None)
     assert _equal(_tensors(fresh, "player_0"), _tensors(one, "player_0"))
     assert _equal(_tensors(fresh, "player_1"), _tensors(two, "player_0"))
+    alone = _model(seed=1)
+    start_adapters(alone, _settings(f"player_0={first}"), None)
+    assert _equal(_tensors(alone, "player_1"), _tensors(_model(seed=1), "player_1")), "no entry: a new adapter"
     recorded = recorded_start(settings, None)
+    assert json.loads(json.dumps(recorded)) == recorded
+    assert recorded_start(_settings(), None) == {}
     assert recorded["player_0"]["folder"] == str(first)
     assert (recorded["player_1"]["step"], recorded["player_1"]["adapter"]) == (9, "player_0")
     weights = (tmp_path / "b/checkpoint-9/player_0/adapter_model.safetensors").read_bytes()

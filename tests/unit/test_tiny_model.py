@@ -16,7 +16,7 @@ from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.corpus import SUITE, Sample, ShownPolicy, play_corpus, single_turns
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.sft.tiny_model.warm_start import new_model, warm_start
-from hanabi_grpo.training.shared_prefixes import shares_prefixes
+from hanabi_grpo.training.model.shared_prefixes import shares_prefixes
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 WORDS = compact_vocabulary(make_spec("laptop"))

@@ -18,8 +18,8 @@ from hanabi_grpo.settings.partners import parse_pool
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.remote_checkpoints import pinned_word
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, look_at_used, read_used
+from hanabi_grpo.training.model.start_from import parse_start, recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.training.start_from import parse_start, recorded_start
 from hanabi_grpo.types import player_names
 from tracked_runs import add_checkpoint, tracked_run
 from wandb_artifacts import Store, artifact_store

@@ -32,7 +32,7 @@ from hanabi_grpo.sft.recorded import GameFilter
 from hanabi_grpo.sft.run import Outcome, WarmStart
 from hanabi_grpo.sft.samples import split_held_out
 from hanabi_grpo.sft.students import load_base, make_students, student_names
-from hanabi_grpo.training.prefix_tree import prefix_tree
+from hanabi_grpo.training.model.prefix_tree import prefix_tree
 
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
 

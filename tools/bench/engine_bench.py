@@ -137,7 +137,7 @@ class EngineBench:
     def _push(self, version: int) -> None:
         import torch
 
-        from hanabi_grpo.training.adapters import export_adapter
+        from hanabi_grpo.training.model.adapters import export_adapter
 
         dtype = getattr(torch, self.settings.dtype)
         self.client.push(version, {name: export_adapter(self.model, name, dtype) for name in self.players})
@@ -152,7 +152,7 @@ class EngineBench:
         from transformers import AutoModelForCausalLM
 
         from hanabi_grpo.runs.fingerprint import resolve_model
-        from hanabi_grpo.training.adapters import add_adapters
+        from hanabi_grpo.training.model.adapters import add_adapters
 
         settings = self.settings
         base = AutoModelForCausalLM.from_pretrained(resolve_model(settings.model), dtype=getattr(torch, settings.dtype))

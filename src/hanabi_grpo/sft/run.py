@@ -150,7 +150,7 @@ class WarmStart:
         from hanabi_grpo.sft.learning import Lesson, held_out_figures, learn
         from hanabi_grpo.sft.state import Kept
         from hanabi_grpo.sft.students import load_base, make_students, student_names
-        from hanabi_grpo.training.adapters import base_checksum
+        from hanabi_grpo.training.model.adapters import base_checksum
 
         settings = self.settings
         base = load_base(settings, folder, full=self.full)

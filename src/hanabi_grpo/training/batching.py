@@ -21,8 +21,8 @@ from hanabi_grpo.training.advantages import Estimator
 from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
 from hanabi_grpo.training.advantages.moving_baseline import moved
 from hanabi_grpo.training.advantages.step import step_advantages
-from hanabi_grpo.training.cutting import cut_by_rows, cut_by_tokens
-from hanabi_grpo.training.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
+from hanabi_grpo.training.model.cutting import cut_by_rows, cut_by_tokens
+from hanabi_grpo.training.model.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
 from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
 
 _MAX_REASONS = 2

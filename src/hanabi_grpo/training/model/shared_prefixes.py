@@ -1,4 +1,4 @@
-"""What a player's sequences begin with alike, computed once.
+"""Prefix sharing: what several of a player's sequences begin with is computed once.
 
 Everything in a transformer but attention works token by token, so the model is called with the nodes of a
 `PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is registered
@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from hanabi_grpo.training.prefix_tree import PrefixTree, prefix_tree
-from hanabi_grpo.training.token_wise import only_at
+from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+from hanabi_grpo.training.model.token_wise import only_at
 
 logger = logging.getLogger(__name__)
 

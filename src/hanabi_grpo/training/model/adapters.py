@@ -91,7 +91,7 @@ def base_checksum(model: torch.nn.Module) -> str:
 def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return one adapter's tensors in PEFT's file naming, on the CPU.
 
-    PEFT's own call copies the whole model's state first, which is most of the time of a push; a test holds the
+    PEFT's own call copies the whole model's state first, which is most of the time of a weight sync; a test holds the
     two equal.
     """
     infix = f".{name}.weight"

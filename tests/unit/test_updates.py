@@ -1,8 +1,7 @@
-"""Several updates from one step's games, inside the real loop of transformers and accelerate."""
+"""Several updates from one step's games, inside the real loops of transformers, trl and accelerate."""
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from trl import GRPOTrainer
 
 from hanabi_grpo.settings import Settings, active_players, batch_plan, rates_of_each, steps_of_each
 from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.isolation import PlayerGuard, player_groups
+from hanabi_grpo.training.loss import shape_advantages
 from hanabi_grpo.training.schedule import PlayerSchedule
-from hanabi_grpo.training.shaping import shape_advantages
-from hanabi_grpo.training.update_order import Update, order_updates, player_order
-from hanabi_grpo.training.updating import UpdateSteps
+from hanabi_grpo.training.updates import StepUpdates, order_updates, player_order
 from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
@@ -83,25 +82,59 @@ class _Rows(Dataset[dict[str, Any]]):
         return {"number": number}
 
 
-class _CountingTrainer(Trainer):
-    """What trl's and ms-swift's trainers add to the loop: a count of micro-batches, and batches that are kept."""
+class _CountingTrainer(GRPOTrainer):
+    """trl's count and clock around transformers' own step, and batches that are kept; no model of language."""
 
-    _step = 0
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._step, self._current_train_step_time = 0, 0.0
+        Trainer.__init__(self, *args, **kwargs)
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._step += 1
-        return loss
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = None
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(self.train_dataset, collate_fn=self.data_collator)
+
+    def log(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        place = self._step % self.plan.gradient_accumulation_steps
+        if place == 0:
+            step = self.state.global_step
+            batches = [part for batch in _batches(step) for part in _cut(batch, self.cut)]
+            self.steps.append([batch["grpo_batch"] for batch in batches])
+            active = active_players(self.settings, step)
+            self._kept = self.begin_updates(
+                order_updates(batches, self.settings, step=step, adapters=NAMES, active=active)
+            )
+        return self._kept[place]
 
 
-class _PlayersTrainer(UpdateSteps, _CountingTrainer):
+def _cut(batch: dict[str, Any], cut: bool) -> list[dict[str, Any]]:
+    data = batch["grpo_batch"]
+    return [
+        {
+            "grpo_batch": _Data(
+                player=data.player,
+                games=data.games[rows],
+                **{name: getattr(data, name)[rows] for name in ("x", "actions", "advantages", "completion_mask")},
+            ),
+            "model_inputs": {},
+        }
+        for rows in ((slice(0, 1), slice(1, 2)) if cut else (slice(0, 2),))
+    ]
+
+
+class _PlayersTrainer(StepUpdates, _CountingTrainer):
     """The trainer's own methods around updates; loss and games are this file's."""
 
-    def __init__(self, settings: Settings, *args: Any, **kwargs: Any) -> None:
-        self.settings, self.plan, self.adapter_names = settings, batch_plan(settings), NAMES
+    def __init__(self, settings: Settings, cut: bool, *args: Any, **kwargs: Any) -> None:
+        self.settings, self.plan, self.adapter_names, self.cut = settings, batch_plan(settings), NAMES, cut
         self.guard = PlayerGuard(max_norm=1.0, sharded=False, report=lambda *_, **__: None)
         self._metrics = {"train": defaultdict(list)}
         self.steps: list[list[_Data]] = []
+        self.shared: list[bool] = []
         self.rates: list[list[float]] = []
         self.moments: list[dict[str, Any]] = []
         super().__init__(*args, **kwargs)
@@ -119,18 +152,6 @@ class _PlayersTrainer(UpdateSteps, _CountingTrainer):
         )
         return self.lr_scheduler
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        place = self._step % self.plan.gradient_accumulation_steps
-        if place == 0:
-            step = self.state.global_step
-            batches = _batches(step)
-            self.steps.append([batch["grpo_batch"] for batch in batches])
-            active = active_players(self.settings, step)
-            self._kept = self.begin_updates(
-                order_updates(batches, self.settings, step=step, adapters=NAMES, active=active)
-            )
-        return self._kept[place]
-
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         with torch.no_grad():
             return self._logps(self.model, batch["grpo_batch"])
@@ -140,7 +161,8 @@ class _PlayersTrainer(UpdateSteps, _CountingTrainer):
         logps: torch.Tensor = model(data.x, data.player).gather(1, data.actions)
         return logps
 
-    def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
+        self.shared.append(self.accelerator.sync_gradients)
         data = inputs["grpo_batch"]
         logps = self._logps(model, data)
         if self.in_first_pass:
@@ -179,7 +201,7 @@ def _loss(logps: torch.Tensor, data: _Data) -> torch.Tensor:
     return -torch.min(ratio * data.advantages, clipped * data.advantages).sum() / 4
 
 
-def _train(tmp_path: Path, *, num_steps: int = 3, **values: Any) -> _PlayersTrainer:
+def _train(tmp_path: Path, *, num_steps: int = 3, cut: bool = False, **values: Any) -> _PlayersTrainer:
     settings = Settings(**{**BASE, **values})
     plan = batch_plan(settings)
     arguments = TrainingArguments(
@@ -198,7 +220,9 @@ def _train(tmp_path: Path, *, num_steps: int = 3, **values: Any) -> _PlayersTrai
     # ms-swift, once imported anywhere in this process, replaces the callback that ends a training, and asks for this.
     arguments.max_epochs = None
     rows = _Rows(num_steps * plan.gradient_accumulation_steps)
-    trainer = _PlayersTrainer(settings, model=_Policy(), args=arguments, train_dataset=rows)
+    trainer = _PlayersTrainer(
+        settings, cut, model=_Policy(), args=arguments, train_dataset=rows, data_collator=lambda _: {}
+    )
     trainer.train()
     return trainer
 
@@ -316,61 +340,47 @@ def test_a_frozen_player_never_moves_and_the_other_learns_as_if_alone(tmp_path: 
     assert torch.equal(frozen.model.lora_A["player_0"].weight, free.model.lora_A["player_0"].weight)
 
 
-def test_each_player_moves_at_its_own_rate(tmp_path: Path) -> None:
-    trainer = _train(tmp_path, learning_rates=(0.1, 0.01), num_steps=1)
-    start = _Policy()
-    moved = {
-        name: (trainer.model.lora_A[name].weight - start.lora_A[name].weight).detach().abs().max() for name in NAMES
-    }
-    # AdamW's first step is the rate, whatever the gradient, and weight decay of a hundredth of it.
-    assert float(moved["player_0"]) == pytest.approx(0.1, rel=0.02)
-    assert float(moved["player_1"]) == pytest.approx(0.01, rel=0.02)
+@pytest.mark.parametrize("values", [{}, {"update": "sequential", "updates_per_step": 2}], ids=str)
+def test_the_cut_into_micro_batches_changes_neither_weights_nor_loss_nor_the_count_of_steps(
+    tmp_path: Path, values: dict[str, Any]
+) -> None:
+    whole, cut = _train(tmp_path, **values), _train(tmp_path, cut=True, **values)
+    for name in NAMES:
+        torch.testing.assert_close(cut.model.lora_A[name].weight, whole.model.lora_A[name].weight)
+    assert cut.state.global_step == whole.state.global_step == 3
+    assert cut._step == whole._step
+    assert len(cut.shared) == 2 * len(whole.shared)
+    assert float(cut._total_loss_scalar) == pytest.approx(float(whole._total_loss_scalar), rel=1e-5)
+    # One time of each step, however many micro-batches it had.
+    assert len(cut._metrics["train"]["step_time"]) == len(whole._metrics["train"]["step_time"]) == 3
 
 
-def test_a_step_counts_as_unfinished_between_its_updates() -> None:
-    guard = PlayerGuard(max_norm=None, sharded=False, report=lambda *_, **__: None)
-    model = _Policy()
-    optimizer = torch.optim.SGD(player_groups(model, NAMES), lr=0.1)
-    guard.attach(optimizer)
-    guard.begin(NAMES)
-    optimizer.step()
-    guard.finish()
-    assert guard.stepping
-    guard.again(NAMES)
-    optimizer.step()
-    guard.finish()
-    assert guard.stepping
-    guard.settle()
-    assert not guard.stepping
+def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_of_an_update(tmp_path: Path) -> None:
+    trainer = _train(tmp_path, cut=True, num_steps=1, updates_per_step=2)
+    assert trainer.shared == ([False] * 7 + [True]) * 2
+    assert trainer._micro_batch is None
 
 
-def test_the_adapter_in_use_is_the_one_whose_ratios_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    used: list[str] = []
-    trainer = UpdateSteps()
-    trainer.settings = Settings(**BASE, update="sequential")
-    trainer.plan, trainer.adapter_names = batch_plan(trainer.settings), NAMES
-    trainer.guard = PlayerGuard(max_norm=None, sharded=False, report=lambda *_, **__: None)
-    trainer._metrics = {"train": defaultdict(list)}
-    trainer.accelerator = SimpleNamespace(unwrap_model=lambda model: model)
-    trainer.model = object()
-    monkeypatch.setattr("hanabi_grpo.training.updating.use_adapter", lambda _, name: used.append(name))
-    monkeypatch.setattr("hanabi_grpo.training.updating.gather_object", list)
-    trainer.logps_of = lambda batch: batch["grpo_batch"].old_per_token_logps  # type: ignore[method-assign]
-    batches = _batches(0)
-    for batch in batches:
-        batch["grpo_batch"].old_per_token_logps = torch.zeros(2, 1)
-    updates: Sequence[Update] = order_updates(batches, trainer.settings, step=0, adapters=NAMES, active=NAMES)
-    trainer.begin_updates(updates)
-    trainer.end_update()
-    assert used == [player_order(trainer.settings, 0)[0]]
+def test_a_failed_micro_batch_leaves_no_micro_batch_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainers: list[_PlayersTrainer] = []
+
+    def fails(trainer: _PlayersTrainer, *_: Any, **__: Any) -> torch.Tensor:
+        trainers.append(trainer)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(_PlayersTrainer, "compute_loss", fails)
+    with pytest.raises(RuntimeError, match="planted"):
+        _train(tmp_path, cut=True)
+    assert trainers[0]._micro_batch is None
 
 
 def test_the_weight_of_a_game_is_on_its_advantage_and_not_on_the_parts_of_kl_and_entropy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hanabi_grpo.training.updating.use_adapter", lambda *_: None)
-    monkeypatch.setattr("hanabi_grpo.training.updating.gather_object", list)
-    trainer = UpdateSteps()
+    used: list[str] = []
+    monkeypatch.setattr("hanabi_grpo.training.updates.use_adapter", lambda _, name: used.append(name))
+    monkeypatch.setattr("hanabi_grpo.training.updates.gather_object", list)
+    trainer = StepUpdates()
     trainer.settings = Settings(**BASE, update="sequential", beta=0.5, kl="reward", entropy_bonus=0.1)
     trainer.plan, trainer.adapter_names = batch_plan(trainer.settings), NAMES
     trainer.guard = PlayerGuard(max_norm=None, sharded=False, report=lambda *_, **__: None)
@@ -388,6 +398,7 @@ def test_the_weight_of_a_game_is_on_its_advantage_and_not_on_the_parts_of_kl_and
     trainer.begin_updates(order_updates(batches, trainer.settings, step=0, adapters=NAMES, active=NAMES))
     trainer.end_update()
     first, second = player_order(trainer.settings, 0)
+    assert used == [first], "ratios are taken under the adapter that has just moved"
     after = {batch["grpo_batch"].player: batch["grpo_batch"].advantages[:, 0].tolist() for batch in batches}
     assert after[first] == pytest.approx([2.0 + part, 1.0 + part])
     assert after[second] == pytest.approx([1.5 * 2.0 + part, 0.75 * 1.0 + part])

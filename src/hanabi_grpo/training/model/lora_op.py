@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from peft.tuners.lora.layer import Linear
 
-from hanabi_grpo.training.adapters import lora_layers
+from hanabi_grpo.training.model.adapters import lora_layers
 
 
 def join_lora_products(model: torch.nn.Module) -> int:

@@ -1,6 +1,6 @@
 """Token sequences as a tree: what several of them begin with is there once.
 
-The games of a group have one deal, so a player's sequences begin alike, and many stay alike for turns or to the end.
+The games of a group have one deal, so a player's sequences share a prefix, for some turns or to the end.
 Behind equal tokens a causal model computes equal values, and in the gradient of a sum it needs their sum alone.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hanabi_grpo.training.cutting import cut_by_tokens
+from hanabi_grpo.training.model.cutting import cut_by_tokens
 
 _SPARED = 4
 """Tokens that only attention sees, and that weigh as much in memory as one that all of a layer sees; at most, for
@@ -83,7 +83,7 @@ def _blocks(nodes: np.ndarray, whole: list[tuple[int, int]], num_nodes: int) -> 
 
 
 class PrefixOrder:
-    """Sequences in an order in which those that begin alike stand together; at least one.
+    """Sequences in an order in which those that share a prefix stand together; at least one.
 
     Attributes:
         order: Number of each sequence.

@@ -1,21 +1,20 @@
 """The forward pass of a micro-batch, computed where the loss reads it.
 
 A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss: see
-`training/token_wise.py`. `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of
+`training/model/token_wise.py`. `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of
 ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
-may use its causal shortcut. What they begin with alike is computed once, where the model allows it: see
-`hanabi_grpo.training.shared_prefixes`.
+may use its causal shortcut. Shared prefixes are computed once, where the model allows it (`shared_prefixes`).
 """
 
 import torch
 from peft import PeftModel
 from trl.trainer.utils import selective_log_softmax
 
-from hanabi_grpo.training.prefix_tree import PrefixTree
-from hanabi_grpo.training.shared_prefixes import reply_logits
-from hanabi_grpo.training.token_wise import only_at
+from hanabi_grpo.training.model.prefix_tree import PrefixTree
+from hanabi_grpo.training.model.shared_prefixes import reply_logits
+from hanabi_grpo.training.model.token_wise import only_at
 
 
 def reply_logps(

@@ -18,7 +18,7 @@ from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.checkpoint_words import split_adapter, split_seat
 from hanabi_grpo.tracking.used_checkpoints import read_used
-from hanabi_grpo.training.adapters import adapter_names, put_tensors
+from hanabi_grpo.training.model.adapters import adapter_names, put_tensors
 from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Proof, in every step, that the policy that sampled is the policy that is trained."""
+"""The logprob-mismatch check: proof, in every step, that the policy that sampled is the policy that is trained."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from hanabi_grpo.errors import ParityError
 
 
 @dataclass(frozen=True, slots=True)
-class ParityGate:
+class MismatchCheck:
     """Compares trainer and sampler logprobs per player and stops training when they differ.
 
     The trainer's values come from the forward pass that the loss needs anyway, so every sampled token of every
     step is compared and the check costs nothing; games of an earlier version need one more pass, under the weights of
-    that version (`staleness`). It runs before the optimizer moves.
+    that version (`overlap`). It runs before the optimizer moves.
     """
 
     tolerance: float
