@@ -18,7 +18,7 @@ from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, load_settings, settings_values
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator

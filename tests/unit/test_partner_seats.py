@@ -18,10 +18,9 @@ from hanabi_grpo.runs.run_folder import SECRET
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.types import player_names
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app, session_body
 
 OWN = own_seats(2, PLAYERS, 7)
@@ -349,12 +348,3 @@ def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer
     assert app.store.frozen.words() == []
     # The next one gets in at once.
     connectable(app, tmp_path / "next", monkeypatch).connect(0)
-
-
-def test_without_partners_nothing_is_seated_or_lent(app: RunningApp, tmp_path: Path) -> None:
-    link = linked(app, tmp_path / "run")
-    groups = link.play(DEALS[:4], PLAYERS, 7).groups
-    assert {episode.seats for group in groups for episode in group} == {OWN}
-    assert (app.store.frozen.words(), link.partners.names) == ([], {})
-    assert player_names(2) == PLAYERS
-    link.client.close()

@@ -17,10 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerState
 
 from hanabi_grpo.settings import read_settings
+from hanabi_grpo.tracking.board import section_name
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
-from hanabi_grpo.tracking.sections import section_name
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
 from wandb_backend import KEY, wait_until
 from wandb_files import artifacts, history, offline_records

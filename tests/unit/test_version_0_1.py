@@ -12,8 +12,10 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings
-from hanabi_grpo.runs.resume import check_decks, plan_resume
+from hanabi_grpo.runs.resume import plan_resume
+from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
+from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"
@@ -48,6 +50,18 @@ def test_a_run_on_half_of_the_decks_starts_a_new_one_and_does_not_go_on(tmp_path
     with pytest.raises(SettingsError, match="on half of the decks of laptop"):
         check_decks(in_place)
     check_decks(fork)
+
+
+def test_a_player_that_is_out_of_tokens_paid_nothing_then_and_the_other_settings_are_compared() -> None:
+    dataset = Path(__file__).parents[2] / "data" / "hanabi.laptop.jsonl"
+    given = {"dataset": str(dataset), "num_generations": 4, "deals_per_step": 2, "lora_rank": 1, "lora_alpha": 2}
+    saved = read_saved_settings(RUN)
+    saved["settings"]["DATASET"] = str(dataset)
+    notes = check_compatible(saved, Settings(**given, reward_out_of_tokens=0.0))
+    assert "SAVE_STEPS: was 1, is 50" in notes
+    with pytest.raises(SettingsError) as caught:
+        check_compatible(saved, Settings(**given))
+    assert str(caught.value).splitlines()[1:-1] == ["  HANABI_REWARD_OUT_OF_TOKENS: was 0.0, is -0.5"]
 
 
 def test_an_evaluation_has_the_figures_that_it_was_written_with() -> None:

@@ -21,7 +21,7 @@ from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.fingerprint import resolve_model
-from hanabi_grpo.runs.resume import ResumePlan, check_decks, plan_resume, write_resume
+from hanabi_grpo.runs.resume import ResumePlan, plan_resume, write_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.runs.run_folder import (
     RESUME_COMMAND,
@@ -31,6 +31,7 @@ from hanabi_grpo.runs.run_folder import (
     prepare_run_folder,
     write_json_atomic,
 )
+from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names

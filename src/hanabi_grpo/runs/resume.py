@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
 from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
@@ -74,26 +73,6 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
             return _latest_in(settings.output_dir)
         return _latest_of_all(settings, now or datetime.now())
     return _named(Path(settings.resume), settings.output_dir)
-
-
-def check_decks(plan: ResumePlan) -> None:
-    """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
-
-    Raises:
-        SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
-    """
-    halved = {
-        spec.rules_hash: name
-        for name, preset in PRESETS.items()
-        for spec in (make_spec(name, players) for players in preset.players)
-        if spec.deals_all_decks
-    }
-    if not plan.fork and (boards := sorted({halved[one] for one in plan.board_hashes if one in halved})):
-        raise SettingsError(
-            f"{plan.checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "
-            "deals all of them, so the rest of the curve would be another game's. Start a new run from it with "
-            "OUTPUT_DIR=(a new folder), or go on with hanabi_grpo 0.1."
-        )
 
 
 def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
