@@ -202,7 +202,7 @@ def test_partners_are_a_comma_list_and_a_typo_stops_both_terminals() -> None:
     settings = load({"HANABI_PARTNERS": "iggi, player_1=earlier", "HANABI_PARTNER_SHARE": "0.25"}).settings
     assert (settings.partners, settings.partner_share) == (("iggi", "player_1=earlier"), 0.25)
     assert (load({}).settings.partners, load({}).settings.partner_share) == ((), 0.5)
-    assert "HANABI_PARTNERS: 'igi': no such partner" in (text := message({"HANABI_PARTNERS": "igi"}))
+    assert "HANABI_PARTNERS: 'igi' is unknown" in (text := message({"HANABI_PARTNERS": "igi"}))
     assert "Did you mean 'iggi'?" in text
     assert "player_2 is not at the table" in message({"HANABI_PARTNERS": "player_2=iggi"})
     assert "did you mean HANABI_PARTNERS?" in message({"HANABI_PARTNER": "iggi"})

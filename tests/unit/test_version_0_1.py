@@ -16,7 +16,7 @@ from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.runs.v1 import check_decks
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, read_settings
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"
 RUN = OLD / "run"
@@ -55,6 +55,7 @@ def test_a_run_on_half_of_the_decks_starts_a_new_one_and_does_not_go_on(tmp_path
 def test_a_player_that_is_out_of_tokens_paid_nothing_then_and_the_other_settings_are_compared() -> None:
     dataset = Path(__file__).parents[2] / "data" / "hanabi.laptop.jsonl"
     given = {"dataset": str(dataset), "num_generations": 4, "deals_per_step": 2, "lora_rank": 1, "lora_alpha": 2}
+    assert read_settings(RUN / "settings.json").deals_per_step == 2
     saved = read_saved_settings(RUN)
     saved["settings"]["DATASET"] = str(dataset)
     notes = check_compatible(saved, Settings(**given, reward_out_of_tokens=0.0))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
-from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
+from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -108,7 +108,7 @@ def _latest_in(run_folder: Path) -> ResumePlan:
         return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
     if not any(name == "settings.json" or CHECKPOINT_NAME.fullmatch(name) for name in used):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(run_folder)!r}: holds {', '.join(used[:3])}{', …' if len(used) > 3 else ''} but neither "
+            f"OUTPUT_DIR={str(run_folder)!r}: holds {some_of(used)} but neither "
             "settings.json nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
         )
     try:
@@ -156,9 +156,8 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     target = output_dir if output_dir is not None and fork else source
     if fork and target.is_dir() and (used := used_entries(target)):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(target)!r}: holds another run already ({', '.join(used[:3])}"
-            f"{', …' if len(used) > 3 else ''}), so RESUME={named} cannot start a new one in it. Go on with the run in "
-            "it by RESUME=latest, or choose another OUTPUT_DIR."
+            f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so RESUME={named} cannot start "
+            "a new one in it. Go on with the run in it by RESUME=latest, or choose another OUTPUT_DIR."
         )
     if not is_checkpoint:
         return _from_newest(source, target)

@@ -13,7 +13,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import num_steps
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
-from hanabi_grpo.runs.run_folder import holder_of, used_entries
+from hanabi_grpo.runs.run_folder import holder_of, some_of, used_entries
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings.partners import Partner, read_pool
 from hanabi_grpo.settings.refs import Place
@@ -53,7 +53,7 @@ def run_folder_checks(context: Context) -> Iterator[Check]:
     elif folder.exists() and not folder.is_dir():
         yield fail("run folder", f"OUTPUT_DIR={str(folder)!r}: is a file", fresh)
     elif folder.is_dir() and (used := used_entries(folder)):
-        finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])})"
+        finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({some_of(used)})"
         yield fail("run folder", finding, f"RESUME=latest bash {TRAIN_SCRIPT}   # goes on with that run\n{fresh}")
     else:
         yield ok("run folder", str(folder))
