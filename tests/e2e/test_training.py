@@ -20,7 +20,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.types import player_names
 
 pytestmark = pytest.mark.e2e

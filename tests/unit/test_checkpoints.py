@@ -7,8 +7,10 @@ import pytest
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
-from hanabi_grpo.runs.manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest, step_of
+from hanabi_grpo.runs.manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest
 from torn_checkpoints import FILES, copy_run, die_at_call, text_of, write
+
+ROOT = Path(__file__).parents[2]
 
 
 def names(folder: Path) -> list[str]:
@@ -34,7 +36,6 @@ def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_hashes(tmp_path:
     state = folder / "trainer" / "state.json"
     assert data["files"]["trainer/state.json"]["bytes"] == state.stat().st_size
     assert len(data["files"]["trainer/state.json"]["sha256"]) == 64
-    assert step_of(folder) == 50
     assert describe_step(folder) == f"step 50 ({folder}, saved {data['created']})"
     assert data["created"].endswith("+00:00")
 

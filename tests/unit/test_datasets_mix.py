@@ -16,8 +16,7 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps
 from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
-from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import Settings, settings_values
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.deals import DealDataset, DealSampler
 
 SHARES = st.one_of(
@@ -109,22 +108,11 @@ def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tm
     assert [deal["seed"] for deal in deals(rows, 24, 8) if deal["env_config"]["preset"] == "mini"] == [26, 30]
 
 
-@examples(deadline=None)
-@given(st.integers(0, 3000), st.integers(0, 40), st.integers(0, 40))
-def test_the_deals_after_a_resume_are_those_of_an_uninterrupted_run(start: int, first: int, second: int) -> None:
-    row = {
-        "messages": [],
-        "env_config": {},
-        "suite": "train",
-        "seeds": None,
-        "first_seed": 0,
-        "share": Fraction(2, 3),
-        "first_deal": 0,
-        "end_deal": 800,
-    }
-    other = {**row, "seeds": [5, 6, 7], "share": Fraction(1), "first_deal": 160, "end_deal": None}
-    rows = [row, other]
-    assert deals(rows, start, first) + deals(rows, start + first, second) == deals(rows, start, first + second)
+def test_steps_mean_steps_whatever_a_steps_size(tmp_path: Path) -> None:
+    rows = [{"until_step": 3}, {"preset": "mini", "from_step": 4}]
+    for size in (1, 5, 64):
+        found = rows_of(tmp_path, *(dict(row) for row in rows), settings=Settings(deals_per_step=size))
+        assert played(found, 3 * size - 1, 2) == ["laptop", "mini"]
 
 
 def test_the_sampler_that_starts_at_a_later_step_asks_for_the_same_deals(tmp_path: Path) -> None:
@@ -137,28 +125,30 @@ def test_the_sampler_that_starts_at_a_later_step_asks_for_the_same_deals(tmp_pat
     assert resumed == whole[2:]
 
 
-@pytest.mark.parametrize(
-    ("row", "problem"),
-    [
-        ({"share": 0}, "share=0: a share is a number from 0.0001 to 10000, such as 3; leave it out for 1."),
-        ({"share": -1}, "share=-1: a share is"),
-        ({"share": True}, "share=True: a share is"),
-        ({"share": "3"}, "share='3': a share is"),
-        ({"share": 10**400}, "share=1000000000000000000000000000000000000000: a share is"),
-        ({"from_step": 0}, "from_step=0: must be the number of a step, from 1, or left out."),
-        ({"from_step": 1.5}, "from_step=1.5: must be"),
-        ({"until_step": True}, "until_step=True: must be"),
-        ({"until_step": 2**31}, "until_step=2147483648: must be"),
-        ({"from_step": 5, "until_step": 4}, "until_step=4: is the row's last step, so it must be 5 (from_step) or"),
-        ({"until_score": 0.9}, "unknown key 'until_score'; did you mean until_step?"),
-    ],
-)
-def test_bad_terms_are_refused_with_line_value_and_what_is_allowed(
-    tmp_path: Path, row: dict[str, Any], problem: str
-) -> None:
-    with pytest.raises(SettingsError) as caught:
-        rows_of(tmp_path, {}, row)
-    assert str(caught.value).startswith(f"{tmp_path / 'rows.jsonl'} line 2: {problem}")
+def test_bad_terms_are_refused_with_line_value_and_what_is_allowed(tmp_path: Path) -> None:
+    bad = {
+        '"share": 0': "share=0: a share is a number from 0.0001 to 10000, such as 3; leave it out for 1.",
+        '"share": -1': "share=-1: a share is",
+        '"share": true': "share=True: a share is",
+        '"share": "3"': "share='3': a share is",
+        '"share": null': "share=None: a share is",
+        '"share": 1e999': "share=inf: a share is",
+        '"share": NaN': "not JSON",
+        f'"share": {10**400}': "share=1000000000000000000000000000000000000000: a share is",
+        '"from_step": 0': "from_step=0: must be the number of a step, from 1, or left out.",
+        '"from_step": 1.5': "from_step=1.5: must be",
+        '"until_step": true': "until_step=True: must be",
+        '"until_step": 2147483648': "until_step=2147483648: must be",
+        '"from_step": 5, "until_step": 4': "until_step=4: is the row's last step, so it must be 5 (from_step) or",
+        '"until_score": 0.9': "unknown key 'until_score'; did you mean until_step?",
+    }
+    path = tmp_path / "rows.jsonl"
+    for typed, problem in bad.items():
+        row = '{"messages": [{"role": "u", "content": ""}], "env_config": {"preset": "laptop"}, ' + typed + "}"
+        path.write_text("\n" + row)
+        with pytest.raises(SettingsError) as caught:
+            load_rows(path, Settings())
+        assert str(caught.value).startswith(f"{path} line 2: {problem}")
 
 
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:
@@ -216,21 +206,11 @@ def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tm
     assert seeds(deal_seed=0) == list(range(50))
     assert seeds(seed=7) == seeds(seed=3, deal_seed=7) == [7 * 2**32 + deal for deal in range(50)]
     assert seeds() == seeds(seed=42)
+    fixed = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
+    assert [deal["seed"] for deal in deals(fixed, 0, 4)] == [4, 2, 4, 2]
     assert set(seeds(seed=1)).isdisjoint(seeds(seed=2))
     shuffled_deck(make_spec("laptop"), "train", seeds(seed=2**31 - 1)[-1])
     last = rows_of(tmp_path, {}, settings=Settings(seed=2**31 - 1))
     assert deals(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
     with pytest.raises(SettingsError, match="a run has 4294967296 fresh deals; set another HANABI_DEAL_SEED"):
         deals(last, 2**32, 1)
-
-
-def test_the_deals_are_fixed_on_a_resume_and_a_run_of_before_had_the_first_ones() -> None:
-    before = {"settings": settings_values(Settings())}
-    assert check_compatible(before, Settings()) == []
-    with pytest.raises(SettingsError, match="HANABI_DEAL_SEED: was 42, is 7"):
-        check_compatible(before, Settings(deal_seed=7))
-    assert check_compatible(before, Settings(deal_seed=7), fork=True) == ["HANABI_DEAL_SEED: was 42, is 7"]
-    del before["settings"]["HANABI_DEAL_SEED"]
-    with pytest.raises(SettingsError, match="HANABI_DEAL_SEED: was 0, is 42"):
-        check_compatible(before, Settings())
-    assert check_compatible(before, Settings(deal_seed=0)) == []

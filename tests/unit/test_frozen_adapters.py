@@ -17,7 +17,7 @@ from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
 from hanabi_grpo.server.engine import EngineConfig
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
-from hanabi_grpo.settings.seating import seat_adapter
+from hanabi_grpo.settings.refs import seat_adapter
 from store_parts import (
     CONFIG,
     PLAYERS,

@@ -18,7 +18,7 @@ from hanabi_grpo.runs.run_folder import SECRET
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_pool
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app, session_body

@@ -8,15 +8,20 @@ import pytest
 
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.manifest import manifest_sha256
-from hanabi_grpo.runs.resume import ResumePlan, ResumePoint, check_decks, plan_resume, read_resume, write_resume
+from hanabi_grpo.runs.resume import ResumePlan, ResumePoint, plan_resume, read_resume, write_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
 from hanabi_grpo.settings import Settings, settings_values
 from torn_checkpoints import write
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
+
+
+def check_decks(plan: ResumePlan) -> None:
+    v1.check_decks(plan.checkpoint, plan.board_hashes, fork=plan.fork)
 
 
 def run(folder: Path, *steps: int, started: int = 0) -> Path:

@@ -28,12 +28,6 @@ def test_every_players_adapter_is_read_with_rank_and_step(tmp_path: Path) -> Non
     assert list(saved.adapters) == ["player_0", "player_1"]
 
 
-def test_the_step_of_a_renamed_folder_comes_from_its_manifest(tmp_path: Path) -> None:
-    save(tmp_path / "best", "shared")
-    (tmp_path / "best" / "manifest.json").write_text('{"step": 7}')
-    assert read_adapters(tmp_path / "best").step == 7
-
-
 @pytest.mark.parametrize(
     ("ranks", "folder", "message"),
     [

@@ -1,6 +1,7 @@
 """A run that starts from adapters of earlier runs has their tensors, bit by bit, or does not start."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import CheckpointRef
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.start_from import check_base, parse_start, recorded_start, start_adapters
 from hanabi_grpo.training.saving import save_checkpoint
@@ -166,6 +168,9 @@ def test_entries_that_say_two_things_are_refused(entries: tuple[str, ...], messa
 
 def test_an_entry_of_its_own_wins_over_the_one_for_everybody() -> None:
     assert parse_start(("runs/a", "player_1=runs/b/checkpoint-9:player_0"), NAMES) == {
-        "player_0": ("runs/a", Path("runs/a"), None),
-        "player_1": ("player_1=runs/b/checkpoint-9:player_0", Path("runs/b/checkpoint-9"), "player_0"),
+        "player_0": ("runs/a", CheckpointRef(place=Path("runs/a"))),
+        "player_1": (
+            "player_1=runs/b/checkpoint-9:player_0",
+            CheckpointRef(place=Path("runs/b/checkpoint-9"), adapter="player_0"),
+        ),
     }

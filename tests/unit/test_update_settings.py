@@ -140,6 +140,7 @@ CHANGED = {
     "HANABI_LENGTH_FREE": {"length_free": 64},
     "HANABI_GROUP": {"group": "mixed"},
     "HANABI_OVERLAP": {"overlap": True},
+    "HANABI_PARTNERS": {"partners": ("iggi",)},
 }
 
 

@@ -19,7 +19,7 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.deal_rows import games_of, rows_of
 from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer, ReplyAnswer
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
-from hanabi_grpo.settings.seating import seat_adapter
+from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply
 
 __all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "each_server", "server_name", "server_url"]

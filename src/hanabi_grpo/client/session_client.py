@@ -24,7 +24,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.runs.wire import PROTOCOL
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.servers import split_address
+from hanabi_grpo.settings.values import split_address
 
 logger = logging.getLogger(__name__)
 _TRIES = 3

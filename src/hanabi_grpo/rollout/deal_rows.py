@@ -15,7 +15,7 @@ from hanabi_grpo.envs.hanabi.rules import shuffled_deck
 from hanabi_grpo.errors import ServerError, SettingsError, shown
 from hanabi_grpo.rollout.episode_check import check_episode
 from hanabi_grpo.runs.wire import outputs_to_game
-from hanabi_grpo.settings.seating import check_seat
+from hanabi_grpo.settings.refs import check_seat
 from hanabi_grpo.types import DroppedGame, Episode
 
 

@@ -8,7 +8,7 @@ from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.rollout_request import MAX_TEMPERATURE
 from hanabi_grpo.server.strict_json import strict_json
-from hanabi_grpo.settings.seating import BASE, check_seat, is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import BASE, check_seat, is_scripted, seat_adapter
 
 MAX_TEXT_BYTES = 64 << 10
 """Of one system message or prompt, as UTF-8."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.strict_json import strict_json
-from hanabi_grpo.settings.seating import is_frozen, seat_adapter
+from hanabi_grpo.settings.refs import is_frozen, seat_adapter
 from hanabi_grpo.types import MAX_PLAYERS
 
 MAX_ROWS = 65536

@@ -8,7 +8,7 @@ from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
 from hanabi_grpo.errors import VersionError, shown
 from hanabi_grpo.rollout.deal_rows import Deal
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.settings.seating import BASE, is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
 from hanabi_grpo.types import adapter_of, player_name, player_names
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import (
     Settings,

@@ -16,10 +16,9 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.checkpoint_words import split_adapter, split_seat
+from hanabi_grpo.settings.refs import CheckpointRef, Place, parse_checkpoint, split_player
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.training.model.adapters import adapter_names, put_tensors
-from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ class Start:
     name: str
     """The adapter of this run."""
     folder: Path
-    """The checkpoint: of a run the newest, of a remote word the folder here, or the word itself before it is here."""
+    """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
     adapter: str
     """The adapter of the checkpoint."""
     word: str
@@ -56,23 +55,21 @@ class Start:
         }
 
 
-def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, Path, str | None]]:
-    """Read HANABI_START_FROM; returns per adapter of the run (entry, folder, adapter in it or None: of its own name).
+def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, CheckpointRef]]:
+    """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
 
     Args:
-        entries: "folder[:adapter]" for every adapter that has no entry of its own, or "player_0=folder[:adapter]"; a
-            remote word may stand for the folder.
+        entries: A checkpoint (see `refs`) for every adapter that has no entry of its own, or "player_0=" before one.
         names: Of the run's adapters.
 
     Raises:
         SettingsError: A player that is not of the run, or two entries for one.
     """
-    found: dict[str, tuple[str, Path, str | None]] = {}
-    everybody: tuple[str, Path, str | None] | None = None
+    found: dict[str, tuple[str, CheckpointRef]] = {}
+    everybody: tuple[str, CheckpointRef] | None = None
     for entry in entries:
-        player, word = split_seat(entry)
-        place, adapter = split_adapter(word)
-        start = (entry, Path(place), adapter)
+        player, word = split_player(entry)
+        start = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
         if player is None:
             if everybody is not None:
                 raise SettingsError(
@@ -94,33 +91,28 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
 
 
 def read_start(
-    settings: Settings, read: Callable[[Path, Path | None], tuple[Path, SavedAdapters]] = read_used
+    settings: Settings, read: Callable[[Place, Path | None], tuple[Path, SavedAdapters]] = read_used
 ) -> list[Start]:
     """Read every checkpoint that HANABI_START_FROM names.
 
     Args:
         settings: Of the run.
-        read: What a folder or a remote word is read by, given OUTPUT_DIR.
+        read: What a place is read by, given OUTPUT_DIR.
 
     Raises:
         SettingsError: A folder that is missing or damaged, or has no such adapter.
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
-    known: dict[Path, tuple[Path, SavedAdapters]] = {}
-    for name, (entry, folder, chosen) in parse_start(settings.start_from, names).items():
+    known: dict[Place, tuple[Path, SavedAdapters]] = {}
+    for name, (entry, ref) in parse_start(settings.start_from, names).items():
         try:
-            if folder not in known:
-                known[folder] = read(folder, settings.output_dir)
-            folder, saved = known[folder]
+            if ref.place not in known:
+                known[ref.place] = read(ref.place, settings.output_dir)
+            folder, saved = known[ref.place]
+            adapter = saved.choose(name, ref.adapter)
         except (OSError, SettingsError) as error:
             raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
-        adapter = chosen or adapter_of(name, saved.adapters)
-        if adapter not in saved.adapters:
-            raise SettingsError(
-                f"HANABI_START_FROM={entry}: no adapter {chosen or name} in it; it has {', '.join(saved.adapters)}. "
-                f"Choose one with :{next(iter(saved.adapters))} behind the folder."
-            )
         starts.append(Start(name=name, folder=folder, adapter=adapter, word=entry, saved=saved))
     return starts
 
