@@ -15,11 +15,10 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, read_chat
 from hanabi_grpo.commands.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.rollout.handshake import STARTING, tokenizer_hash
+from hanabi_grpo.rollout.handshake import PROTOCOL, STARTING, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import is_run
-from hanabi_grpo.runs.wire import PROTOCOL
 from hanabi_grpo.settings import Settings
 
 _CLAIMS = {
