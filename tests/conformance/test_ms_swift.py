@@ -14,7 +14,6 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.tensor_fragment import get_full_hp_param, set_full_hp_param
 from peft import PeftModel, get_peft_model_state_dict
 from swift.arguments import RLHFArguments
-from swift.infer_engine.protocol import RolloutOutput
 from swift.model import model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
@@ -171,18 +170,6 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
         "use_gym_env",
     ):
         assert hasattr(ServerLink, name)
-
-
-def test_ms_swift_reads_the_rollout_outputs_that_the_server_writes() -> None:
-    names = set(RolloutOutput.model_fields)
-    assert {
-        "response",
-        "messages",
-        "response_token_ids",
-        "response_loss_mask",
-        "rollout_infos",
-        "rollout_logprobs",
-    } <= names
 
 
 def test_every_adapter_is_trainable_in_float32_and_the_base_is_frozen(model: PeftModel) -> None:

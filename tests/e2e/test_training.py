@@ -75,8 +75,8 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
     client = RolloutClient(server.url)
     config = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
     deals = [{"env_config": config.model_dump(), "suite": "eval", "seed": seed} for seed in range(6)]
-    adapters = {player: f"{player}@3" for player in player_names(2)}
-    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, adapters=adapters).groups
+    seats = [f"{player}@3" for player in player_names(2)]
+    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=seats).groups
     gaps = []
     for [episode] in groups:
         ids, marks, sampled = [], [], []

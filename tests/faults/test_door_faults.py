@@ -24,7 +24,7 @@ from server_app import (
     OWNER,
     PEFT_CONFIG,
     PLAYERS,
-    POST_INFER,
+    POST_ROLLOUT,
     RunningApp,
     adapter_bytes,
     rollout_body,
@@ -55,7 +55,7 @@ def _requests(app: RunningApp) -> list[bytes]:
         request_bytes("POST", "/session/", json.dumps(session_body(app.identity)).encode(), {**OWNER, **JSON}),
         request_bytes("POST", "/session/heartbeat", b"", OWNER),
         request_bytes("PUT", "/adapters/player_0?version=6", upload, {**OWNER, **upload_headers(upload)}),
-        request_bytes("POST", "/infer/", json.dumps(rollout_body(num_deals=2)).encode(), JSON),
+        request_bytes("POST", "/rollout/", json.dumps(rollout_body(num_deals=2)).encode(), JSON),
     ]
 
 
@@ -68,8 +68,8 @@ def _status(answer: bytes) -> int | None:
 
 def test_connections_that_stay_half_open_do_not_stop_the_others(drill: Drills) -> None:
     row = drill("half-open connections, all held", short=100, long=1000, lost="new connections, 503, while over 256")
-    beginnings = [b"", b"G", b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n", b"POST /infer/ HTTP/1.1\r\ncontent-le"]
-    beginnings.append(POST_INFER + b"content-length: 1000\r\n\r\n{")
+    beginnings = [b"", b"G", b"GET /health/ HTTP/1.1\r\nhost: localhost\r\n", b"POST /rollout/ HTTP/1.1\r\ncontent-le"]
+    beginnings.append(POST_ROLLOUT + b"content-length: 1000\r\n\r\n{")
     limits = Limits(head_seconds=4.0, chunk_seconds=4.0)
     with guarded(limits) as one, contextlib.ExitStack() as stack, http_of(one.app) as http:
         answered = 0
@@ -186,12 +186,12 @@ def test_mutated_adapter_uploads_change_nothing(door: Guarded, drill: Drills) ->
 def test_mutated_rollout_bodies_are_played_or_refused(door: Guarded, drill: Drills) -> None:
     row = drill("mutated rollout bodies", short=500, long=10_000)
     memory, statuses = _Memory(row.times // 3), dict[int, int]()
-    wanted = {player: f"{player}@{SERVED_VERSION}" for player in PLAYERS}
-    valid = json.dumps(rollout_body(num_deals=2, num_games=2, adapters=wanted)).encode()
+    wanted = [f"{player}@{SERVED_VERSION}" for player in PLAYERS]
+    valid = json.dumps(rollout_body(num_deals=2, num_games=2, seats=wanted)).encode()
     with http_of(door.app, headers=JSON) as http:
         for number in row:
             memory.look(number)
-            answer = http.post("/infer/", content=mutate_rollout(row.rng, valid))
+            answer = http.post("/rollout/", content=mutate_rollout(row.rng, valid))
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
             assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
             if answer.status_code != 200:

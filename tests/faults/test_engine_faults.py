@@ -24,7 +24,7 @@ def test_games_of_clients_that_hang_up_are_cancelled(drill: Drills) -> None:
     engine = WordEngine()
     with guarded(engine=engine) as one:
         body = json.dumps(rollout_body(num_deals=2, num_games=4)).encode()
-        sent = request_bytes("POST", "/infer/", body, {"content-type": "application/json"})
+        sent = request_bytes("POST", "/rollout/", body, {"content-type": "application/json"})
         for _ in row:
             engine.seconds = 60.0
             with contextlib.ExitStack() as stack:
@@ -43,8 +43,8 @@ def test_games_of_clients_that_hang_up_are_cancelled(drill: Drills) -> None:
 
 
 def _play(client: RolloutClient) -> Any:
-    wanted: dict[str, str | None] = {player: f"{player}@{SERVED_VERSION}" for player in PLAYERS}
-    return client.play([deal(3), deal(4)], num_games=8, max_tokens=4, temperature=1.0, adapters=wanted)
+    wanted = [f"{player}@{SERVED_VERSION}" for player in PLAYERS]
+    return client.play([deal(3), deal(4)], num_games=8, max_tokens=4, temperature=1.0, seats=wanted)
 
 
 class _DyingEngine(WordEngine):

@@ -1,6 +1,5 @@
 """From episodes to micro-batches."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -165,25 +164,6 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
         "is left out.",
         "deal train/4: 1 game(s) played; a group needs 2, so it is left out.",
     ]
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        _episode(_turn(0, 1, logprob=math.nan)),
-        _episode(_turn(0, 1, logprob=-math.inf)),
-        _episode(_turn(0, 1), _turn(1, 1, score=math.nan)),
-        _episode(_turn(0, 1, score=1e308), _turn(1, 1, score=1e308)),
-    ],
-)
-def test_a_game_that_is_not_finite_is_dropped_before_it_enters_a_baseline(bad: Episode) -> None:
-    group = _deal(1, GROUP[0], bad, GROUP[1])
-    kept, (sentence,) = usable_groups([group], ())
-    assert kept == [[group[0], group[2]]]
-    assert sentence.startswith("deal train/1: 1 of 3 games dropped (game 1: player_")
-    kept, (sentence,) = usable_groups([group[:2]], ())
-    assert kept == []
-    assert sentence.endswith("a group needs 2, so it is left out.")
 
 
 def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> None:

@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[RolloutClient], Any]] = {
     "release": lambda client: _in_session(client).release(),
     "push": lambda client: client.push(1, {"player_0": (b"x", PEFT_CONFIG)}),
     "play": lambda client: client.play(
-        [deal(0, LAPTOP)], num_games=1, max_tokens=4, temperature=1.0, adapters=dict.fromkeys(PLAYERS)
+        [deal(0, LAPTOP)], num_games=1, max_tokens=4, temperature=1.0, seats=["base", "base"]
     ),
 }
 

@@ -29,8 +29,8 @@ from server_app import (
 )
 from server_app import upload_headers as headers_of
 
-SERVED = {player: f"{player}@1" for player in PLAYERS}
-UPLOAD, ROLLOUT = adapter_bytes(0.25), json.dumps(rollout_body(adapters=SERVED)).encode()
+SERVED = [f"{player}@1" for player in PLAYERS]
+UPLOAD, ROLLOUT = adapter_bytes(0.25), json.dumps(rollout_body(seats=SERVED)).encode()
 REPLY = json.dumps(
     {
         "seat": "player_0@1",
@@ -72,10 +72,10 @@ def state_of(app: RunningApp) -> tuple[object, ...]:
     return app.store.versions(), dict(app.engine.loaded), {name: one.lora for name, one in held.items()}, files
 
 
-def replies_of(client: httpx.Client) -> list[list[list[int]]]:
-    answer = client.post("/infer/", content=ROLLOUT, headers=JSON)
+def replies_of(client: httpx.Client) -> list[list[int]]:
+    answer = client.post("/rollout/", content=ROLLOUT, headers=JSON)
     assert answer.status_code == 200, answer.text
-    return [row["response_token_ids"] for row in answer.json()]
+    return [turn["reply_ids"] for one in answer.json()["episodes"] for turn in one["turns"]]
 
 
 @BOUNDED
@@ -116,7 +116,7 @@ def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, c
         sent = {name: value.encode("latin-1") for name, value in headers.items()}
         answer = client.put("/adapters/player_1", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
         statuses[answer.status_code] += 1
-        statuses[client.post("/infer/", content=mutate_rollout(rng, ROLLOUT), headers=JSON).status_code] += 1
+        statuses[client.post("/rollout/", content=mutate_rollout(rng, ROLLOUT), headers=JSON).status_code] += 1
         statuses[client.put("/frozen/", params={"version": 1}, content=body, headers=sent).status_code] += 1  # type: ignore[arg-type]
         statuses[client.post("/reply/", content=mutate_rollout(rng, REPLY), headers=JSON).status_code] += 1
     assert replies_of(client) == before

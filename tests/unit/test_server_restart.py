@@ -181,7 +181,7 @@ def test_until_the_new_process_comes_health_and_rollouts_are_answered_503() -> N
         assert httpx.get(f"{app.url}/health/", trust_env=False).status_code == 200
         app.engine.is_dead = True
         health = httpx.get(f"{app.url}/health/", trust_env=False)
-        played = httpx.post(f"{app.url}/infer/", json=rollout_body(), trust_env=False)
+        played = httpx.post(f"{app.url}/rollout/", json=rollout_body(), trust_env=False)
     assert health.status_code == 503
     assert health.json()["status"].startswith("engine dead")
     assert played.status_code == 503

@@ -50,7 +50,7 @@ def test_from_its_first_second_the_port_says_that_the_server_is_starting(
 ) -> None:
     settings, go = starting
     url = f"http://127.0.0.1:{settings.vllm_server_port}"
-    for answer in (httpx.get(f"{url}/health/", trust_env=False), httpx.post(f"{url}/infer/", content=b"{}")):
+    for answer in (httpx.get(f"{url}/health/", trust_env=False), httpx.post(f"{url}/rollout/", content=b"{}")):
         assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
         assert answer.json()["status"] == "starting" and answer.json()["seconds"] >= 0
     said: list[str] = []

@@ -5,7 +5,7 @@ parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` 
 `adapter_store` keeps a session's versions and receipts, `frozen_adapters` what was lent, and both go through
 `adapter_loader` (`adapter_files` checks, `adapter_folders` writes). `sessions` says for which trainer the server works,
 `identity` whether one fits. `tables` seats who was asked for, `seats` lets a held adapter sit in a game, `scheduler`
-turns request rows into games, `replies` samples one reply; `pacing` says whose game goes on next, so that games do not
+turns tasks into games, `replies` samples one reply; `pacing` says whose game goes on next, so that games do not
 hold up the event loop that they share with every request. `app` puts the routes together (`routes_*`) behind the door:
-`connections`, `bodies`, `key_check`, `limits`, `strict_json`, `rollout_request`, `reply_request`.
+`connections`, `bodies`, `key_check`, `limits`, `strict_json`, `requests`.
 """

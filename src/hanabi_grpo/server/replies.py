@@ -4,10 +4,11 @@ from jinja2 import TemplateError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.episode_check import check_sampled
+from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.reply_request import ReplyRequest
+from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Sampler, ask_model
+from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import Reply
 
 
@@ -28,7 +29,7 @@ async def answer_request(
         chat: How conversations become ids; the same as for games, so the same conversation has the same ids.
         store: Holds the adapter.
         max_model_len: Token budget of a conversation, the reply included.
-        vocab_size: See `parse_reply_request`.
+        vocab_size: See `check_reply`.
 
     Returns:
         The reply; `out_of_tokens` and without tokens when it might not fit the budget.
@@ -39,7 +40,8 @@ async def answer_request(
         NonFiniteError: A logprob is infinite or no number.
         ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
     """
-    async with store.lease(wanted.adapters) as leased:
+    named = seat_adapter(wanted.seat)
+    async with store.lease(dict([named]) if named else {}) as leased:
         try:
             conversation = _rebuilt(wanted, chat, max_model_len)
         except TemplateError as error:
@@ -50,18 +52,17 @@ async def answer_request(
         if conversation is None:
             return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
         held = next(iter(leased.values()), None)
-        reply = await ask_model(
+        return await ask_model(
             sampler,
             chat,
             conversation,
             wanted.prompt,
-            sampling=wanted.sampling,
+            sampling=SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature),
             lora=held.lora if held else None,
             version=held.version if held else None,
             max_model_len=max_model_len,
+            vocab_size=vocab_size,
         )
-    check_sampled(reply, "reply", vocab_size)
-    return reply
 
 
 def _rebuilt(wanted: ReplyRequest, chat: ChatFormat, max_model_len: int) -> Conversation | None:
@@ -69,7 +70,7 @@ def _rebuilt(wanted: ReplyRequest, chat: ChatFormat, max_model_len: int) -> Conv
     conversation = Conversation(chat, wanted.system)
     for turn in wanted.turns:
         conversation.ask(turn.prompt)
-        conversation.answer(turn.reply_ids)
+        conversation.answer(list(turn.reply_ids))
         if len(conversation.ids) > max_model_len:
             return None
     return conversation

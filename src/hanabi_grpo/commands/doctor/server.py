@@ -11,11 +11,10 @@ from hanabi_grpo.commands.doctor.answer import ask, is_local, port_owner, rollou
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, read_chat
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.rollout.handshake import GameClaim, SessionRequest, game_claims, tokenizer_hash
+from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import is_run
-from hanabi_grpo.runs.wire import PROTOCOL
 from hanabi_grpo.server.identity import ServerIdentity, check_fit
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
