@@ -1,8 +1,6 @@
 """Make the tiny model's folder: cached by recipe, and never seen half written."""
 
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.runs.run_folder import new_folder
 from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, write_manifest
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model.card import card_text, made_with
@@ -31,7 +30,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     """Make the model, unless the folder already holds the result of the same recipe.
 
     The folder is a Hugging Face model: config, generation config, float32 safetensors, tokenizer with chat template,
-    a card and a manifest. It is written beside `out` and renamed, so `out` is complete or absent.
+    a card and a manifest; complete or absent.
 
     Args:
         out: Folder to make.
@@ -51,20 +50,13 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     if _is_complete(out, recipe_hash, force, console):
         return out
     start = time.monotonic()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target: a rename is atomic only within one file system.
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
-        folder = Path(scratch) / "new"
-        folder.mkdir()
+    with new_folder(out) as folder:
         with Progress(*_COLUMNS, console=console) as progress:
             model = _train(chat, recipe, progress)
         model.save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
         (folder / CARD).write_text(card_text(recipe, folder, num_words=len(chat.tokenizer)), encoding="utf-8")
         write_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made_with()})
-        if out.exists():
-            os.replace(out, Path(scratch) / "old")
-        os.replace(folder, out)
     size = sum(path.stat().st_size for path in out.iterdir()) / 1e6
     console.print(f"tiny model: {out} ({size:.1f} MB, {time.monotonic() - start:.0f} s, recipe {recipe_hash})")
     return out

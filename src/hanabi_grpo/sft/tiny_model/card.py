@@ -59,7 +59,7 @@ def card_text(recipe: Recipe, folder: Path, *, num_words: int) -> str:
             "|---|---|",
             *(f"| {name} | {fact} |" for name, fact in facts.items()),
             "",
-            "This makes it again; bit for bit only with the same number of threads and the same kind of processor:",
+            "This makes it again; another processor, version or number of threads may round sums in another way:",
             "",
             "```bash",
             f"OMP_NUM_THREADS={made['threads']} {command} --out FOLDER",
