@@ -10,7 +10,7 @@ SHIPPED = Path(__file__).parents[1] / TINY_MODEL
 """Nobody may write into it."""
 
 
-def small_model(**other: int) -> Qwen3ForCausalLM:
+def small_model(**other: float) -> Qwen3ForCausalLM:
     """Return a Qwen3 of one layer and width 16, unless `other` says otherwise; the weights are torch's next ones."""
     shape = {
         "vocab_size": 16,

@@ -32,6 +32,7 @@ from hanabi_grpo.sft.samples import split_held_out
 from hanabi_grpo.sft.sources import GameFilter, Sources
 from hanabi_grpo.sft.students import load_base, make_students, student_names
 from hanabi_grpo.training.prefix_tree import prefix_tree
+from small_models import small_model
 
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
 
@@ -40,27 +41,19 @@ LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, 
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
     folder = tmp_path_factory.mktemp("base") / "model"
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
-    config = Qwen3Config(
+    torch.manual_seed(0)
+    model = small_model(
         vocab_size=len(TOKENIZER),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=1024,
         tie_word_embeddings=True,
         initializer_range=0.1,
-        bos_token_id=None,
-        dtype="float32",
-        **ends,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
     )
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(bos_token_id=None, **ends)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder

@@ -24,13 +24,12 @@ LARGE = 200_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Student:
-    """One set of parameters with its own optimizer, samples and count of steps."""
+    """One set of parameters with its own optimizer, batches and count of steps."""
 
     name: str
     """An adapter's name, or `WHOLE_MODEL`."""
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
-    samples: Sequence[Sample]
     held_out: Sequence[Sample]
     batches: Iterator[list[Sample]]
     select: Callable[[], None]
@@ -137,7 +136,6 @@ def make_students(
                 name=name,
                 parameters=parameters,
                 optimizer=torch.optim.AdamW(parameters.values(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
-                samples=own,
                 held_out=aside,
                 batches=length_batches(own, settings.seed + number, batch_size),
                 select=(lambda: None) if is_full else partial(use_adapter, wrapped, name),
