@@ -1,4 +1,4 @@
-"""One tiny model, one real rollout server and one training run for the whole session."""
+"""The shipped tiny model, one real rollout server and one training run for the whole session."""
 
 import contextlib
 import os
@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from hanabi_grpo.settings.board import TINY_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
@@ -166,11 +168,9 @@ def train(
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model with a shorter warm start: it moves mostly legally, which is all that these tests need."""
-    from hanabi_grpo.sft.tiny_model import build_tiny_model
-
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", steps=60, num_games=200)
+def tiny_model() -> Path:
+    """The model that is shipped for the demo; nobody may write into it."""
+    return ROOT / TINY_MODEL
 
 
 @pytest.fixture(scope="session")

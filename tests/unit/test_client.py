@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,22 +240,21 @@ def test_a_run_folder_that_is_no_text_and_a_host_that_is_none_are_errors_of_ours
         client.health()
 
 
-def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees(tmp_path: Path) -> None:
+def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees() -> None:
     from transformers import AutoTokenizer
 
     from hanabi_grpo.rollout.chat import ChatFormat
     from hanabi_grpo.rollout.handshake import tokenizer_hash
     from hanabi_grpo.runs.fingerprint import model_fingerprint
-    from hanabi_grpo.sft.tiny_model import build_tiny_model
+    from small_models import SHIPPED
 
-    folder = build_tiny_model(tmp_path / "tiny", steps=2, num_games=40)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     described = {
-        "model_fingerprint": model_fingerprint(folder),
+        "model_fingerprint": model_fingerprint(SHIPPED),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
     }
-    settings = Settings(model=str(folder))
+    settings = Settings(model=str(SHIPPED))
     with running_app(**described) as app, RolloutClient(app.url) as client:
         answer = client.introduce(settings, run_id="r", adapters=PLAYERS, lora_rank=8, configs=[LAPTOP], version=3)
         assert (answer["instance_id"], answer["run_id"], answer["versions"]) == ("test-instance", "r", {})

@@ -38,7 +38,7 @@ def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     # The script of terminal 1 makes the default one.
     for given, status, remedy in (
-        ({}, "warn", "--preset laptop --players 2 --out outputs/tiny-model"),
+        ({}, "warn", "--preset laptop --players 2 --out data/tiny-model"),
         (
             {"HANABI_PRESET": "mini", "HANABI_PLAYERS": 3},
             "warn",

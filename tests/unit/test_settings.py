@@ -43,7 +43,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
 def test_the_cpu_defaults_are_those_of_the_laptop_run(monkeypatch: pytest.MonkeyPatch) -> None:
     use_device(monkeypatch, "cpu")
     settings = load({}).settings
-    assert (settings.model, settings.dataset, settings.preset) == ("outputs/tiny-model", None, "laptop")
+    assert (settings.model, settings.dataset, settings.preset) == ("data/tiny-model", None, "laptop")
     assert (settings.deals_per_step, settings.per_device_train_batch_size, settings.nproc_per_node) == (8, 64, 1)
     assert (settings.learning_rate, settings.dtype, settings.deepspeed) == (0.0015, "float32", "none")
     assert (settings.max_completion_length, settings.observation, settings.max_model_len) == (4, "compact", 1024)

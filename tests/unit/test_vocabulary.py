@@ -25,11 +25,11 @@ def test_a_model_knows_its_own_board_and_misses_exactly_what_another_one_has_mor
 
 def test_every_board_is_looked_at_and_the_message_has_the_command_that_helps() -> None:
     with pytest.raises(SettingsError) as caught:
-        check_vocabulary((LAPTOP, compact("marshal-mini"), compact("full")), TOKENIZER, "outputs/tiny-model")
+        check_vocabulary((LAPTOP, compact("marshal-mini"), compact("full")), TOKENIZER, "data/tiny-model")
     text = str(caught.value)
     words = len(compact_vocabulary(make_spec("marshal-mini")))
     assert text.startswith(
-        f"MODEL=outputs/tiny-model: its tokenizer does not know 2 of {words} words of marshal-mini (compact): life2, "
+        f"MODEL=data/tiny-model: its tokenizer does not know 2 of {words} words of marshal-mini (compact): life2, "
         "life3; "
     )
     assert "words of full (compact): life2, life3, info4, info5, info6, …." in text

@@ -26,9 +26,8 @@ from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.games import Sources
-from hanabi_grpo.sft.recorded import GameFilter
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
+from hanabi_grpo.sft.sources import GameFilter, Sources
 from hanabi_grpo.sft.teachers import SUITE, noisy_turns, teacher_games
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind

@@ -2,29 +2,16 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
+
+from hanabi_grpo.sft.samples import Sample
 
 _WINDOW = 32
 
 
-class TokenSample(Protocol):
-    """A sequence of token ids with some of them marked."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The whole sequence."""
-
-    @property
-    def is_reply(self) -> Sequence[int]:
-        """As long as `ids`: 1 (or True) for each token that is learned; never for the first."""
-
-
-AnySample = TypeVar("AnySample", bound=TokenSample)
-
-
-def length_batches(samples: Sequence[AnySample], seed: int, size: int) -> Iterator[list[AnySample]]:
+def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
     """Yield batches without end; the rows of one batch have about the same length, which saves padding.
 
     Args:
@@ -45,7 +32,7 @@ def length_batches(samples: Sequence[AnySample], seed: int, size: int) -> Iterat
             yield [samples[index] for index in batch]
 
 
-def padded(batch: Sequence[TokenSample], pad_id: int) -> tuple[Any, Any]:
+def padded(batch: Sequence[Sample], pad_id: int) -> tuple[Any, Any]:
     """Return ids (int64) and marks (bool) of a batch, both (rows, longest), filled on the right.
 
     Attention is causal, so no real token ever sees a pad, and no mask is needed.

@@ -15,6 +15,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.board import is_local_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
@@ -68,7 +69,7 @@ class Context:
         folder = Path(self.settings.model)
         if folder.is_dir():
             return folder.resolve()
-        if self.settings.model.startswith((".", "/", "outputs/")):
+        if is_local_model(self.settings.model):
             return None
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError

@@ -13,10 +13,10 @@ from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weigh
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.batch import tokens_per_micro_batch
-from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
-from hanabi_grpo.sft.tiny_model.recipe import MANIFEST
+from hanabi_grpo.settings.board import LAPTOP, is_local_model, tiny_model_command
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -29,7 +29,7 @@ def model_checks(context: Context) -> Iterator[Check]:
     name, settings = context.settings.model, context.settings
     folder = context.located_folder
     if folder is None:
-        if name.startswith((".", "/", "outputs/")):
+        if is_local_model(name):
             # The script of terminal 1 makes the default one itself.
             default = context.loaded.origins["model"].startswith("default")
             yield (warn if default else fail)("model", f"MODEL={name}: no such folder", _tiny_model(context))
@@ -44,13 +44,12 @@ def model_checks(context: Context) -> Iterator[Check]:
         resolve_model(str(folder))
         model_fingerprint(folder)
     except SettingsError as error:
-        yield fail("model", str(error), _other_model(context))
+        yield fail(
+            "model", str(error), way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
+        )
         return
     if broken := broken_weights(folder):
-        way = f".venv/bin/hf download {name} --force-download"
-        if Path(name).is_dir():
-            tiny = (folder / MANIFEST).is_file()
-            way = f"{_tiny_model(context)} --force" if tiny else _other_model(context)
+        way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
         yield fail("model", f"{name}: {'; '.join(broken[:3])}", way)
         return
     config, modules = read_config(folder), {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}

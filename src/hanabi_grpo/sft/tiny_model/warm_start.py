@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hanabi_grpo.sft.batches import length_batches, padded, reply_logits
-from hanabi_grpo.sft.tiny_model.corpus import Sample, single_turns
+from hanabi_grpo.sft.samples import Sample
+from hanabi_grpo.sft.tiny_model.corpus import single_turns
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
 
