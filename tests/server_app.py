@@ -150,7 +150,6 @@ def running_app(
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
-    limits = limits or Limits()
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
@@ -159,6 +158,7 @@ def running_app(
     ring = LineRing()
     described = make_identity(**identity)
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
+    limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
     scheduler = Scheduler(
         engine,
         CHAT,

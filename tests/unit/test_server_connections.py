@@ -150,7 +150,7 @@ def large_answer(app: RunningApp, *, receive_buffer: int) -> Iterator[tuple[sock
     from server_app import rollout_body
 
     wait_until_free(app)
-    body = json.dumps(rollout_body(num_deals=400, num_games=4)).encode()
+    body = json.dumps(rollout_body(num_deals=1000, num_games=4)).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.connect(("127.0.0.1", app.port))

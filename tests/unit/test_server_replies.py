@@ -261,13 +261,13 @@ def _reply(engine: FakeEngine, **other: Any) -> Reply:
 @pytest.mark.parametrize(
     ("found", "kind", "message"),
     [
-        (sample("Hint R", math.nan), NonFiniteError, "reply: logprob 0 of its reply is nan; a logprob must be finite"),
-        (sample("Hint R", -math.inf), NonFiniteError, "reply: logprob 0 of its reply is -inf"),
-        (dataclasses.replace(sample("Hint R"), logprobs=(-0.5,)), ServerError, "reply: 1 logprobs for 3 reply ids"),
+        (sample("Hint R", math.nan), NonFiniteError, "reply: logprob 0 is nan; a logprob must be finite"),
+        (sample("Hint R", -math.inf), NonFiniteError, "reply: logprob 0 is -inf"),
+        (dataclasses.replace(sample("Hint R"), logprobs=(-0.5,)), ServerError, "reply: 1 logprobs for 3 ids"),
         (
             dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,)),
             ServerError,
-            f"reply: reply id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}",
+            f"reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}",
         ),
         (RuntimeError("no"), RuntimeError, "no"),
     ],
@@ -309,7 +309,7 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
         seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
         for max_tokens, message in (
             (3, "reply failed in the engine: RuntimeError: out of memory"),
-            (4, "logprob 0 of its reply is"),
+            (4, "logprob 0 is"),
         ):
             answer = ask(app, changed(seat=seat, max_tokens=max_tokens))
             assert (answer.status_code, message in answer.json()["detail"]) == (500, True), answer.text

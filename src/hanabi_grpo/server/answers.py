@@ -20,7 +20,6 @@ from hanabi_grpo.rollout.messages import DroppedRow
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.types import DroppedGame, Episode
 
-MAX_BODY_BYTES = 2 << 30
 _MAX_DETAIL = 2000
 """Characters of a reason; a refused value may be as long as a body."""
 RETRY_SECONDS = 5
@@ -29,29 +28,11 @@ LARGE_BODY = 64 << 10
 """Bytes from which a body is put together and checked in a thread; 72 KB of rollout request take 4 ms to check."""
 
 
-async def read_body(request: Request, *, limit: int = MAX_BODY_BYTES, what: str = "request body") -> bytes:
-    """Return the body of a request.
-
-    The middleware `BoundedBodies` bounds every body in size and time; a route that knows a tighter limit gives it here.
-
-    Args:
-        request: The request.
-        limit: Most bytes.
-        what: Name for messages.
-
-    Raises:
-        RequestError: 413, before reading where the client says the length, else while reading.
-    """
-    length = request.headers.get("content-length")
-    if length is not None and length.isdecimal() and int(length) > limit:
-        raise RequestError(413, f"{what}: {int(length)} bytes; allowed are at most {limit}. Send less at once.")
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise RequestError(413, f"{what}: more than {limit} bytes; allowed are at most {limit}. Send less at once.")
-        chunks.append(chunk)
-    return await asyncio.to_thread(b"".join, chunks) if size > LARGE_BODY else b"".join(chunks)
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request; the middleware `BoundedBodies` bounds its size and time."""
+    chunks = [chunk async for chunk in request.stream()]
+    large = sum(map(len, chunks)) > LARGE_BODY
+    return await asyncio.to_thread(b"".join, chunks) if large else b"".join(chunks)
 
 
 async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Response:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+_JSON, _BYTES = ("application/json",), ("application/octet-stream",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -55,33 +57,13 @@ class BodyRule:
 
 def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
     """Return the rule for a request."""
-    if method == "POST" and path.rstrip("/") == "/rollout":
-        return BodyRule(
-            what="rollout request",
-            max_bytes=limits.rollout_bytes,
-            at_once=limits.rollouts_at_once,
-            content_types=("application/json",),
-        )
-    if method == "PUT" and path.startswith("/adapters/"):
-        return BodyRule(
-            what="adapter upload",
-            max_bytes=limits.adapter_bytes,
-            at_once=limits.uploads_at_once,
-            content_types=("application/octet-stream",),
-        )
-    if method == "PUT" and path.rstrip("/") == "/frozen":
-        return BodyRule(
-            what="lent adapter",
-            max_bytes=limits.adapter_bytes,
-            at_once=limits.lends_at_once,
-            content_types=("application/octet-stream",),
-        )
-    if method == "POST" and path.rstrip("/") == "/reply":
-        return BodyRule(
-            what="reply request",
-            max_bytes=limits.reply_bytes,
-            at_once=limits.replies_at_once,
-            content_types=("application/json",),
-        )
-    types = ("application/json",) if path.startswith("/session") else None
-    return BodyRule(what="request body", max_bytes=limits.other_bytes, at_once=None, content_types=types)
+    one = {
+        "POST /rollout": ("rollout request", limits.rollout_bytes, limits.rollouts_at_once, _JSON),
+        "POST /reply": ("reply request", limits.reply_bytes, limits.replies_at_once, _JSON),
+        "PUT /adapters": ("adapter upload", limits.adapter_bytes, limits.uploads_at_once, _BYTES),
+        "PUT /frozen": ("lent adapter", limits.adapter_bytes, limits.lends_at_once, _BYTES),
+    }
+    first = f"{method} /{path.removeprefix('/').partition('/')[0]}"
+    types = _JSON if path.startswith("/session") else None
+    what, max_bytes, at_once, content_types = one.get(first, ("request body", limits.other_bytes, None, types))
+    return BodyRule(what=what, max_bytes=max_bytes, at_once=at_once, content_types=content_types)

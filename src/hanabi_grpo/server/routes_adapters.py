@@ -13,8 +13,6 @@ from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.strict_json import strict_json
 
-MAX_SESSION_BYTES = 1 << 20
-
 _Version = Annotated[int, Query(ge=0, le=MAX_VERSION)]
 
 
@@ -28,7 +26,7 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
 
     @router.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
-        body = await read_body(request, limit=MAX_SESSION_BYTES, what="session request")
+        body = await read_body(request)
         wanted = read_session_request(identity, body)
         check_fit(identity, wanted)
         await store.open_session(wanted)
@@ -52,7 +50,7 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
         store.check_owner(request.headers)
         store.check_upload(adapter, version)
         sha256, config = _upload_headers(request, f"{adapter}@{version}")
-        body = await read_body(request, limit=store.max_upload_bytes, what="adapter upload")
+        body = await read_body(request)
         # Again: another trainer may have taken over while the body came in.
         store.check_owner(request.headers)
         return (await store.stage(adapter, version, body, sha256, config)).receipt
@@ -65,7 +63,7 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
     @router.put("/frozen/")
     async def lend(version: _Version, request: Request) -> dict[str, Any]:
         sha256, config = _upload_headers(request, f"lent adapter of version {version}")
-        body = await read_body(request, limit=store.max_upload_bytes, what="lent adapter")
+        body = await read_body(request)
         held = await store.frozen.lend(version, body, sha256, config)
         return {
             "seat": held.name,

@@ -31,8 +31,8 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
     """
     router = APIRouter()
 
-    async def parsed(request: Request, what: str, parse: Callable[[bytes], _Wanted]) -> _Wanted:
-        body = await read_body(request, what=what)
+    async def parsed(request: Request, parse: Callable[[bytes], _Wanted]) -> _Wanted:
+        body = await read_body(request)
         # A body of many megabytes takes seconds to check; small ones are not worth a thread.
         return await asyncio.to_thread(parse, body) if len(body) > LARGE_BODY else parse(body)
 
@@ -42,7 +42,7 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
-        tasks, sampling = await parsed(request, "rollout request", parse_rollout_request)
+        tasks, sampling = await parsed(request, parse_rollout_request)
         check_owner(request, {seat for task in tasks for seat in task.seats or ()})
 
         async def played() -> Response:
@@ -52,8 +52,7 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
-        parse = partial(parse_reply_request, vocab_size=scheduler.vocab_size)
-        wanted = await parsed(request, "reply request", parse)
+        wanted = await parsed(request, partial(parse_reply_request, vocab_size=scheduler.vocab_size))
         check_owner(request, [wanted.seat])
 
         async def sampled() -> Response:
