@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.rules import is_held_out
@@ -16,39 +18,23 @@ from hanabi_grpo.settings import Settings
 
 
 def dataset(
-    presets: Sequence[str],
-    *,
-    out: Path,
-    add: bool,
-    players: int | None,
-    observation: str | None,
-    suite: str,
-    num_deals: int,
-    from_step: int | None,
-    until_step: int | None,
-) -> str:
-    """Write one row for each board; returns what is played when.
-
-    Args:
-        presets: Boards, each perhaps with its share behind it, such as laptop=3.
-        out: File to write.
-        add: Put the rows behind those that the file holds already.
-        players: Players; None: HANABI_PLAYERS of the training.
-        observation: Prompt style; None: HANABI_OBSERVATION of the training.
-        suite: Stream of deals.
-        num_deals: Length of a fixed list of deals; 0: fresh ones for ever.
-        from_step: First step that plays these rows; None: the first of the run.
-        until_step: Last one; None: the last of the run.
-
-    Raises:
-        SettingsError: A row that could not be trained on, or a file that cannot be written.
-    """
+    preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
+    observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
+    num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
+    from_step: Annotated[int | None, typer.Option(help="First step of these rows; the run's when left out.")] = None,
+    until_step: Annotated[int | None, typer.Option(help="Last step of these rows; the run's when left out.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
+) -> None:
+    """Write a dataset: a row for each board, with shares and steps; --add puts more rows into one."""
     rows = []
-    for given in presets:
-        preset, share = _with_share(given)
+    for given in preset:
+        board, share = _with_share(given)
         rows.append(
             dataset_row(
-                preset,
+                board,
                 players=players,
                 suite=suite,
                 num_deals=num_deals,
@@ -58,7 +44,7 @@ def dataset(
                 until_step=until_step,
             )
         )
-    return write_dataset(out, rows, add=add)
+    print(f"wrote {out} ({write_dataset(out, rows, add=add)}); train on it with DATASET={out}")
 
 
 def dataset_row(

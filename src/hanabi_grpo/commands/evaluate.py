@@ -4,13 +4,25 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    OwnServer,
+    Players,
+    Preset,
+    Temperature,
+    chosen_temperature,
+    game_config,
+    progress_bar,
+    serving,
+    stderr_console,
+)
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import REFERENCES
 from hanabi_grpo.envs.hanabi.rules import is_held_out
@@ -24,54 +36,46 @@ from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings import load_settings
 
-__all__ = ["evaluate", "game_config"]
-
 _FOLDER = Path("outputs/evaluations")
 
 
 def evaluate(
-    line_ups: Sequence[str],
-    *,
-    policy: str | None,
-    checkpoint: Path | None,
-    deals: int,
-    suite: str,
-    preset: str | None,
-    players: int | None,
-    temperature: float | None,
-    label: str | None,
-    out: Path | None,
-    as_json: bool,
-    rotate: bool,
-    own: bool,
+    line_ups: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LINE_UP]...",
+            help="Who plays, one word for every seat or one each with commas: served, player_1@latest, base, a "
+            "checkpoint's or run's folder, wandb:team/project/name:alias, hf:org/repo, or a script such as iggi. "
+            "served when left out.",
+        ),
+    ] = None,
+    deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    preset: Preset = None,
+    players: Players = None,
+    temperature: Temperature = None,
+    label: Annotated[str | None, typer.Option(help="Name in tables; what was typed when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    as_json: AsJson = False,
+    no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")] = False,
+    own_server: OwnServer = False,
 ) -> None:
-    """Play held-out deals, print the tables and write the result.
+    """Play held-out deals, beside random and blind play of the same deals; rerun the same command to continue.
 
-    Args:
-        line_ups: Who plays, see `lineups`; none: "served".
-        policy: The same as one line-up.
-        checkpoint: The same as one line-up that is this folder.
-        deals: Number of deals, each played once in every seat order.
-        suite: Stream of held-out deals.
-        preset: Board; None: the one of HANABI_PRESET or DATASET.
-        players: Players; None: likewise.
-        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
-        label: What tables call the one line-up; None: its text.
-        out: JSON file of the result.
-        as_json: One JSON document on standard output instead of tables.
-        rotate: Whether a list of different players changes seats.
-        own: Start a rollout server for this command alone.
+    A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of the run folder.
 
-    Raises:
-        SettingsError: Bad options, or a checkpoint that cannot be used.
-        ServerError: No server, or one that does not fit.
-        typer.Exit: With code 130 when it was interrupted.
+    Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
+    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
+    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
         raise SettingsError(f"--suite {suite!r}: training may have seen its deals; evaluate on eval or test.")
-    texts = _texts(line_ups, policy, checkpoint)
+    texts = line_ups or [SERVED]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
     if label is not None and len(texts) > 1:
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
@@ -88,14 +92,16 @@ def evaluate(
         with ExitStack() as stack:
             served = None
             if any(team.needs_server for team in teams):
-                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own))
+                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
             results = []
             try:
                 for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
-                    key = line_up_key(team, config, suite=suite, served=served, rotate=rotate)
+                    key = line_up_key(team, config, suite=suite, served=served, rotate=not no_rotate)
                     digests.append(key_digest(key))
                     books.append(_ledger_path(out, number if len(teams) > 1 else None, config, key))
-                    results.append(_measure(team, name, config, deals, suite, served, rotate, books[-1], done, aside))
+                    results.append(
+                        _measure(team, name, config, deals, suite, served, not no_rotate, books[-1], done, aside)
+                    )
             except ServerError:
                 if any(done.values()):
                     aside.print(_standing(done, deals), markup=False, soft_wrap=True)
@@ -109,21 +115,6 @@ def evaluate(
             _keep(team, result, served, digest, None if len(teams) > 1 else out, aside)
         for book in books:
             book.unlink(missing_ok=True)
-
-
-def _texts(line_ups: Sequence[str], policy: str | None, checkpoint: Path | None) -> list[str]:
-    if checkpoint is not None and (line_ups or policy not in (None, SERVED)):
-        raise SettingsError(f"--checkpoint {checkpoint}: is a line-up of its own; name it beside the others instead.")
-    if policy is not None and line_ups:
-        raise SettingsError(f"--policy {policy}: is a line-up of its own; name it beside the others instead.")
-    if checkpoint is not None:
-        # A word with a slash is a folder, whatever else has that name.
-        return [str(checkpoint) if "/" in str(checkpoint) else f"./{checkpoint}"]
-    texts = list(line_ups) or [policy or SERVED]
-    for text in texts:
-        if texts.count(text) > 1:
-            raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
-    return texts
 
 
 def _labels(teams: Sequence[LineUp]) -> list[str]:

@@ -134,8 +134,8 @@ def _fits(context: Context, where: str) -> Iterator[Check]:
         finding = (
             f"{where} fits, but it works for run {identity['run']}, whose trainer is alive: another is answered 409"
         )
-        watch = f".venv/bin/hanabi-grpo watch --server {server_url(settings)}   # when it will be free"
-        yield (fail if context.role == "trainer" else warn)("server", finding, f"{beside}{watch}")
+        again = ".venv/bin/hanabi-grpo doctor --role trainer   # when that trainer is done"
+        yield (fail if context.role == "trainer" else warn)("server", finding, f"{beside}{again}")
     else:
         what = f"instance {identity.get('instance_id')}, {identity.get('model')}, {identity.get('dtype')}"
         yield ok("server", f"{where} fits ({what}{session})")
