@@ -12,16 +12,14 @@ from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection
 from hanabi_grpo.envs.hanabi.replays.terminal import games_table, print_game
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.report.replay_page import render_games
+from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.remote_checkpoints import games_place
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 _LARGE_PAGE = 4_000_000
@@ -55,7 +53,6 @@ def view(
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     estimator = _estimator(path)
-    advantages = dict(enumerate(turn_advantages(recordings, estimator)))
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
@@ -65,7 +62,7 @@ def view(
         console.print(games_table(chosen, title))
         console.print("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
         return
-    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    timelines = timelines_of(recordings, chosen, estimator)
     if html is not None:
         page = render_games(timelines, title=title, prompts=prompts, estimator=_described(estimator))
         console.print(write_page(html, page, "--html"), markup=False, soft_wrap=True)

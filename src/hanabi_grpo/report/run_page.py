@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import small_figure
 from hanabi_grpo.report.page import render
-from hanabi_grpo.report.replay_page import render_games
+from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.report.run_report import RunReport
 from hanabi_grpo.report.run_views.figures import PLAYER, SCORE, TEAM, Figure, duration, players, recent, series, shown
 from hanabi_grpo.report.run_views.state import RunState
@@ -21,7 +20,6 @@ from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -134,9 +132,8 @@ def _replays(home: Path, state: RunState, most: int) -> str:
     if name not in ESTIMATORS or scale not in (None, "std", "none"):
         name, scale = Settings().advantage, None
     estimator = choose_estimator(name, scale)
-    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
     while most:
-        chosen = [make_timeline(one, advantages[one.number]) for one in spread(recordings, most)]
+        chosen = timelines_of(recordings, spread(recordings, most), estimator)
         title = f"{state.name}, {recordings[0].source}: {len(chosen)} of {len(recordings)} games"
         page = render_games(chosen, title=title, estimator=estimator.name)
         if len(page.encode()) <= _MOST_REPLAY_BYTES:

@@ -11,15 +11,13 @@ from typing import Any
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies, spread
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
-from hanabi_grpo.report.replay_page import render_games
+from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +70,7 @@ def replay_page(recordings: Sequence[Recording], settings: Settings, title: str)
         SettingsError: A record does not fit its deal.
     """
     estimator = choose_estimator(settings.advantage, settings.advantage_scale)
-    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
-    chosen = spread(recordings, NUM_REPLAYS)
-    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    timelines = timelines_of(recordings, spread(recordings, NUM_REPLAYS), estimator)
     return render_games(timelines, title=title, estimator=estimator.name)
 
 
