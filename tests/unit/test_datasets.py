@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hanabi_grpo.commands.dataset import dataset_row, write_dataset
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
 from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
 from hanabi_grpo.settings import Settings
 
