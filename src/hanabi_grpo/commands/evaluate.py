@@ -31,7 +31,7 @@ from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, lin
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
 from hanabi_grpo.rollout.lineups import SERVED, LineUp, parse_line_up
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings import load_settings
@@ -112,7 +112,8 @@ def evaluate(
             references = reference_results(results[0], names, progress=show)
         _publish(results, references, console, out, as_json=as_json)
         for team, result, digest in zip(teams, results, digests, strict=True):
-            _keep(team, result, served, digest, None if len(teams) > 1 else out, aside)
+            document = _document(result, references)
+            _keep(team, result.label, document, served, digest, None if len(teams) > 1 else out, aside)
         for book in books:
             book.unlink(missing_ok=True)
 
@@ -163,18 +164,30 @@ def _measure(
         )
 
 
+def _document(result: EvaluationResult, references: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Return one result as `report` and others read it; its references are rows of its run's tables."""
+    return {**result_to_json(result), "references": [result_to_json(one) for one in references]}
+
+
 def _keep(
-    team: LineUp, result: EvaluationResult, served: Served | None, digest: str, out: Path | None, aside: Console
+    team: LineUp,
+    label: str,
+    document: dict[str, Any],
+    served: Served | None,
+    digest: str,
+    out: Path | None,
+    aside: Console,
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
     for run in served.resolver.run_folders(team.words) if served else ():
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        heat = "greedy" if result.temperature == 0 else f"T{result.temperature:g}"
-        stem = re.sub(r"[^\w@.-]+", "_", result.label)[-60:]
-        name = f"{stem}-{heat}-{result.num_deals}-{digest[:8]}.json"
+        temperature, num_deals = document["temperature"], len(document["scores"])
+        heat = "greedy" if temperature == 0 else f"T{temperature:g}"
+        stem = re.sub(r"[^\w@.-]+", "_", label)[-60:]
+        name = f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
         try:
-            write_result(run / EVALUATIONS / name, result)
+            write_document(run / EVALUATIONS / name, document)
         except SettingsError as error:
             aside.print(f"not kept with the run: {error}", markup=False, soft_wrap=True)
         else:
@@ -199,9 +212,7 @@ def _publish(
 ) -> None:
     document = evaluation_document(results, references)
     if out is not None:
-        # One result is also one that `report` and others read; its references are rows of the run's page.
-        one = {**result_to_json(results[0]), "references": document["references"]}
-        write_document(out, one if len(results) == 1 else document)
+        write_document(out, _document(results[0], references) if len(results) == 1 else document)
     if as_json:
         print_json(document)
     else:
