@@ -169,13 +169,6 @@ def test_on_every_board_the_counts_agree_with_what_the_players_see(preset: str, 
         assert sum(row[layout.pairs_start : layout.hints_start]) == max(0, len(game.events) - 1)
 
 
-def test_a_game_without_a_move_counts_as_a_game() -> None:
-    counts = ConventionCounts(LAPTOP)
-    counts.add(Game(LAPTOP, golden_game().deck))
-    assert counts.num_games == 1
-    assert convention_report("empty", counts).team.figures["plays"].value == 0
-
-
 def test_all_games_of_a_deal_are_in_one_group() -> None:
     counts = ConventionCounts(LAPTOP)
     for name in ("random", "iggi", "hint-bot"):

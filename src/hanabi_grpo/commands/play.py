@@ -31,10 +31,11 @@ from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.rollout.lineups import HUMAN, short_name
+from hanabi_grpo.rollout.lineups import read_player_ref, short_name
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.refs import HUMAN
 from hanabi_grpo.types import player_name
 
 SUITE = "human"
@@ -82,7 +83,9 @@ def play(
         if any(word not in (HUMAN, *SCRIPTED) for word in words):
             client, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
             seats = tuple(
-                word if word in (HUMAN, *SCRIPTED) else served.resolver.seat(word, player)
+                word
+                if word in (HUMAN, *SCRIPTED)
+                else served.resolver.seat(read_player_ref(word, ",".join(words)), player)
                 for player, word in enumerate(words)
             )
             partner = partial(_partner, client, served, config)

@@ -18,7 +18,7 @@ from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.tracking.remote_checkpoints import games_place
+from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
