@@ -261,8 +261,8 @@ def test_games_that_do_not_replay_are_said_and_the_rest_is_there(tmp_path: Path)
     run = whole_run(tmp_path / "run")
     next((run / "episodes").iterdir()).write_text('{"a": 1}\n')
     page, notes = run_page(read_report(run))
-    assert len(notes) == 1 and "preset: Field required" in notes[0]
-    assert "preset: Field required" in page and "<figure" in page and str(tmp_path) not in page
+    assert len(notes) == 1 and "preset: this field is missing" in notes[0]
+    assert "preset: this field is missing" in page and "<figure" in page and str(tmp_path) not in page
 
 
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:
