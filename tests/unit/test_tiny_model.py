@@ -289,7 +289,7 @@ def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-@pytest.mark.long
+@pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
     again = build_tiny_model(tmp_path / "again", Recipe(seed=42))
     samples = list(play_corpus(LAPTOP, CHAT, noise=0.4, first_seed=10**9, num_games=100))

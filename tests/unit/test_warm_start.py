@@ -368,7 +368,7 @@ def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
     assert not out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
     base: Path, tmp_path: Path, start_process: Callable[..., subprocess.Popen[str]]
 ) -> None:
