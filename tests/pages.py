@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-_VOID = {"meta", "br", "line", "rect", "polyline", "polygon"}
+_VOID = {"meta", "br", "line", "rect", "img", "input"}
 
 
 class Reader(HTMLParser):
@@ -29,8 +29,8 @@ class Reader(HTMLParser):
         self.attributes += attrs
 
     def handle_endtag(self, tag: str) -> None:
-        # These two may be left open.
-        while self._open[-1] in {"dt", "dd"} and self._open[-1] != tag:
+        # These may be left open.
+        while self._open[-1] in {"dt", "dd", "li"} and self._open[-1] != tag:
             self._open.pop()
         assert self._open.pop() == tag
 

@@ -48,8 +48,7 @@ run - hanabi-grpo evaluate served --label after --deals "$deals" --out "$folder/
 
 say "5 of 5: what changed; scripted players for comparison"
 status=0
-run - hanabi-grpo report --before "$folder/before.json" --after "$folder/after.json" --run "$folder/train" \
-    --out-png "$folder/learning_curve.png" --out-markdown "$folder/report.md" \
+run - hanabi-grpo report "$folder/train" --png "$folder/learning_curve.png" --markdown "$folder/report.md" \
     ${DEMO_MIN_RISE:+--min-rise "$DEMO_MIN_RISE"} ${DEMO_MIN_SIGMA:+--min-sigma "$DEMO_MIN_SIGMA"} || status=$?
 own="MODEL=$MODEL DATASET=$DATASET .venv/bin/hanabi-grpo"
 cat <<END
@@ -57,7 +56,7 @@ cat <<END
 What next? The last two start a rollout server of their own, which takes a minute or two.
 
   # The run as one page for a browser: curves, tables, games to step through
-  .venv/bin/hanabi-grpo report-page $folder/train --out $folder/report.html
+  .venv/bin/hanabi-grpo report $folder/train --html $folder/report.html
 
   # Play a game with a trained player
   $own play $folder/train --own-server

@@ -15,8 +15,8 @@ from safetensors.torch import save
 from conftest_e2e import Server, start_server, stop, train
 from fake_engine import deal
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.commands.dataset import dataset_row, write_dataset
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
 from hanabi_grpo.server.adapter_files import linear_shapes
 from server_app import PEFT_CONFIG
 

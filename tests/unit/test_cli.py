@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -12,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hanabi_grpo.cli import app
+from hanabi_grpo.cli import GROUPS, RENAMED, all_commands, app
 from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
 from hanabi_grpo.commands.train import trainer_argv, trainer_environ, wait_for_server
 from hanabi_grpo.errors import ServerError
@@ -73,7 +73,17 @@ def recording() -> Console:
     return Console(record=True, width=200, file=io.StringIO())
 
 
-@pytest.mark.parametrize("command", [None, *typer.main.get_command(app).commands])
+def test_commands_stand_in_groups_and_an_old_name_tells_the_new_one() -> None:
+    text = RUNNER.invoke(app, ["--help"]).output
+    panels = [line for line in text.splitlines() if line.startswith("╭─")]
+    assert [re.findall(r"\w+", line)[0] for line in panels] == ["Options", *GROUPS]
+    for old, new in RENAMED.items():
+        result = RUNNER.invoke(app, [old, "outputs/run"])
+        assert (result.exit_code, result.stderr) == (2, f"error: hanabi-grpo {old}: is now hanabi-grpo {new}.\n")
+        assert new.split()[0] in all_commands()
+
+
+@pytest.mark.parametrize("command", [None, *all_commands()])
 def test_every_command_has_help_and_a_version_and_starts_nothing(command: str | None) -> None:
     words = [command] if command else []
     for option in ("-h", "--help"):

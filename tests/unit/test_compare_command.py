@@ -116,7 +116,7 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
         (["a=RUN", "--board", "mini"], "--board mini:"),
         (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "choose another --out-json"),
         (["a=RUN", "--out-markdown", "RUN/metrics.jsonl/c.md"], "choose another --out-markdown"),
-        (["a=RUN", "--out-png", "RUN/metrics.jsonl/c.png"], "choose another --out-png"),
+        (["a=RUN", "--out-png", "RUN/metrics.jsonl/c.png"], "choose another place"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path, words: list[str], message: str) -> None:

@@ -1,4 +1,3 @@
-import json
 import math
 import random
 from collections import Counter
@@ -7,13 +6,13 @@ import pytest
 
 from boards import ALL_BOARDS, random_game
 from convention_games import LAPTOP, golden_game, played, some_counts
-from hanabi_grpo.envs.hanabi.conventions.counts import NUM_GROUPS, ConventionCounts
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
 from hanabi_grpo.envs.hanabi.conventions.layout import MICRO, GameCount, HintCount, Layout, SeatCount, layout_of
 from hanabi_grpo.envs.hanabi.conventions.report import convention_report
 from hanabi_grpo.envs.hanabi.conventions.walk import count_game
 from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, GameSpec, PlayerView, make_spec
-from hanabi_grpo.errors import GameParameterError, HanabiGrpoError
+from hanabi_grpo.errors import GameParameterError
 
 
 def counted(game: Game) -> tuple[Layout, list[int]]:
@@ -170,26 +169,6 @@ def test_on_every_board_the_counts_agree_with_what_the_players_see(preset: str, 
         assert sum(row[layout.pairs_start : layout.hints_start]) == max(0, len(game.events) - 1)
 
 
-def test_merged_counts_are_those_of_all_games_in_any_order() -> None:
-    spec = make_spec("marshal-full")
-    one, two = some_counts(7, spec=spec), some_counts(9, spec=spec, first=7)
-    everything = some_counts(16, spec=spec)
-    assert one != everything
-    two.merge(one)
-    assert two == everything
-    assert two.num_games == 16
-
-
-def test_counts_survive_json_exactly() -> None:
-    counts = some_counts(40)
-    again = ConventionCounts.from_json(json.loads(json.dumps(counts.to_json())))
-    assert again == counts
-    assert again.spec == LAPTOP
-    again.merge(some_counts(1))
-    assert again != counts
-    assert ConventionCounts.from_json(ConventionCounts(LAPTOP).to_json()) == ConventionCounts(LAPTOP)
-
-
 def test_all_games_of_a_deal_are_in_one_group() -> None:
     counts = ConventionCounts(LAPTOP)
     for name in ("random", "iggi", "hint-bot"):
@@ -197,36 +176,9 @@ def test_all_games_of_a_deal_are_in_one_group() -> None:
     assert counts.groups()[:, GameCount.GAMES].tolist() == [3]
 
 
-def test_a_game_or_counts_of_another_board_are_refused_and_change_nothing() -> None:
+def test_a_game_of_another_board_is_refused_and_changes_nothing() -> None:
     counts = some_counts(3)
-    before = counts.to_json()
     other = make_spec("marshal-mini")
     with pytest.raises(GameParameterError, match="marshal-mini"):
         counts.add(play_scripted(other, [make_policy("random")] * 2, suite="eval", seed=0))
-    with pytest.raises(GameParameterError, match="marshal-mini"):
-        counts.merge(ConventionCounts(other))
-    assert counts.to_json() == before
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "hanabi-grpo conventions 0"}, "this version reads"),
-        ({"board": {"preset": "laptop"}}, "board"),
-        ({"board": {**some_counts(0).to_json()["board"], "num_colors": 99}}, "colours"),
-        ({"shapes": {}}, "shapes"),
-        ({"groups": []}, "0 groups"),
-        ({"groups": [[0]] + [[]] * (NUM_GROUPS - 1)}, "ascending"),
-        ({"groups": [[3, 1, 0, 1]] + [[]] * (NUM_GROUPS - 1)}, "ascending"),
-        ({"groups": [[0, 1, 10**6, 1]] + [[]] * (NUM_GROUPS - 1)}, "ascending"),
-        ({"groups": [[0, -1]] + [[]] * (NUM_GROUPS - 1)}, "groups"),
-        ({"groups": [[0, 2**70]] + [[]] * (NUM_GROUPS - 1)}, "groups"),
-        ({"groups": [[0, float("nan")]] + [[]] * (NUM_GROUPS - 1)}, "groups"),
-        ({"groups": [[0, True]] + [[]] * (NUM_GROUPS - 1)}, "groups"),
-        ({"groups": [[20, 1]] + [[]] * (NUM_GROUPS - 1)}, "no games"),
-        ({"more": 1}, "more"),
-    ],
-)
-def test_damaged_counts_are_refused_with_the_reason(change: dict[str, object], message: str) -> None:
-    with pytest.raises(HanabiGrpoError, match=message):
-        ConventionCounts.from_json(some_counts(2).to_json() | change)
+    assert counts.groups().tolist() == some_counts(3).groups().tolist()

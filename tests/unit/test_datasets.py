@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.commands.dataset import dataset_row, write_dataset
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
 from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
 from hanabi_grpo.settings import Settings
 

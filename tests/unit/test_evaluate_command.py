@@ -87,24 +87,12 @@ def test_json_is_all_that_standard_output_holds() -> None:
     assert "300/300" in answer.stderr
 
 
-def test_policy_and_checkpoint_are_other_spellings_of_a_line_up() -> None:
-    by_policy = evaluate("--policy", "iggi", "--preset", "laptop", "--deals", "20", "--json")
-    by_name = evaluate("iggi", "--preset", "laptop", "--deals", "20", "--json")
-    assert by_policy.exit_code == 0
-    assert json.loads(by_policy.stdout) == json.loads(by_name.stdout)
-    missing = evaluate("--checkpoint", "checkpoint-7", "--preset", "laptop")
-    assert missing.exit_code == 2 and "checkpoint-7: no such folder" in missing.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["iggy"], "Did you mean 'iggi'?"),
         (["iggi,iggi,iggi"], "3 words for 2 players"),
         (["iggi", "iggi"], "named twice"),
-        (["iggi", "--policy", "blind"], "--policy blind: is a line-up of its own"),
-        (["iggi", "--checkpoint", "a/b"], "--checkpoint a/b: is a line-up of its own"),
-        (["--policy", "base", "--checkpoint", "a/b"], "--checkpoint a/b: is a line-up of its own"),
         (["iggi", "blind", "--label", "x"], "--label 'x': names one line-up, and 2 are given"),
         (["iggi", "--deals", "1"], "--deals 1: a mean with an error needs at least 2 deals"),
         (["iggi", "--suite", "train"], "training may have seen its deals"),

@@ -77,8 +77,8 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
 
 
 def test_a_missing_file_is_2_and_a_failed_check_1(tmp_path: Path) -> None:
-    code, errors = code_of(tmp_path, "report", "--before", "a.json", "--after", "b.json")
-    assert code == 2 and "a.json" in errors
+    code, errors = code_of(tmp_path, "report", "no-run")
+    assert code == 2 and "no-run: no such folder" in errors
     code, _ = code_of(tmp_path, "doctor", "--role", "trainer", "--json", DATASET="no/such.jsonl")
     assert code == 1
 

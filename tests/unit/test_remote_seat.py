@@ -1,7 +1,6 @@
 """Models of a rollout server as partners: one private conversation, one request per reply."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +35,8 @@ def game(policy: RemotePolicy, *, config: EnvConfig = LAPTOP) -> Episode:
     return asyncio.run(play_episode(config, seats, suite="human", seed=3, names=("hint-bot", policy.name)))
 
 
-def remote(client: Any, config: EnvConfig = LAPTOP, said: Sequence[Any] = ()) -> RemotePolicy:
-    return RemotePolicy(
-        client=client, seat_word="player_1@7", config=config, max_tokens=4, temperature=0.5, said=tuple(said)
-    )
+def remote(client: Any, config: EnvConfig = LAPTOP) -> RemotePolicy:
+    return RemotePolicy(client=client, seat_word="player_1@7", config=config, max_tokens=4, temperature=0.5)
 
 
 def test_every_request_carries_the_conversation_so_far_and_the_system_message_of_the_seat() -> None:
@@ -65,14 +62,6 @@ def test_every_request_carries_the_conversation_so_far_and_the_system_message_of
 def test_a_conversation_without_room_for_a_reply_ends_the_game() -> None:
     client = Answers([Reply(text="", out_of_tokens=True)])
     assert game(remote(client)).status is EpisodeStatus.TRUNCATED_TOKENS
-
-
-def test_a_game_that_is_gone_on_with_begins_with_what_was_said() -> None:
-    client = Answers([Reply(text="Play 0", reply_ids=(9,))] * 20)
-    said = (("earlier", (1, 2)),)
-    game(remote(client, said=said))
-    assert client.asked[0]["turns"] == said
-    assert client.asked[0]["prompt"].startswith("life1 ")
 
 
 def test_a_real_server_samples_every_reply_with_its_ids() -> None:

@@ -202,7 +202,7 @@ def test_only_the_real_game_is_exported(tmp_path: Path) -> None:
         export_game(Recording(episode=laptop))
     path = tmp_path / "laptop.jsonl"
     write_recordings(path, [Recording(episode=laptop)])
-    answer = CliRunner().invoke(app, ["export-hanab-live", str(path)])
+    answer = CliRunner().invoke(app, ["hanab-live", "export", str(path)])
     assert answer.exit_code == 2 and "hanab.live has only the real game" in answer.stderr
 
 
@@ -210,30 +210,30 @@ def test_the_commands_go_there_and_back(tmp_path: Path) -> None:
     games, live, back = tmp_path / "games.jsonl", tmp_path / "live.jsonl", tmp_path / "back.jsonl"
     write_recordings(games, [Recording(episode=full_episode(seed)) for seed in range(3)])
     runner = CliRunner()
-    answer = runner.invoke(app, ["export-hanab-live", str(games), "--out", str(live)])
+    answer = runner.invoke(app, ["hanab-live", "export", str(games), "--out", str(live)])
     assert (answer.exit_code, answer.stdout) == (0, "")
     assert answer.stderr == (
         f"games, game 2: hanab.live ends where no card can score; 2 moves are left out.\nwrote 3 games to {live}\n"
     )
-    urls = runner.invoke(app, ["export-hanab-live", str(games), "--url"]).stdout.split()
+    urls = runner.invoke(app, ["hanab-live", "export", str(games), "--url"]).stdout.split()
     assert len(urls) == 3 and all(url.startswith("https://hanab.live/replay-json/215") for url in urls)
-    answer = runner.invoke(app, ["import-hanab-live", str(live), urls[2], "--out", str(back)])
+    answer = runner.invoke(app, ["hanab-live", "import", str(live), urls[2], "--out", str(back)])
     assert answer.exit_code == 0 and f"wrote 4 games to {back}" in answer.stderr
     recordings, notes = read_recordings([back])
     assert notes == [] and [one.players for one in recordings] == [("player_0", "player_1")] * 3 + [("Alice", "Bob")]
-    again = runner.invoke(app, ["export-hanab-live", str(back), "--url"]).stdout.split()
+    again = runner.invoke(app, ["hanab-live", "export", str(back), "--url"]).stdout.split()
     assert again == [*urls, urls[2]]
-    one = runner.invoke(app, ["export-hanab-live", str(games), "--game", "1"]).stdout
+    one = runner.invoke(app, ["hanab-live", "export", str(games), "--game", "1"]).stdout
     assert json.loads(one)["players"] == ["player_0", "player_1"]
-    refused = runner.invoke(app, ["import-hanab-live", str(live), "--out", str(back)])
+    refused = runner.invoke(app, ["hanab-live", "import", str(live), "--out", str(back)])
     assert refused.exit_code == 2 and "exists already" in refused.stderr
 
 
 def test_a_refused_game_leaves_no_file(tmp_path: Path) -> None:
     source, out = tmp_path / "games.json", tmp_path / "out.jsonl"
     source.write_text(json.dumps([row(), row(options={"deckPlays": True})]))
-    answer = CliRunner().invoke(app, ["import-hanab-live", str(source), "--out", str(out)])
+    answer = CliRunner().invoke(app, ["hanab-live", "import", str(source), "--out", str(out)])
     assert answer.exit_code == 2 and f"{source}, game 1: options.deckPlays=True" in answer.stderr
     assert list(tmp_path.iterdir()) == [source]
-    missing = CliRunner().invoke(app, ["import-hanab-live", str(tmp_path / "no.json"), "--out", str(out)])
+    missing = CliRunner().invoke(app, ["hanab-live", "import", str(tmp_path / "no.json"), "--out", str(out)])
     assert missing.exit_code == 2 and "cannot be read" in missing.stderr

@@ -1,12 +1,9 @@
 import asyncio
-import base64
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +17,15 @@ from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
-from hanabi_grpo.report.replays import page as page_module
-from hanabi_grpo.report.replays.page import board_data, render_page
+from hanabi_grpo.report import replay_page
+from hanabi_grpo.report.replay_page import board_data, render_games
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
 
-SCRIPT = Path(page_module.__file__).parent / "templates" / "replay.js"
-NASTY = (
-    "<think></script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;\x00\x1b\u202eabc"
-    "\ud800]]>'\"</think><style>body{display:none}</style></div></li></section>\u2028Play 0"
-)
+SCRIPT = Path(replay_page.__file__).parent / "templates" / "replay.js"
 
 
 def timelines(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Timeline]:
@@ -49,83 +42,22 @@ def with_reply(timeline: Timeline, reply: str, **changes: Any) -> Timeline:
     return make_timeline(replace(timeline.recording, episode=replace(timeline.recording.episode, turns=turns)))
 
 
-class Reader(HTMLParser):
-    """Collects the tags of a page and the text of its items."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: dict[str, int] = {}
-        self.attributes: list[tuple[str, str | None]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self._inside = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags[tag] = self.tags.get(tag, 0) + 1
-        self.attributes += attrs
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            self.scripts[-1] += data
-        else:
-            self.text += data
-
-
-def test_a_reply_cannot_break_out_of_the_page() -> None:
-    plain = timelines(EnvConfig(preset="laptop"))
-    nasty = [with_reply(one, NASTY, kind=ReplyKind.ILLEGAL, prompt=NASTY) for one in plain]
-    nasty = [replace(one, recording=replace(one.recording, names=(NASTY, "</script>"))) for one in nasty]
-    clean, dirty = Reader(render_page(plain, title="a")), Reader(render_page(nasty, title=NASTY, prompts=True))
-    assert dirty.tags["script"] == clean.tags["script"] == 2
-    assert dirty.tags["style"] == 1 and "img" not in dirty.tags
-    assert json.loads(dirty.scripts[0])["games"][0]["players"][1] == "</script>"
-    assert dirty.scripts[1] == clean.scripts[1] == SCRIPT.read_text()
-    assert "alert(1)" in dirty.text and "{{ 7*7 }}" in dirty.text and "[U+202E]abc\ufffd]]>'\"" in dirty.text
-    page = render_page(nasty, title=NASTY, prompts=True)
-    assert not set("\x00\x1b\u202e\u2028") & set(page)
-    page.encode("utf-8")
-
-
-def test_a_page_needs_nothing_else_and_runs_no_other_script() -> None:
-    page = render_page(timelines(EnvConfig(preset="laptop")), title="a")
-    reader = Reader(page)
-    assert not {"link", "iframe", "object", "img"} & set(reader.tags)
-    named = [value for name, value in reader.attributes if name in ("src", "href", "action", "srcset")]
-    assert all(value and value.startswith("#g") for value in named) and named
-    assert not re.search(r"https?://|url\(|@import", page)
-    assert not [name for name, _ in reader.attributes if name.startswith("on")]
-    [policy] = [
-        value or "" for name, value in reader.attributes if name == "content" and "default-src" in (value or "")
-    ]
-    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
-    assert policy.startswith("default-src 'none';") and f"script-src 'sha256-{digest}'" in policy
-    assert "unsafe" not in policy
-
-
 def test_without_a_script_every_turn_is_there_to_read() -> None:
     [one] = timelines(EnvConfig(preset="laptop"), num_games=1)
     said = with_reply(one, "<think>They hinted 1s.</think>Let us play.", kind=ReplyKind.UNPARSABLE, version=7)
-    page = render_page([said], title="a")
+    page = render_games([said], title="a")
     assert page.count("They hinted 1s.") == page.count("Let us play.") == len(one.moves)
     assert page.count("unparsable reply") == page.count("v7</small>") == len(one.moves)
     assert "hidden" not in re.findall(r"<section class=\"game\"[^>]*>", page)[0]
     assert "The game begins." not in page
-    assert "The game begins." in render_page([said], title="a", prompts=True)
+    assert "The game begins." in render_games([said], title="a", prompts=True)
 
 
 def test_a_page_of_128_full_games_stays_below_a_megabyte() -> None:
     found = timelines(EnvConfig(preset="full"), num_games=4)
     games = [replace(one, recording=replace(one.recording, number=number)) for number, one in enumerate(found * 32)]
     assert sum(len(one.moves) for one in games) > 5000
-    assert len(render_page(games, title="a").encode()) < 1_000_000
+    assert len(render_games(games, title="a").encode()) < 1_000_000
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:

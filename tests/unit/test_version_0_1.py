@@ -79,8 +79,7 @@ def test_an_evaluation_has_the_figures_that_it_was_written_with() -> None:
     ("words", "shown"),
     [
         (["view", "{run}"], "8 of 8 games"),
-        (["dynamics", "{run}", "--out", "{tmp}/dynamics.png"], "step"),
-        (["report-page", "{run}", "--out", "{tmp}/run.html"], "run.html"),
+        (["report", "{run}", "--alarms", "--html", "{tmp}/run.html", "--png", "{tmp}/pictures"], "run.html"),
     ],
 )
 def test_a_run_is_shown(words: list[str], shown: str, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""`hanabi-grpo watch`: one frame for scripts, a live one on a real terminal, and a server on a real socket."""
+"""`hanabi-grpo watch`: one frame for scripts, a live one on a real terminal."""
 
 import fcntl
 import json
-import logging
 import os
 import pty
 import select
@@ -16,17 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from fake_engine import LAPTOP
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.errors import ServerError
-from hanabi_grpo.logs import LineRing
-from hanabi_grpo.report.run_views.server_screen import ServerScreen
-from hanabi_grpo.report.run_views.server_watch import ServerWatch
-from server_app import PEFT_CONFIG, push_to, running_app
 from tracked_runs import SECRET, add_row, tracked_run
 
 RUNNER = CliRunner()
@@ -58,14 +49,9 @@ def test_a_run_that_is_not_there_exits_with_1_and_still_answers(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give either a run folder or --server URL"),
-        (["{tmp}", "--server", "http://127.0.0.1:1"], "give either a run folder or --server URL"),
         (["{tmp}/file", "--once"], "is a file; give the folder of a run"),
         (["{tmp}", "--every", "0"], "--every 0.0: must be 0.1 to 3600 seconds"),
         (["{tmp}", "--every", "nan"], "--every nan: must be 0.1 to 3600 seconds"),
-        (["--server", "somewhere"], "--server 'somewhere': must be an address"),
-        (["--server", "http://[::1"], "must be an address"),
-        (["--server", "ftp://host"], "must be an address"),
     ],
 )
 def test_what_cannot_be_watched_is_refused_in_one_line(tmp_path: Path, words: list[str], message: str) -> None:
@@ -100,82 +86,6 @@ def test_on_a_terminal_it_follows_the_run_and_its_size_until_ctrl_c(
     assert process.wait(_SECONDS) == 0
     os.close(inner)
     os.close(outer)
-
-
-def test_a_server_is_watched_with_its_key_and_its_log_gives_the_curve(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_app(api_key="the-key") as server, _logging_to(server.ring):
-        with RolloutClient(server.url, api_key="the-key") as trainer:
-            bodies = push_to(trainer, server, 1)
-            for version in (1, 2):
-                if version > 1:
-                    trainer.push(version, {name: (body, PEFT_CONFIG) for name, body in bodies.items()})
-                deals = [
-                    {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": one} for one in (0, 1)
-                ]
-                seats = [f"player_0@{version}", f"player_1@{version}"]
-                played = trainer.play(deals, num_games=3, max_tokens=8, temperature=1.0, seats=seats)
-                held_out = [{**deals[0], "suite": "eval"}]
-                trainer.play(held_out, num_games=2, max_tokens=8, temperature=1.0, seats=seats)
-                games = [game for group in played.groups for game in group]
-            monkeypatch.setenv("HANABI_API_KEY", "the-key")
-            answer = RUNNER.invoke(app, ["watch", "--server", f"{server.url}/", "--json"])
-            assert answer.exit_code == 0, answer.output
-            data = json.loads(answer.output)
-            assert [version for version, _ in data["curve"]] == [1, 2]
-            # The log has two decimals of each deal's mean.
-            assert data["curve"][1][1] == pytest.approx(sum(game.score for game in games) / 6, abs=0.01)
-            assert data["health"]["games_played"] == 16
-            text = RUNNER.invoke(app, ["watch", "--server", server.url, "--once"]).output
-            assert "player_0@2, player_1@2" in text and "score of training games by version" in text
-            assert "the-key" not in text + answer.output
-        monkeypatch.setenv("HANABI_API_KEY", "another")
-        refused = RUNNER.invoke(app, ["watch", "--server", server.url, "--once"])
-        assert (refused.exit_code, "401" in refused.output) == (2, True)
-
-
-def test_a_server_that_goes_and_another_that_comes_are_both_followed() -> None:
-    with running_app() as first, _logging_to(first.ring):
-        logging.getLogger("hanabi_grpo").info("line of the first")
-        port = first.port
-        watch = ServerWatch(RolloutClient(first.url))
-        state = watch.look()
-        assert (state.problem, state.lines[-1]) == ("", "line of the first")
-        assert watch.look().lines == state.lines
-    gone = watch.look()
-    assert "Is the rollout server running?" in gone.problem
-    assert gone.health["instance_id"] == "test-instance"
-    console = Console(width=80, record=True)
-    console.print(ServerScreen(gone))
-    assert "Is the rollout server running?" in " ".join(console.export_text().split())
-    with running_app(port=port, instance_id="second") as second, _logging_to(second.ring):
-        logging.getLogger("hanabi_grpo").info("line of the second")
-        assert watch.look().lines[-1] == "line of the second"
-    watch.client.close()
-
-
-def test_a_wrong_key_is_an_error_and_not_a_server_that_is_waited_for() -> None:
-    with (
-        running_app(api_key="k") as server,
-        RolloutClient(server.url, api_key="wrong") as client,
-        pytest.raises(ServerError, match="401"),
-    ):
-        ServerWatch(client).look()
-
-
-class _logging_to:
-    """Sends the package's log to the ring that the server shows, as `serve` does."""
-
-    def __init__(self, ring: LineRing) -> None:
-        self.ring, self.logger = ring, logging.getLogger("hanabi_grpo")
-
-    def __enter__(self) -> None:
-        self.level = self.logger.level
-        self.logger.setLevel(logging.INFO)
-        self.logger.addHandler(self.ring)
-
-    def __exit__(self, *_: object) -> None:
-        self.logger.removeHandler(self.ring)
-        self.logger.setLevel(self.level)
 
 
 def _resize(terminal: int, rows: int, columns: int) -> None:

@@ -38,8 +38,6 @@ class RemotePolicy:
     """Per reply."""
     temperature: float
     """Of sampling; 0 is greedy."""
-    said: tuple[Said, ...] = ()
-    """What the conversation of a game begins with: the earlier turns of one that is gone on with."""
 
     @property
     def name(self) -> str:
@@ -58,7 +56,7 @@ class RemoteSeat:
         config = policy.config
         self._policy = policy
         self._system = system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
-        self._said = list(policy.said)
+        self._said: list[Said] = []
 
     async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
         """Ask the server; the calling thread waits for it.

@@ -3,10 +3,23 @@
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
+from hanabi_grpo.commands.playing import (
+    OwnServer,
+    Players,
+    Preset,
+    Temperature,
+    chosen_temperature,
+    game_config,
+    progress_bar,
+    serving,
+    stderr_console,
+)
 from hanabi_grpo.envs.hanabi.rules import is_held_out, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
@@ -15,38 +28,21 @@ from hanabi_grpo.settings import load_settings
 
 
 def collect(
-    line_up: str,
-    *,
-    out: Path,
-    deals: int,
-    games: int,
-    suite: str,
-    preset: str | None,
-    players: int | None,
-    temperature: float | None,
-    prompts: bool,
-    rotate: bool,
-    own: bool,
+    line_up: Annotated[str, typer.Argument(help="Who plays, as in evaluate.")],
+    out: Annotated[Path, typer.Option(help="Folder of the games; continues it if it exists.")],
+    deals: Annotated[int, typer.Option(help="Number of deals.")] = 100,
+    games: Annotated[int, typer.Option(help="Games of each deal.")] = 1,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "collect",
+    preset: Preset = None,
+    players: Players = None,
+    temperature: Temperature = None,
+    prompts: Annotated[bool, typer.Option(help="Also what scripts would have been shown.")] = True,
+    no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Every deal in the seat order typed.")] = False,
+    own_server: OwnServer = False,
 ) -> None:
-    """Record games.
+    """Record games of a line-up as JSON lines, without training; rerun the same command to continue.
 
-    Args:
-        line_up: Who plays, see `lineups`.
-        out: Folder of the games.
-        deals: Number of deals.
-        games: Games of each deal.
-        suite: Stream of deals.
-        preset: Board; None: the one of HANABI_PRESET or DATASET.
-        players: Players; None: likewise.
-        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
-        prompts: Whether scripts' turns carry what a model would have been shown.
-        rotate: Whether deal after deal changes the seat order.
-        own: Start a rollout server for this command alone.
-
-    Raises:
-        SettingsError: Bad options, or a folder of other games.
-        ServerError: No server, or one that does not fit.
-        typer.Exit: With code 130 when it was interrupted.
+    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     for name, number in (("--deals", deals), ("--games", games)):
         if number < 1:
@@ -61,7 +57,7 @@ def collect(
         suite=suite,
         num_deals=deals,
         num_games=games,
-        rotate=rotate,
+        rotate=not no_rotate,
         prompts=prompts,
     )
     aside, console = stderr_console(), make_console()
@@ -77,7 +73,7 @@ def collect(
     ):
         served = None
         if what.line_up.needs_server:
-            _, served = stack.enter_context(serving(loaded, config, heat, aside, own=own))
+            _, served = stack.enter_context(serving(loaded, config, heat, aside, own=own_server))
         show = stack.enter_context(progress_bar(aside, f"{line_up}: {deals} deals × {games} games", deals))
         start = time.monotonic()
 

@@ -5,22 +5,34 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import chosen_temperature, game_config, serving, stderr_console
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    OwnServer,
+    Players,
+    Preset,
+    Temperature,
+    chosen_temperature,
+    game_config,
+    serving,
+    stderr_console,
+)
 from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.evaluation.crossplay.cells import Cell, CellStore, find_cells, play_cells
 from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
 from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_tables, describe, matrix_table, rich_table
+from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.report.crossplay.report import write_report
+from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.settings import load_settings
 
@@ -29,34 +41,27 @@ _WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
 
 
 def cross_play(
-    texts: Sequence[str],
-    *,
-    preset: str | None,
-    players: int | None,
-    deals: int,
-    suite: str,
-    temperature: float | None,
-    out: Path | None,
-    as_json: bool,
-    own: bool,
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ENTRY ENTRY...",
+            help="One word each: a script such as iggi, served, base, player_1@latest, a run's or checkpoint's folder, "
+            "wandb:team/project/name:alias, hf:org/repo, or one of these and an adapter, FOLDER:player_1. "
+            "NAME=WORD names it.",
+        ),
+    ],
+    preset: Preset = None,
+    players: Players = None,
+    deals: Annotated[int, typer.Option(help="Number of held-out deals that every pair plays.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    temperature: Temperature = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; continues it if it exists.")] = None,
+    as_json: AsJson = False,
+    own_server: OwnServer = False,
 ) -> None:
-    """Play every ordered pair, print the tables and write the report.
+    """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners.
 
-    Args:
-        texts: The entries, see `crossplay.entries`.
-        preset: Board; None: the one of HANABI_PRESET or DATASET.
-        players: Players; None: likewise.
-        deals: Number of deals that every pair plays.
-        suite: Stream of held-out deals.
-        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
-        out: Folder; one of an interrupted command is gone on with. None: a new one in outputs/.
-        as_json: One JSON document on standard output instead of tables.
-        own: Start a rollout server for this command alone.
-
-    Raises:
-        SettingsError: Bad options, a checkpoint that cannot be used, or a folder of another cross-play.
-        ServerError: No server, or one that does not fit; finished pairs are kept.
-        typer.Exit: With code 130 when it was interrupted.
+    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
@@ -68,7 +73,7 @@ def cross_play(
     entries = parse_entries(texts, config.players)
     folder = out or Path("outputs") / f"cross-play-{config.preset}-{datetime.now():%Y%m%d-%H%M%S}"
     options = {"preset": preset, "players": players, "deals": deals, "suite": suite, "temperature": temperature}
-    again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own)
+    again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
     aside = stderr_console()
     console = aside if as_json else make_console()
     store, cells = CellStore(folder), dict[str, Cell]()
@@ -80,7 +85,7 @@ def cross_play(
         if not cells:
             return f"stopped before the first pair was finished; its finished deals are kept. To go on: {again}"
         summary = summarise(plans[0], cells)
-        write_report(folder, summary)
+        write_cross_play(folder, summary)
         return (
             f"stopped: {summary.num_played} of {plans[0].num_pairs} pairs are done and in {folder}, with a report on "
             f"them. To go on: {again}"
@@ -89,7 +94,7 @@ def cross_play(
     with interruptible(standing), ExitStack() as stack:
         served = None
         if any(parse_line_up(entry.word, config.players).needs_server for entry in entries):
-            _, served = stack.enter_context(serving(loaded, config, heat, console, own=own))
+            _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
         plans.append(make_plan(entries, config, deals, suite=suite, served=served))
         cells.update(find_cells(plans[0], store))
         if cells:
@@ -100,7 +105,7 @@ def cross_play(
             aside.print(standing(), markup=False, soft_wrap=True)
             raise
         summary = summarise(plans[0], cells)
-        files = write_report(folder, summary)
+        files = write_cross_play(folder, summary)
     if as_json:
         print_json(summary_json(summary))
     else:
@@ -135,9 +140,9 @@ def _show(summary: Summary, console: Console) -> None:
     for line in describe(summary):
         console.print(line, markup=False, soft_wrap=True)
     if len(summary.labels) <= _WITHOUT_ERRORS:
-        console.print(rich_table(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS)))
-    for table in all_tables(summary)[1:]:
-        console.print(rich_table(table))
+        console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
+    for sheet in all_sheets(summary)[1:]:
+        console.print(sheet.rich())
 
 
 def _command(entries: Sequence[Entry], options: dict[str, object], *, as_json: bool, own: bool) -> str:

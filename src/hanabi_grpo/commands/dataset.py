@@ -1,54 +1,34 @@
 """`hanabi-grpo dataset`: write a dataset, or add rows to one."""
 
-import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rules import is_held_out
+import typer
+
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
 from hanabi_grpo.rollout.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
-from hanabi_grpo.rollout.datasets import PROMPT, mix_line, parse_rows
-from hanabi_grpo.runs.run_folder import write_text_atomic
-from hanabi_grpo.settings import Settings
 
 
 def dataset(
-    presets: Sequence[str],
-    *,
-    out: Path,
-    add: bool,
-    players: int | None,
-    observation: str | None,
-    suite: str,
-    num_deals: int,
-    from_step: int | None,
-    until_step: int | None,
-) -> str:
-    """Write one row for each board; returns what is played when.
-
-    Args:
-        presets: Boards, each perhaps with its share behind it, such as laptop=3.
-        out: File to write.
-        add: Put the rows behind those that the file holds already.
-        players: Players; None: HANABI_PLAYERS of the training.
-        observation: Prompt style; None: HANABI_OBSERVATION of the training.
-        suite: Stream of deals.
-        num_deals: Length of a fixed list of deals; 0: fresh ones for ever.
-        from_step: First step that plays these rows; None: the first of the run.
-        until_step: Last one; None: the last of the run.
-
-    Raises:
-        SettingsError: A row that could not be trained on, or a file that cannot be written.
-    """
+    preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
+    observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
+    suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
+    num_deals: Annotated[int, typer.Option(help="Length of a fixed list of deals; 0: fresh ones for ever.")] = 0,
+    from_step: Annotated[int | None, typer.Option(help="First step of these rows; the run's when left out.")] = None,
+    until_step: Annotated[int | None, typer.Option(help="Last step of these rows; the run's when left out.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
+) -> None:
+    """Write a dataset: a row for each board, with shares and steps; --add puts more rows into one."""
     rows = []
-    for given in presets:
-        preset, share = _with_share(given)
+    for given in preset:
+        board, share = _with_share(given)
         rows.append(
             dataset_row(
-                preset,
+                board,
                 players=players,
                 suite=suite,
                 num_deals=num_deals,
@@ -58,89 +38,7 @@ def dataset(
                 until_step=until_step,
             )
         )
-    return write_dataset(out, rows, add=add)
-
-
-def dataset_row(
-    preset: str,
-    *,
-    players: int | None,
-    suite: str,
-    num_deals: int,
-    observation: str | None = None,
-    share: float = 1,
-    from_step: int | None = None,
-    until_step: int | None = None,
-) -> dict[str, Any]:
-    """Return one row; `num_deals` 0 means fresh deals for ever, and a key that is None is left out.
-
-    Raises:
-        SettingsError: The board does not exist, the suite is held out, or the number is negative.
-    """
-    config: dict[str, Any] = {"preset": preset, "suite": suite}
-    config |= {key: value for key, value in (("players", players), ("observation", observation)) if value is not None}
-    EnvConfig.parse({key: value for key, value in config.items() if key != "suite"})
-    if not suite or is_held_out(suite):
-        raise SettingsError(f"--suite {suite!r}: suites that start with eval or test are held out; use train.")
-    if num_deals < 0:
-        raise SettingsError(f"--num-deals {num_deals}: must be 0 (fresh deals for ever) or more.")
-    if num_deals:
-        config["seeds"] = list(range(num_deals))
-    row: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "env_config": config}
-    if share != 1:
-        row["share"] = share
-    return row | {key: step for key, step in (("from_step", from_step), ("until_step", until_step)) if step is not None}
-
-
-def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
-    """Write rows to a new file, or behind those of an old one; returns what is played when.
-
-    The whole content is checked first, as training checks it; an old file is replaced in one step or stays.
-
-    Raises:
-        SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows that do not fit.
-    """
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    try:
-        if not add:
-            if out.exists():
-                raise FileExistsError
-            line = _checked(text.encode(), out)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with out.open("x", encoding="utf-8") as file:
-                file.write(text)
-            return line
-        old = out.read_bytes()
-        old += b"" if not old or old.endswith(b"\n") else b"\n"
-        line = _checked(old + text.encode(), out)
-        write_text_atomic(out, (old + text.encode()).decode())
-        return line
-    except FileExistsError as error:
-        raise SettingsError(
-            f"--out {out}: exists already; choose another name, remove it, or put the rows behind its own with --add."
-        ) from error
-    except FileNotFoundError as error:
-        raise SettingsError(f"--out {out}: there is no such file to add to; leave out --add.") from error
-    except OSError as error:
-        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
-
-
-def _checked(content: bytes, path: Path) -> str:
-    settings = Settings()
-    try:
-        players = {json.loads(line)["env_config"].get("players") for line in content.splitlines() if line.strip()}
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        players = set()
-    if any(type(given) is int and 2 <= given <= 5 for given in players):
-        players.discard(None)
-        if len(players) > 1:
-            counts = ", ".join(map(str, sorted(players, key=str)))
-            raise SettingsError(
-                f"{path}: rows for {counts} players; all games of a run have as many. Write a file for each."
-            )
-        [count] = players
-        settings = Settings(players=count)
-    return mix_line(parse_rows(content, path, settings), settings)
+    print(f"wrote {out} ({write_dataset(out, rows, add=add)}); train on it with DATASET={out}")
 
 
 def _with_share(given: str) -> tuple[str, float]:

@@ -4,13 +4,25 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import chosen_temperature, game_config, progress_bar, serving, stderr_console
+from hanabi_grpo.commands.playing import (
+    AsJson,
+    OwnServer,
+    Players,
+    Preset,
+    Temperature,
+    chosen_temperature,
+    game_config,
+    progress_bar,
+    serving,
+    stderr_console,
+)
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import REFERENCES
 from hanabi_grpo.envs.hanabi.rules import is_held_out
@@ -19,60 +31,52 @@ from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, lin
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import SERVED
 
-__all__ = ["evaluate", "game_config"]
-
 _FOLDER = Path("outputs/evaluations")
 
 
 def evaluate(
-    line_ups: Sequence[str],
-    *,
-    policy: str | None,
-    checkpoint: Path | None,
-    deals: int,
-    suite: str,
-    preset: str | None,
-    players: int | None,
-    temperature: float | None,
-    label: str | None,
-    out: Path | None,
-    as_json: bool,
-    rotate: bool,
-    own: bool,
+    line_ups: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LINE_UP]...",
+            help="Who plays, one word for every seat or one each with commas: served, player_1@latest, base, a "
+            "checkpoint's or run's folder, wandb:team/project/name:alias, hf:org/repo, or a script such as iggi. "
+            "served when left out.",
+        ),
+    ] = None,
+    deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
+    suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    preset: Preset = None,
+    players: Players = None,
+    temperature: Temperature = None,
+    label: Annotated[str | None, typer.Option(help="Name in tables; what was typed when left out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+    as_json: AsJson = False,
+    no_rotate: Annotated[bool, typer.Option("--no-rotate", help="Only the seat order that was typed.")] = False,
+    own_server: OwnServer = False,
 ) -> None:
-    """Play held-out deals, print the tables and write the result.
+    """Play held-out deals, beside random and blind play of the same deals; rerun the same command to continue.
 
-    Args:
-        line_ups: Who plays, see `lineups`; none: "served".
-        policy: The same as one line-up.
-        checkpoint: The same as one line-up that is this folder.
-        deals: Number of deals, each played once in every seat order.
-        suite: Stream of held-out deals.
-        preset: Board; None: the one of HANABI_PRESET or DATASET.
-        players: Players; None: likewise.
-        temperature: Of sampling, 0 for greedy; None: TEMPERATURE.
-        label: What tables call the one line-up; None: its text.
-        out: JSON file of the result.
-        as_json: One JSON document on standard output instead of tables.
-        rotate: Whether a list of different players changes seats.
-        own: Start a rollout server for this command alone.
+    A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of the run folder.
 
-    Raises:
-        SettingsError: Bad options, or a checkpoint that cannot be used.
-        ServerError: No server, or one that does not fit.
-        typer.Exit: With code 130 when it was interrupted.
+    Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
+    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
+    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
         raise SettingsError(f"--suite {suite!r}: training may have seen its deals; evaluate on eval or test.")
-    texts = _texts(line_ups, policy, checkpoint)
+    texts = line_ups or [SERVED]
+    for text in texts:
+        if texts.count(text) > 1:
+            raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
     if label is not None and len(texts) > 1:
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
@@ -89,14 +93,16 @@ def evaluate(
         with ExitStack() as stack:
             served = None
             if any(team.needs_server for team in teams):
-                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own))
+                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
             results = []
             try:
                 for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
-                    key = line_up_key(team, config, suite=suite, served=served, rotate=rotate)
+                    key = line_up_key(team, config, suite=suite, served=served, rotate=not no_rotate)
                     digests.append(key_digest(key))
                     books.append(_ledger_path(out, number if len(teams) > 1 else None, config, key))
-                    results.append(_measure(team, name, config, deals, suite, served, rotate, books[-1], done, aside))
+                    results.append(
+                        _measure(team, name, config, deals, suite, served, not no_rotate, books[-1], done, aside)
+                    )
             except ServerError:
                 if any(done.values()):
                     aside.print(_standing(done, deals), markup=False, soft_wrap=True)
@@ -107,24 +113,10 @@ def evaluate(
             references = reference_results(results[0], names, progress=show)
         _publish(results, references, console, out, as_json=as_json)
         for team, result, digest in zip(teams, results, digests, strict=True):
-            _keep(team, result, served, digest, None if len(teams) > 1 else out, aside)
+            document = _document(result, references)
+            _keep(team, result.label, document, served, digest, None if len(teams) > 1 else out, aside)
         for book in books:
             book.unlink(missing_ok=True)
-
-
-def _texts(line_ups: Sequence[str], policy: str | None, checkpoint: Path | None) -> list[str]:
-    if checkpoint is not None and (line_ups or policy not in (None, SERVED)):
-        raise SettingsError(f"--checkpoint {checkpoint}: is a line-up of its own; name it beside the others instead.")
-    if policy is not None and line_ups:
-        raise SettingsError(f"--policy {policy}: is a line-up of its own; name it beside the others instead.")
-    if checkpoint is not None:
-        # A word with a slash is a folder, whatever else has that name.
-        return [str(checkpoint) if "/" in str(checkpoint) else f"./{checkpoint}"]
-    texts = list(line_ups) or [policy or SERVED]
-    for text in texts:
-        if texts.count(text) > 1:
-            raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
-    return texts
 
 
 def _labels(teams: Sequence[LineUp]) -> list[str]:
@@ -173,18 +165,30 @@ def _measure(
         )
 
 
+def _document(result: EvaluationResult, references: Sequence[EvaluationResult]) -> dict[str, Any]:
+    """Return one result as `report` and others read it; its references are rows of its run's tables."""
+    return {**result_to_json(result), "references": [result_to_json(one) for one in references]}
+
+
 def _keep(
-    team: LineUp, result: EvaluationResult, served: Served | None, digest: str, out: Path | None, aside: Console
+    team: LineUp,
+    label: str,
+    document: dict[str, Any],
+    served: Served | None,
+    digest: str,
+    out: Path | None,
+    aside: Console,
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
     for run in served.resolver.run_folders(team.refs) if served else ():
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        heat = "greedy" if result.temperature == 0 else f"T{result.temperature:g}"
-        stem = re.sub(r"[^\w@.-]+", "_", result.label)[-60:]
-        name = f"{stem}-{heat}-{result.num_deals}-{digest[:8]}.json"
+        temperature, num_deals = document["temperature"], len(document["scores"])
+        heat = "greedy" if temperature == 0 else f"T{temperature:g}"
+        stem = re.sub(r"[^\w@.-]+", "_", label)[-60:]
+        name = f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
         try:
-            write_result(run / EVALUATIONS / name, result)
+            write_document(run / EVALUATIONS / name, document)
         except SettingsError as error:
             aside.print(f"not kept with the run: {error}", markup=False, soft_wrap=True)
         else:
@@ -209,9 +213,7 @@ def _publish(
 ) -> None:
     document = evaluation_document(results, references)
     if out is not None:
-        # One result is also one that `report` and others read; its references are rows of the run's page.
-        one = {**result_to_json(results[0]), "references": document["references"]}
-        write_document(out, one if len(results) == 1 else document)
+        write_document(out, _document(results[0], references) if len(results) == 1 else document)
     if as_json:
         print_json(document)
     else:

@@ -1,10 +1,12 @@
-"""`hanabi-grpo export-hanab-live` and `import-hanab-live`: games of the board `full` there and back."""
+"""`hanabi-grpo hanab-live export` and `import`: games of the board `full` there and back."""
 
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.view import choose_recordings
@@ -16,20 +18,18 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.runs.run_folder import sync_folder
 
+hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board full with hanab.live.")
 
-def export_hanab_live(path: Path, *, out: Path | None, url: bool, game: int | None, step: int | None) -> None:
-    """Write games as hanab.live reads them, one a line.
 
-    Args:
-        path: Run folder, folder of games, or file of games.
-        out: New file; None: standard output.
-        url: Links that open the game in a browser instead of JSON.
-        game: Only the game of this number.
-        step: Which recorded step of a run folder; None: the last.
-
-    Raises:
-        SettingsError: Another board than `full`, nothing to read, or a file that cannot be written.
-    """
+@hanab_live.command("export")
+def export_hanab_live(
+    path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
+    out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
+    url: Annotated[bool, typer.Option("--url", help="Links that open the games instead of JSON.")] = False,
+    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
+    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
+) -> None:
+    """Write games of the board full as hanab.live reads them."""
     recordings, notes = choose_recordings(path, step=step, game=game)
     lines = []
     for recording in recordings:
@@ -54,16 +54,12 @@ def export_hanab_live(path: Path, *, out: Path | None, url: bool, game: int | No
     _tell([f"wrote {len(lines)} game{'s' * (len(lines) != 1)} to {out}"])
 
 
-def import_hanab_live(sources: Sequence[str], *, out: Path) -> None:
-    """Play games of hanab.live in our engine and write them as episodes; all of them or none.
-
-    Args:
-        sources: Files of JSON (a game, a list, or a game a line), `-` for standard input, URLs or their fragments.
-        out: New file of episodes.
-
-    Raises:
-        SettingsError: A source that is no game, a game of other rules, or a file that cannot be written.
-    """
+@hanab_live.command("import")
+def import_hanab_live(
+    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input, URLs or their fragments.")],
+    out: Annotated[Path, typer.Option(help="New file of games, for hanabi-grpo view.")],
+) -> None:
+    """Replay games of hanab.live in our engine; games of other rules are refused, and then none is written."""
     recordings: list[Recording] = []
     for source in sources:
         lives = _read(source)

@@ -1,8 +1,10 @@
-"""What `evaluate` and `collect` share: the game from options and settings, and the server that models play on."""
+"""What commands that play share: options, the game from them and the settings, and the server of the models."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -15,6 +17,12 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import LoadedSettings, Settings
+
+Preset = Annotated[str | None, typer.Option(help="Board; as in training when left out.")]
+Players = Annotated[int | None, typer.Option(help="Players; as in training when left out.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+OwnServer = Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")]
 
 
 def stderr_console() -> Console:

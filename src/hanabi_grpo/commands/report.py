@@ -1,72 +1,123 @@
-"""`hanabi-grpo report`: what a training changed, as a table and a picture."""
+"""`hanabi-grpo report`: what a training changed, as tables, pictures and pages."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from hanabi_grpo.commands.console import make_console, print_json
 from hanabi_grpo.commands.playing import stderr_console
-from hanabi_grpo.evaluation.evaluate import paired_difference
-from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results, shortfall
-from hanabi_grpo.report.charts import learning_curve
-from hanabi_grpo.runs.evaluation_result import read_result
-from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
+
+if TYPE_CHECKING:
+    from hanabi_grpo.report.run_report import RunReport
 
 
 def report(
-    before: Path,
-    after: Path,
-    *,
-    run: Path | None,
-    out_png: Path | None,
-    out_markdown: Path | None,
-    min_rise: float | None,
-    min_sigma: float | None,
-    as_json: bool = False,
+    run: Annotated[Path, typer.Argument(help="Run folder; of a run that is going on too.")],
+    html: Annotated[Path | None, typer.Option(help="Write one page that works offline.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write the learning curve, *.png or *.svg; a folder gets every picture.")
+    ] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables.")] = None,
+    alarms: Annotated[bool, typer.Option("--alarms", help="Also every alarm, and when each was raised.")] = False,
+    conventions: Annotated[
+        Path | None, typer.Option(help="Write a page: what moves mean to the team; RUN may be a folder of collect.")
+    ] = None,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Recorded games of others for that page; may be repeated.")
+    ] = None,
+    evaluation: Annotated[
+        list[Path] | None, typer.Option(help="Result of evaluate --out that is elsewhere; may be repeated.")
+    ] = None,
+    replays: Annotated[int, typer.Option(help="Most sample games on the page; 0: none.")] = 6,
+    min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
+    min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Print the table, write it as Markdown, draw the learning curve.
+    """Show what a training changed: held-out scores against scripts, alarms of collapse, curves, sample games.
 
-    Args:
-        before: Evaluation of the base model.
-        after: Evaluation of the trained model, on the same deals.
-        run: Run folder with `metrics.jsonl`; None: no picture.
-        out_png: The picture; None: `learning_curve.png` beside `after`.
-        out_markdown: The table; None: `report.md` beside `after`.
-        min_rise: Least paired rise of the mean score.
-        min_sigma: Least paired rise in standard errors.
-        as_json: One JSON document on standard output instead of the table, as `evaluate --json` prints it.
-
-    Raises:
-        SettingsError: A file cannot be read, or the two evaluations are of different deals.
-        typer.Exit: With code 1 when the rise is smaller than asked for.
+    Evaluations are files of evaluate --out in the run folder, in its evaluations/, and those given. The rise is from
+    the first to the last one of the same deals, in the order of training.
     """
+    from hanabi_grpo.report.conventions_page import write_conventions
+    from hanabi_grpo.report.run_report import read_report
+
+    if not 0 <= replays <= 100:
+        raise SettingsError(f"--replays {replays}: must be 0 to 100.")
+    if beside and conventions is None:
+        raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = stderr_console() if as_json else make_console()
-    old, new = read_result(before), read_result(after)
-    difference = paired_difference(old, new)
-    references = reference_results(new)
-    sheets = evaluation_sheets([old, new], references)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    if conventions is not None:
+        for line in write_conventions(conventions, [run, *(beside or [])]):
+            say(line)
+        if not (run_home(run) / "metrics.jsonl").is_file():
+            return
+    found = read_report(run, evaluation or [])
     if as_json:
-        print_json(evaluation_document([old, new], references))
+        print_json(found.to_json())
     else:
-        for sheet in sheets:
+        _show(found, say)
+        for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else [])]:
             console.print(sheet.rich())
-    markdown = out_markdown or after.with_name("report.md")
-    markdown.parent.mkdir(parents=True, exist_ok=True)
-    markdown.write_text("\n".join(sheet.markdown() for sheet in sheets), encoding="utf-8")
-    console.print(f"table: {markdown}", markup=False, soft_wrap=True)
-    if run is not None:
-        picture = out_png or after.with_name("learning_curve.png")
-        learning_curve(run_home(run) / "metrics.jsonl", picture, old, new, references=references)
-        console.print(f"learning curve: {picture}", markup=False, soft_wrap=True)
-    problem = shortfall(difference, min_rise=min_rise, min_sigma=min_sigma)
-    if problem:
-        Console(stderr=True, highlight=False).print(problem, style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(1)
-    if new.mean > old.mean:
-        console.print(
-            f"The mean score rose by {difference.mean:.3f} ± {difference.standard_error:.3f} "
-            f"({difference.sigmas:.1f} standard errors; 95 % interval {difference.low:.3f} to {difference.high:.3f}).",
-            markup=False,
-            soft_wrap=True,
-        )
+        for change in found.changes if alarms else ():
+            say(f"step {change.step}: {change.message}")
+    notes = list(found.notes)
+    if html is not None:
+        from hanabi_grpo.report.page import write_page
+        from hanabi_grpo.report.run_page import run_page
+
+        page, notes = run_page(found, num_replays=replays)
+        say(write_page(html, page, "--html"))
+    for note in notes:
+        say(note, "yellow")
+    if png is not None:
+        _draw(found, png, say)
+    if markdown is not None:
+        _write(markdown, "\n".join(sheet.markdown() for sheet in found.sheets))
+        say(f"tables: {markdown}")
+    if min_rise is not None or min_sigma is not None:
+        problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
+        if problem:
+            stderr_console().print(problem, style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(1)
+
+
+def _show(found: "RunReport", say: Callable[..., None]) -> None:
+    state = found.state
+    say(f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""), "bold")
+    if found.lead:
+        say(found.lead)
+    raised = [
+        f"{name}{f' ({subject})' if subject else ''} since step {since}"
+        for (name, subject), since in found.since.items()
+    ]
+    say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
+
+
+def _draw(found: "RunReport", path: Path, say: Callable[..., None]) -> None:
+    from hanabi_grpo.report.charts.run import PICTURES
+
+    if path.suffix in (".png", ".svg"):
+        files = {"score": path}
+    else:
+        if path.exists() and not path.is_dir():
+            raise SettingsError(f"--png {path}: give a name that ends in .png or .svg, or a folder.")
+        files = {name: path / f"{name}.png" for name in PICTURES}
+    left_out = found.pictures.save_all(files)
+    for name, file in files.items():
+        say(f"no picture {name}: {left_out[name]}" if name in left_out else f"picture: {file}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(path, text)
+    except OSError as error:
+        raise SettingsError(f"--markdown {path}: cannot be written ({error.strerror}).") from error

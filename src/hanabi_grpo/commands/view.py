@@ -4,21 +4,22 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection
 from hanabi_grpo.envs.hanabi.replays.terminal import games_table, print_game
-from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.replays.page import render_page
+from hanabi_grpo.report.page import write_page
+from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 _LARGE_PAGE = 4_000_000
@@ -26,34 +27,23 @@ _LARGE_PAGE = 4_000_000
 
 
 def view(
-    path: Path,
-    *,
-    worst: int | None,
-    best: int | None,
-    illegal: bool,
-    player: str | None,
-    game: int | None,
-    step: int | None,
-    prompts: bool,
-    hands: bool,
-    html: Path | None,
+    path: Annotated[
+        Path,
+        typer.Argument(help="Run folder, folder of games, a *.jsonl file of games, or wandb:team/project/name:alias."),
+    ],
+    worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
+    best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
+    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,
+    player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
+    game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
+    step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
+    prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
+    hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
 ) -> None:
-    """Show games of a run folder or a file.
+    """Watch recorded games: what each player saw, thought, said and did, and what it earned.
 
-    Args:
-        path: Run folder, folder of games, file of games, or a word such as wandb:team/project/name:best.
-        worst: This many games of the lowest score.
-        best: This many games of the highest score.
-        illegal: Only games with a reply that was illegal or no move.
-        player: Only turns of this player, e.g. "player_1".
-        game: Only the game of this number.
-        step: Which recorded step of a run folder; None: the last.
-        prompts: Also what the players were shown.
-        hands: Also the cards that the mover could not see.
-        html: Page to write, instead of printing.
-
-    Raises:
-        SettingsError: Nothing to show, or a record that does not fit its deal.
+    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
     selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
     console = make_console()
@@ -63,7 +53,6 @@ def view(
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
     estimator = _estimator(path)
-    advantages = dict(enumerate(turn_advantages(recordings, estimator)))
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
@@ -73,12 +62,11 @@ def view(
         console.print(games_table(chosen, title))
         console.print("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
         return
-    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
+    timelines = timelines_of(recordings, chosen, estimator)
     if html is not None:
-        _write_page(html, timelines, title=title, prompts=prompts, estimator=_described(estimator))
-        size = html.stat().st_size
-        console.print(f"wrote {html} ({size / 1000:.0f} kB); open it in a browser.", markup=False, soft_wrap=True)
-        if size > _LARGE_PAGE:
+        page = render_games(timelines, title=title, prompts=prompts, estimator=_described(estimator))
+        console.print(write_page(html, page, "--html"), markup=False, soft_wrap=True)
+        if html.stat().st_size > _LARGE_PAGE:
             console.print("That is large for a browser; --worst N or --game N make a smaller page.")
         return
     for timeline in timelines:
@@ -145,12 +133,3 @@ def _estimator(path: Path) -> Estimator:
 def _described(estimator: Estimator) -> str:
     games = "the games of a deal" if estimator.pool == "group" else "all games of the step"
     return f"{estimator.name}, among {games}"
-
-
-def _write_page(path: Path, timelines: Sequence[Timeline], *, title: str, prompts: bool, estimator: str) -> None:
-    page = render_page(timelines, title=title, prompts=prompts, estimator=estimator)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, page)
-    except OSError as error:
-        raise SettingsError(f"--html {path}: cannot be written ({error.strerror}).") from error

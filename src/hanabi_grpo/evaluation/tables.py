@@ -242,4 +242,5 @@ def _order(result: EvaluationResult, number: int) -> tuple[str, ...]:
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    escaped = (cell.replace("\\", "\\\\").replace("|", r"\|").replace("\n", " ") for cell in cells)
+    return "| " + " | ".join(escaped) + " |"

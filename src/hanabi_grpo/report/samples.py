@@ -11,15 +11,13 @@ from typing import Any
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies, spread
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.run_curves import draw_run
-from hanabi_grpo.report.replays.page import render_page
+from hanabi_grpo.report.charts.run import PICTURES, RunPictures
+from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 
 logger = logging.getLogger(__name__)
 
@@ -72,30 +70,25 @@ def replay_page(recordings: Sequence[Recording], settings: Settings, title: str)
         SettingsError: A record does not fit its deal.
     """
     estimator = choose_estimator(settings.advantage, settings.advantage_scale)
-    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
-    chosen = spread(recordings, NUM_REPLAYS)
-    timelines = [make_timeline(one, advantages[one.number]) for one in chosen]
-    return render_page(timelines, title=title, estimator=estimator.name)
+    timelines = timelines_of(recordings, spread(recordings, NUM_REPLAYS), estimator)
+    return render_games(timelines, title=title, estimator=estimator.name)
 
 
 def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
     """Draw a run's pictures; returns the files by name. One that no row has figures for is left out.
 
     Args:
-        run_folder: Of the run: `dynamics.png` and `charts/` are written.
+        run_folder: Of the run: `charts/` is written.
         rows: Of `metrics.jsonl`, by step.
         settings: Say the board, whose most points stand beside the score.
     """
-    most = make_spec(settings.preset, settings.players).reachable_max if settings.preset else None
-    files = {name: run_folder / "charts" / f"{name}.png" for name in ("score", "players", "phases")}
-    files = {"dynamics": run_folder / "dynamics.png", **files}
-    left_out = draw_run(
-        {name: [path] for name, path in files.items()},
-        rows,
+    files = {name: run_folder / "charts" / f"{name}.png" for name in PICTURES}
+    pictures = RunPictures(
         title=f"{run_folder.resolve().name}: {len(rows)} steps",
-        most_points=most,
+        rows=rows,
+        most_points=make_spec(settings.preset, settings.players).reachable_max if settings.preset else None,
     )
+    left_out = pictures.save_all(files)
     for name, reason in left_out.items():
         logger.info("no picture %s: %s", name, reason)
-    # "alarms" is what earlier runs call it at W&B.
-    return {"alarms" if name == "dynamics" else name: path for name, path in files.items() if name not in left_out}
+    return {name: path for name, path in files.items() if name not in left_out}

@@ -167,7 +167,7 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     if not any(name.startswith(f"{TRAINER_STATE}/") for name in manifest.files):
         raise RunFolderError(
             f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so training cannot go "
-            f"on from it; it can be evaluated: hanabi-grpo evaluate --checkpoint {named}"
+            f"on from it; it can be evaluated: hanabi-grpo evaluate {named}"
         )
     if not fork:
         skipped = _newer_than(named, manifest)

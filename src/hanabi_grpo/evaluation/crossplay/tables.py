@@ -1,28 +1,14 @@
 """A summary's tables as text, for the terminal, Markdown and the page."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from rich.table import Table
 
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, Estimate
 from hanabi_grpo.evaluation.crossplay.summary import Summary
+from hanabi_grpo.evaluation.tables import Sheet
 from hanabi_grpo.types import player_name
 
 UNKNOWN = "–"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
-    """One table; its first `num_labels` columns are text, the others numbers."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    num_labels: int = 1
 
 
 def describe(summary: Summary) -> list[str]:
@@ -61,7 +47,7 @@ def matrix_note(summary: Summary) -> str:
     return text
 
 
-def matrix_table(summary: Summary, *, errors: bool = True) -> TextTable:
+def matrix_table(summary: Summary, *, errors: bool = True) -> Sheet:
     """Return the cells, with or without their standard errors."""
     row_title, column_title = seat_titles(summary)
     labels = [visible(label) for label in summary.labels]
@@ -71,25 +57,25 @@ def matrix_table(summary: Summary, *, errors: bool = True) -> TextTable:
         estimate = summary.matrix.cell(row, column)
         return show(summary, estimate) if errors else number(summary, estimate.mean)
 
-    return TextTable(
+    return Sheet(
         title="Mean scores",
         columns=(f"{row_title} \\ {column_title}", *labels),
-        rows=tuple((labels[i], *(cell(i, j) for j in range(count))) for i in range(count)),
+        groups=[[(labels[i], *(cell(i, j) for j in range(count))) for i in range(count)]],
         note=matrix_note(summary),
     )
 
 
-def whole_table(summary: Summary) -> TextTable:
+def whole_table(summary: Summary) -> Sheet:
     """Return self-play, cross-play and the gap of the whole matrix, with both errors."""
     figures = (
         ("self-play", summary.whole.self_play),
         ("cross-play", summary.whole.cross_play),
         ("self-play minus cross-play", summary.whole.gap),
     )
-    return TextTable(
+    return Sheet(
         title="Self-play and cross-play",
         columns=("", "mean", "± over deals", f"± over {summary.unit}"),
-        rows=tuple((name, *_both(summary, both)) for name, both in figures),
+        groups=[[(name, *_both(summary, both)) for name, both in figures]],
         note=(
             "Cross-play is the mean off the diagonal, both orders of each pair. ± over deals: with other decks, for "
             f"these entries. ± over {summary.unit}: with other {summary.unit} of the same kind (delete-one jackknife, "
@@ -98,7 +84,7 @@ def whole_table(summary: Summary) -> TextTable:
     )
 
 
-def entries_table(summary: Summary) -> TextTable:
+def entries_table(summary: Summary) -> Sheet:
     """Return each entry's gap and worst partners."""
     first, others = seat_titles(summary)
     rows = []
@@ -115,7 +101,7 @@ def entries_table(summary: Summary) -> TextTable:
                 f"{show(summary, entry.worst)} ({names})" if names else UNKNOWN,
             )
         )
-    return TextTable(
+    return Sheet(
         title="Entries",
         columns=(
             "entry",
@@ -126,7 +112,7 @@ def entries_table(summary: Summary) -> TextTable:
             "± partners",
             "worst decile of partners",
         ),
-        rows=tuple(rows),
+        groups=[rows] if rows else [],
         note=(
             f"Worst decile: the tenth of the others, at least one, with which the entry {first} scores least. Its ± "
             "does not count that the choice was made by the same deals."
@@ -134,7 +120,7 @@ def entries_table(summary: Summary) -> TextTable:
     )
 
 
-def ranking_table(summary: Summary) -> TextTable:
+def ranking_table(summary: Summary) -> Sheet:
     """Return the entries by how well the others play with them."""
     ranked = sorted(
         ((entry.rank, number) for number, entry in enumerate(summary.entries) if entry.rank is not None),
@@ -144,16 +130,16 @@ def ranking_table(summary: Summary) -> TextTable:
         entry = summary.entries[index]
         behind = UNKNOWN if rank == 1 else show(summary, entry.behind_best)
         rows.append((str(rank), visible(summary.labels[index]), show(summary, entry.cross_play), behind))
-    return TextTable(
+    return Sheet(
         title="Best partner on average",
         columns=("rank", "entry", "cross-play", "behind the first"),
-        rows=tuple(rows),
+        groups=[rows] if rows else [],
         note="Mean over all others and both orders; each entry is left out of its own mean. Behind: paired over deals.",
-        num_labels=2,
+        num_names=2,
     )
 
 
-def swap_table(summary: Summary) -> TextTable:
+def swap_table(summary: Summary) -> Sheet:
     """Return what every entry with an adapter per player scores when they change seats."""
     straight = ", ".join(player_name(player) for player in range(summary.plan.config.players))
     rows: list[tuple[str, ...]] = []
@@ -164,22 +150,22 @@ def swap_table(summary: Summary) -> TextTable:
             minus = show(summary, team.minus_straight, sign=True)
             rows.append((visible(swap.label), adapters, show(summary, team.score), minus))
     skipped = "; ".join(f"{visible(label)}: {reason}" for label, reason in summary.plan.no_swap.items())
-    return TextTable(
+    return Sheet(
         title="Seat swap",
         columns=("entry", "adapters in seats 0, 1, …", "score", "minus own seats"),
-        rows=tuple(rows),
+        groups=[rows] if rows else [],
         note="The last column is paired over deals." + (f" {skipped}." if skipped else ""),
-        num_labels=2,
+        num_names=2,
     )
 
 
-def all_tables(summary: Summary) -> list[TextTable]:
+def all_sheets(summary: Summary) -> list[Sheet]:
     """Return every table that says something, the matrix first."""
     tables = [matrix_table(summary), whole_table(summary), entries_table(summary)]
     ranking, swaps = ranking_table(summary), swap_table(summary)
-    if ranking.rows:
+    if ranking.groups:
         tables.append(ranking)
-    if swaps.rows or summary.plan.no_swap:
+    if swaps.groups or summary.plan.no_swap:
         tables.append(swaps)
     return tables
 
@@ -198,29 +184,6 @@ def number(summary: Summary, value: float, *, sign: bool = False) -> str:
     digits = 2 if summary.reachable_max >= 10 else 3
     # A rounded -0.001 is no negative number.
     return f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}"
-
-
-def markdown(table: TextTable) -> str:
-    """Return a table as Markdown under its title."""
-    rule = ["---"] * table.num_labels + ["---:"] * (len(table.columns) - table.num_labels)
-    lines = [f"## {table.title}", "", _row(table.columns), _row(rule), *map(_row, table.rows)]
-    return "\n".join(lines) + "\n" + (f"\n{table.note}\n" if table.note else "")
-
-
-def rich_table(table: TextTable) -> Table:
-    """Return a table for the terminal."""
-    shown = Table(title=table.title, title_justify="left", caption=table.note, caption_justify="left")
-    for place, column in enumerate(table.columns):
-        is_label = place < table.num_labels
-        shown.add_column(column, justify="left" if is_label else "right", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*row)
-    return shown
-
-
-def _row(cells: Sequence[str]) -> str:
-    escaped = [cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells]
-    return "| " + " | ".join(escaped) + " |"
 
 
 def _both(summary: Summary, both: BothErrors) -> tuple[str, ...]:

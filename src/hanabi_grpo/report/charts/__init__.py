@@ -1,10 +1,11 @@
-"""Pictures: the learning curve of a run, and the heat map of a matrix of scores.
+"""Pictures by matplotlib, which is imported when something is drawn, not before.
 
-matplotlib is imported when something is drawn, not before; `color_scale` does without it.
+Map:
+    canvas       figures, their looks, files and data: addresses
+    labels       names at the right end of lines
+    run          score, players, phases of a run; small figures of its page
+    alarms       what the alarms watch, with thresholds
+    bands        arms of several seeds
+    heat_map     a matrix of scores
+    color_scale  from a score to a colour
 """
-
-from hanabi_grpo.report.charts.color_scale import ColorScale
-from hanabi_grpo.report.charts.heat_map import draw_heat_map
-from hanabi_grpo.report.charts.learning_curve import learning_curve, read_metrics
-
-__all__ = ["ColorScale", "draw_heat_map", "learning_curve", "read_metrics"]

@@ -5,8 +5,8 @@ from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.curves import Axis, Curve
+from hanabi_grpo.report.charts.canvas import LEVEL, add_caption, make_figure, save_figure, tidy
 from hanabi_grpo.report.charts.labels import Label, write_labels
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -14,10 +14,8 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _LINES = ("-", (0, (6, 2)), (0, (1, 1)), (0, (6, 2, 1, 2)), (0, (3, 1)), (0, (8, 2, 1, 2, 1, 2)))
 _MARKERS = ("o", "s", "^", "D", "v")
 """Line styles and markers tell arms apart where colours are lost, or used again."""
-_REFERENCE = "#555555"
 _NUM_MARKERS = 8
 _SIZE = (10.0, 6.0)
-_DPI = 130
 
 
 def draw_bands(
@@ -46,19 +44,14 @@ def draw_bands(
     Raises:
         SettingsError: The file cannot be written.
     """
-    # The object interface: pyplot would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     references = references or {}
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(*_SIZE)
     axes = figure.subplots()
     axes.set_ylim(_limits(curves, references, most_points))
     labels = []
     for name, value in references.items():
-        axes.axhline(value, color=_REFERENCE, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
-        labels.append(Label(text=f"{name} {value:.2f}", y=value, color=_REFERENCE))
+        axes.axhline(value, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
+        labels.append(Label(text=f"{name} {value:.2f}", y=value, color=LEVEL))
     for curve, color, line, marker in zip(curves, cycle(_COLORS), cycle(_LINES), cycle(_MARKERS), strict=False):
         if curve.band:
             axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.16, linewidth=0, zorder=2)
@@ -80,14 +73,9 @@ def draw_bands(
     axes.set_xlabel("training step" if axis is Axis.STEPS else "games seen")
     heading = title or (f"Training on {board}" if board else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
-    figure.supxlabel(_caption(curves, window, board if title else ""), fontsize=8.5, x=0.01, ha="left", color="#333333")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=_DPI, format="png")
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another --out-png.") from error
+    add_caption(figure, _caption(curves, window, board if title else ""))
+    tidy(axes, steps=False)
+    save_figure(figure, path)
 
 
 def _limits(curves: Sequence[Curve], references: Mapping[str, float], most_points: int | None) -> tuple[float, float]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.report.charts.color_scale import ColorScale, color_at
+from hanabi_grpo.report.charts.canvas import make_figure, save_figure
+from hanabi_grpo.report.charts.color_scale import color_at, ink_on
 
 _CELL_INCHES = 0.82
-_DPI = 130
 _WRAP = 24
 """Characters of a label's line."""
 _MAX_LINES = 3
@@ -39,39 +39,34 @@ def draw_heat_map(
         means: Rows of mean scores; NaN: not played.
         errors: Standard errors, of the same shape; NaN: unknown.
         labels: Of rows and columns.
-        maximum: Most points that the board allows, for the colours; see `ColorScale.over`.
+        maximum: Most points that the board allows, for the colours, which go from 0 to it.
         title: Heading; may have several lines.
         row_title: What the rows are.
         column_title: What the columns are.
         note: Small text below the map.
     """
-    # The object interface: pyplot would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import ListedColormap, Normalize
-    from matplotlib.figure import Figure
+    from matplotlib.colors import Normalize
     from matplotlib.patches import Rectangle
 
     count = len(labels)
-    scale = ColorScale.over([value for row in means for value in row], maximum)
     names = [_wrapped(label) for label in labels]
     side = max(_CELL_INCHES * count, 3.2)
     size = min(12.0, 6.0 * side / count + 5.0)
-    figure = Figure(figsize=(side + 3.6, side + 2.7), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(side + 3.6, side + 2.7)
     axes = figure.subplots()
     axes.set(xlim=(-0.5, count - 0.5), ylim=(count - 0.5, -0.5), aspect="equal")
     for i in range(count):
         for j in range(count):
             mean, error = means[i][j], errors[i][j]
             known = math.isfinite(mean)
-            color = scale.color(mean) if known else _MISSING
+            color = color_at(mean / maximum) if known else _MISSING
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=color, edgecolor="white", linewidth=1))
             if not known:
                 axes.text(j, i, "–", ha="center", va="center", fontsize=size, color="#555555")
                 continue
             show_error = math.isfinite(error) and count <= _ERRORS_UP_TO
-            style: dict[str, Any] = {"ha": "center", "va": "center", "color": scale.ink(mean)}
+            style: dict[str, Any] = {"ha": "center", "va": "center", "color": ink_on(color)}
             place: dict[str, Any] = {"xy": (j, i), "textcoords": "offset points"}
             weight = "bold" if i == j else "normal"
             up, down = (0.5 * size, -0.75 * size) if show_error else (0.0, 0.0)
@@ -90,16 +85,13 @@ def draw_heat_map(
     axes.set_ylabel(row_title, labelpad=8)
     heading = [part for line in title.splitlines() for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
-    colors = ListedColormap([color_at(step / 255) for step in range(256)])
-    bar = figure.colorbar(
-        ScalarMappable(Normalize(scale.low, scale.high), colors), ax=axes, shrink=0.8, aspect=24, pad=0.02
-    )
+    scale = ScalarMappable(Normalize(0, maximum), "viridis")
+    bar = figure.colorbar(scale, ax=axes, shrink=0.8, aspect=24, pad=0.02)
     bar.set_label(f"mean score (most points: {maximum:g})")
     bar.outline.set_visible(False)
     if note:
         figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left", parse_math=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=_DPI)
+    save_figure(figure, path)
 
 
 def _wrapped(label: str) -> str:

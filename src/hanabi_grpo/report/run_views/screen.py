@@ -7,6 +7,7 @@ from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -30,7 +31,7 @@ from hanabi_grpo.report.run_views.state import RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
-_CURVE_LINES = (6, 12)
+_CURVE_LINES = (4, 12)
 _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
 _MOST_MOVES = 12
@@ -48,7 +49,8 @@ class RunScreen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the frame out for the width and height at hand."""
-        state, width, height = self.state, options.max_width, options.height
+        state, width = self.state, options.max_width
+        height = options.height or (console.size.height if console.is_terminal else None)
         head = header(state)
         if not state.rows:
             yield head
@@ -60,7 +62,7 @@ class RunScreen:
             )
             yield from (Text(note, style="yellow") for note in state.notes)
             return
-        lines = min(max((height or 40) // 4, _CURVE_LINES[0]), _CURVE_LINES[1])
+        lines = min(max((height or 40) // 5, _CURVE_LINES[0]), _CURVE_LINES[1])
         score = curve_panel("score, mean of the training games", *series(state.rows, SCORE), lines)
         inner = (width // 2 if width >= _WIDE else width) - 4
         title = f"means of the last {WINDOW} steps; curves: the whole run"
@@ -75,7 +77,15 @@ class RunScreen:
             parts: list[RenderableType] = [head, body]
         else:
             parts = [head, score, alarms, phases, figures]
-        used = sum(len(console.render_lines(part, options.update(height=None))) for part in parts)
+        drawn = [line for part in parts for line in console.render_lines(part, options.update(height=None))]
+        used = len(drawn)
+        if height is not None and used > height:
+            for line in drawn[: height - 1]:
+                yield from line
+                yield Segment.line()
+            more = f"{used - height + 1} more lines: figures of team and players; use a higher terminal"
+            yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
+            return
         yield from parts
         if state.game is not None:
             # Two lines of frame, one of the heading and one of the table.

@@ -3,7 +3,7 @@
 Map:
     layout      which counters there are, and where each one lies
     walk        one game, move by move, into counters
-    counts      ConventionCounts: add games, merge, to JSON and back
+    counts      ConventionCounts: add games
     estimates   standard errors over deals, mutual information
     figures     the names, formulas and sources of the figures
     report      counters to figures

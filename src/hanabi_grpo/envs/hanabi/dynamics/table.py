@@ -175,7 +175,7 @@ ALARMS: tuple[Alarm, ...] = (
         name="hints_lost", figure="{player}/hint_bits", title="bits that its hint tells the next player", below=True,
         reference=Reference.HIGHEST, raise_at=0.25, clear_at=0.5, least_change=0.08, unless_better=True,
         means="its hints told the next player much more before, and the score does not rise: a convention was lost.",
-        do=f"Compare hanabi-grpo conventions of both checkpoints. {_LESS_STEEP}.",
+        do=f"Compare what hints mean to both checkpoints (hanabi-grpo collect, report --conventions). {_LESS_STEEP}.",
     ),
     Alarm(
         name="hints_silent", figure="hint_bits", title="bits that a hint tells the next player", below=True,

@@ -4,8 +4,7 @@
 - `screens`: what the person is shown: the table, the log, the legal moves, what can be worked out.
 - `ending`: the score in words and the own cards.
 - `seat`: the policy that shows and asks.
-- `journal`: a game on disk after every move, so that it can be gone on with.
 
-Everything that is shown before the end is a function of a `PlayerView` and of whose replies were no legal move, so it
+Everything that is shown before the end is a function of a `PlayerView`, so it
 cannot leak a hidden card.
 """

@@ -144,7 +144,7 @@ def help_screen(view: PlayerView) -> Group:
         ("k", "what your cards may be, with the cards counted that you can see"),
         ("l", "every move so far"),
         ("t", "the table again"),
-        ("q", "leave; the game is kept and can be gone on with"),
+        ("q", "leave; the game is not kept"),
     ):
         grid.add_row(Text(key, style="bold"), words)
     partner = (view.player + 1) % view.num_players

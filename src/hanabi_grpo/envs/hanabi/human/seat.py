@@ -8,7 +8,7 @@ from rich.console import Console
 from hanabi_grpo.envs.hanabi.human.moves import read_move
 from hanabi_grpo.envs.hanabi.human.screens import beliefs_screen, help_screen, log_screen, sentences, show, table_screen
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules import Event, GameSpec, PlayerView, format_action
+from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView, format_action
 from hanabi_grpo.types import Reply
 
 PROMPT = "Your move (? for help): "
@@ -31,8 +31,6 @@ class HumanPolicy:
     """Shows its argument and returns a line; EOFError at the end of input."""
     labels: Sequence[str]
     """Per seat, what the table calls it."""
-    note: Callable[[int, Event], str] = lambda number, event: ""
-    """Returns what else to tell of the past move of a number, from 0; "" for nothing."""
     style: ObservationStyle = ObservationStyle.FULL
     """How the move is worded in the record."""
     name: str = "human"
@@ -55,7 +53,7 @@ class HumanSeat:
             PlayerLeftError: The person typed q, or the input ended.
         """
         policy = self._policy
-        told = self.told(view)
+        told = sentences(view)
         table = table_screen(view, policy.labels, told)
         show(policy.console, table)
         while True:
@@ -81,8 +79,3 @@ class HumanSeat:
                 if not isinstance(move, str):
                     return Reply(text=format_action(move, style=policy.style, num_players=view.num_players))
                 policy.console.print(move, markup=False)
-
-    def told(self, view: PlayerView) -> list[str]:
-        """Return every past move as a sentence, with its note."""
-        notes = (self._policy.note(number, event) for number, event in enumerate(view.events))
-        return [" ".join(filter(None, pair)) for pair in zip(sentences(view), notes, strict=True)]

@@ -6,7 +6,6 @@ Map:
     selection    which games of a file are shown
     texts        thoughts apart from answers; no character of a reply steers a terminal or a browser
     terminal     games with rich
-    page         games as one HTML file
     live_game    hanab.live's JSON, and the rules that it must have to be ours
     compact      hanab.live's URL fragment
     hanab_live   recordings to hanab.live's games and back

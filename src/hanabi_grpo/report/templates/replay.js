@@ -79,8 +79,9 @@ function start() {
     button("▶|", "end (end)", () => go(state.game, Infinity)), hider, slider);
   const table = make("div");
   table.id = "table";
-  const keys = make("p", "keys", "← → turn · home end · space plays · ↑ ↓ game · h hides the mover's own cards");
-  find("board").append(table, controls, keys);
+  const keys = make("p", "keys", "Under a card: the colours and ranks that hints leave possible; underlined: named by a hint. " +
+    "← → turn · home end · space plays · ↑ ↓ game · h hides the mover's own cards");
+  find("board").append(controls, table, keys);
 
   for (const score of [...new Set(rows.map((row) => row.score))].sort((a, b) => a - b)) {
     const option = make("option", "", String(score));
@@ -137,7 +138,7 @@ function start() {
     const board = position(game, state.turn);
     const move = game.moves[state.turn];
     const mover = move ? move[0] : -1;
-    const hands = make("div", game.players.length > 3 ? "hands many" : "hands");
+    const hands = make("div", `hands${game.players.length > 3 ? " many" : ""}${game.board[2] < 4 ? " few" : ""}`);
     hands.append(...game.players.map((name, seat) => handOf(game, board, seat, mover, move)));
     find("table").replaceChildren(statusOf(game, board, move), hands, discardsOf(board));
     slider.max = game.moves.length + 1;

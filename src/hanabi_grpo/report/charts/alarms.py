@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, Reading
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.charts.canvas import COLORS, make_figure, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-_COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
 _RAISED = "#c62828"
 _COLUMNS = 4
 _CELL = (3.4, 2.3)
@@ -27,64 +27,59 @@ class _Line:
     levels: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """Per alarm its threshold, where it has one."""
 
+    @property
+    def tells(self) -> bool:
+        """Whether it moves, or an alarm was raised on it: a constant says nothing."""
+        return bool(self.raised) or len(set(self.values)) > 1 or len(self.values) == 1
 
-def draw_dynamics(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """Draw every figure that an alarm watches against the step, and write a PNG.
+
+def alarm_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> "Figure":
+    """Return every figure that an alarm watches against the step, those with a raised alarm first.
 
     Thin: each step; bold: the mean over the last steps, which alarms look at; dashed: their thresholds, a relative one
-    for each player; a red band: steps at which an alarm of this figure was raised.
+    for each player; a red band: steps at which an alarm of this figure was raised. Constants are left out.
 
     Args:
-        path: File to write; its folder is made where it is missing.
         rows: Of `dynamics.read_history`.
         title: Heading.
 
     Raises:
-        SettingsError: No row has a figure that an alarm watches, or the file cannot be written.
+        SettingsError: No row has a figure that an alarm watches.
     """
     pictures = _pictures(rows)
     if not pictures:
         raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
-    # The object interface: pyplot would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(_COLUMNS, len(pictures))
     num_rows = -(-len(pictures) // columns)
-    figure = Figure(figsize=(_CELL[0] * columns, _CELL[1] * num_rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = make_figure(_CELL[0] * columns, _CELL[1] * num_rows + 0.8)
     grid = figure.subplots(num_rows, columns, squeeze=False, sharex=True)
-    subjects = sorted({subject for _, lines in pictures.values() for subject in lines if subject.startswith("player_")})
-    color_of = dict(zip(subjects, _COLORS, strict=False))
-    for index, (heading, lines) in enumerate(pictures.values()):
-        _draw(grid[index // columns][index % columns], heading, lines, color_of)
-    for index in range(len(pictures), num_rows * columns):
-        grid[index // columns][index % columns].set_visible(False)
-    for column in range(columns):
-        last = (len(pictures) - 1 - column) // columns
-        grid[last][column].set_xlabel("training step", fontsize=8)
-        grid[last][column].tick_params(labelbottom=True)
-    shown = [axes for axes in grid.flat if axes.get_visible()]
+    subjects = sorted({subject for _, lines in pictures for subject in lines if subject.startswith("player_")})
+    color_of = dict(zip(subjects, COLORS, strict=False))
+    for place, axes in enumerate(grid.flat):
+        if place >= len(pictures):
+            axes.set_visible(False)
+            continue
+        _draw(axes, *pictures[place], color_of)
+        if place >= len(pictures) - columns:
+            axes.set_xlabel("training step", fontsize=8)
+            axes.tick_params(labelbottom=True)
     if color_of:
-        handles = [shown[0].plot([], [], color=color, label=name)[0] for name, color in color_of.items()]
+        handles = [grid[0][0].plot([], [], color=color, label=name)[0] for name, color in color_of.items()]
         figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110, format="png")
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another --out.") from error
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
+    return figure
 
 
-def _pictures(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, dict[str, _Line]]]:
-    """Return per figure its heading and lines by subject, in the order of the table of alarms."""
+def _pictures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, _Line]]]:
+    """Return per figure its heading and lines by subject; raised ones first, else in the order of the table."""
     watch = AlarmWatch()
     pictures: dict[str, tuple[str, dict[str, _Line]]] = {alarm.figure: (alarm.title, {}) for alarm in watch.alarms}
     for row in rows:
         watch.update(row)
         for reading in watch.readings:
             _add(pictures[reading.alarm.figure][1].setdefault(reading.subject, _Line()), int(row["step"]), reading)
-    return {figure: picture for figure, picture in pictures.items() if picture[1]}
+    found = [picture for picture in pictures.values() if any(line.tells for line in picture[1].values())]
+    return sorted(found, key=lambda picture: not any(line.raised for line in picture[1].values()))
 
 
 def _add(line: _Line, step: int, reading: Reading) -> None:
@@ -99,10 +94,10 @@ def _add(line: _Line, step: int, reading: Reading) -> None:
 
 
 def _draw(axes: "Axes", heading: str, lines: Mapping[str, _Line], color_of: Mapping[str, str]) -> None:
-    others = iter(_COLORS)
+    others = iter(COLORS)
     drawn: set[tuple[tuple[int, float], ...]] = set()
     for subject, line in lines.items():
-        color = color_of.get(subject) or next(others, _COLORS[0])
+        color = color_of.get(subject) or next(others, COLORS[0])
         axes.plot(line.steps, line.values, color=color, alpha=0.3, linewidth=0.8)
         label = None if subject in color_of else subject or None
         axes.plot(line.steps, line.means, color=color, linewidth=1.7, label=label)
@@ -117,12 +112,16 @@ def _draw(axes: "Axes", heading: str, lines: Mapping[str, _Line], color_of: Mapp
                 continue
             drawn.add(key)
             steps, values = zip(*levels, strict=True)
-            axes.plot(steps, values, color=_RAISED if fixed else color_of.get(subject, _RAISED),
-                      linestyle="--", linewidth=0.9)  # fmt: skip
+            color = _RAISED if fixed else color_of.get(subject, _RAISED)
+            axes.plot(steps, values, color=color, linestyle="--", linewidth=0.9)
             # A threshold far away would press the curve flat.
             reach = high - low
-            low = min([low, *(value for value in values if value > low - reach)])
-            high = max([high, *(value for value in values if value < high + reach)])
+            near = [value for value in values if low - reach < value < high + reach]
+            low, high = min([low, *near]), max([high, *near])
+            if values[-1] in near:
+                axes.annotate(
+                    f"{values[-1]:.3g}", (steps[-1], values[-1]), fontsize=6.5, color=color, va="bottom", ha="right"
+                )
     pad = 0.05 * (high - low or 1.0)
     axes.set_ylim(low - pad, high + pad)
     if any(subject and subject not in color_of for subject in lines):
@@ -130,5 +129,4 @@ def _draw(axes: "Axes", heading: str, lines: Mapping[str, _Line], color_of: Mapp
     is_raised = any(line.raised for line in lines.values())
     axes.set_title(heading, fontsize=8.5, loc="left", color=_RAISED if is_raised else "black")
     axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    tidy(axes, steps=False)

@@ -1,28 +1,32 @@
-"""Recorded games as one HTML file that needs nothing else: no network, no server, and to be read no script either.
+"""The page of recorded games. Every text is in its list of turns; the script only adds the board."""
 
-Every text is in the page's own list of turns, which the template escapes; the script only adds the board. A content
-security policy names the hash of that script, so that nothing else in the page can run or fetch anything.
-"""
-
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import Move, Timeline
+from hanabi_grpo.envs.hanabi.replays.timeline import Move, Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome, signed
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
+from hanabi_grpo.report.page import render
+from hanabi_grpo.training.advantages import Estimator
+from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
 
 _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
-_PACKAGE = "hanabi_grpo.report.replays"
 
 
-def render_page(timelines: Sequence[Timeline], *, title: str, prompts: bool = False, estimator: str = "") -> str:
+def timelines_of(recordings: Sequence[Recording], chosen: Sequence[Recording], estimator: Estimator) -> list[Timeline]:
+    """Return the chosen ones of some games played again, with the advantages that they have among all of them.
+
+    Raises:
+        SettingsError: A record does not fit its deal.
+    """
+    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+    return [make_timeline(one, advantages[one.number]) for one in chosen]
+
+
+def render_games(timelines: Sequence[Timeline], *, title: str, prompts: bool = False, estimator: str = "") -> str:
     """Return the page.
 
     `#game=3&turn=5` behind its address opens that position; `turn` counts from 1.
@@ -33,17 +37,11 @@ def render_page(timelines: Sequence[Timeline], *, title: str, prompts: bool = Fa
         prompts: Also what the players were shown; the page becomes several times larger.
         estimator: Name of the advantage estimator, and what it compares with; "" when no advantages were computed.
     """
-    style, script = _template("replay.css"), _template("replay.js")
-    environment = Environment(
-        loader=PackageLoader(_PACKAGE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
-    return environment.get_template("replay.html.j2").render(
+    return render(
+        "replay.html.j2",
+        script="replay.js",
         title=visible(title),
-        style=style,
-        style_hash=_hash(style),
-        script=script,
-        script_hash=_hash(script),
+        has_versions=any(move.turn.version is not None for timeline in timelines for move in timeline.moves),
         games=[_game(timeline, prompts) for timeline in timelines],
         data={"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]},
         estimator=estimator,
@@ -118,11 +116,3 @@ def _move(timeline: Timeline, move: Move, prompts: bool) -> dict[str, Any]:
         "said": "" if turn.kind is ReplyKind.LEGAL and said == turn.action else said or "(nothing)",
         "prompt": visible(move.prompt) if prompts else "",
     }
-
-
-def _template(name: str) -> str:
-    return resources.files(_PACKAGE).joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

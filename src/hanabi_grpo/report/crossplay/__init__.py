@@ -1,1 +1,0 @@
-"""The cross-play page and its files."""

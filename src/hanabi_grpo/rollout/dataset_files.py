@@ -1,0 +1,95 @@
+"""Datasets as files: a row for each board, checked as training checks it."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.rules import is_held_out
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.datasets import PROMPT, mix_line, parse_rows
+from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.settings import Settings
+
+
+def dataset_row(
+    preset: str,
+    *,
+    players: int | None,
+    suite: str,
+    num_deals: int,
+    observation: str | None = None,
+    share: float = 1,
+    from_step: int | None = None,
+    until_step: int | None = None,
+) -> dict[str, Any]:
+    """Return one row; `num_deals` 0 means fresh deals for ever, and a key that is None is left out.
+
+    Raises:
+        SettingsError: The board does not exist, the suite is held out, or the number is negative.
+    """
+    config: dict[str, Any] = {"preset": preset, "suite": suite}
+    config |= {key: value for key, value in (("players", players), ("observation", observation)) if value is not None}
+    EnvConfig.parse({key: value for key, value in config.items() if key != "suite"})
+    if not suite or is_held_out(suite):
+        raise SettingsError(f"--suite {suite!r}: suites that start with eval or test are held out; use train.")
+    if num_deals < 0:
+        raise SettingsError(f"--num-deals {num_deals}: must be 0 (fresh deals for ever) or more.")
+    if num_deals:
+        config["seeds"] = list(range(num_deals))
+    row: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "env_config": config}
+    if share != 1:
+        row["share"] = share
+    return row | {key: step for key, step in (("from_step", from_step), ("until_step", until_step)) if step is not None}
+
+
+def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
+    """Write rows to a new file, or behind those of an old one; returns what is played when.
+
+    The whole content is checked first, as training checks it; an old file is replaced in one step or stays.
+
+    Raises:
+        SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows that do not fit.
+    """
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    try:
+        if not add:
+            if out.exists():
+                raise FileExistsError
+            line = _checked(text.encode(), out)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("x", encoding="utf-8") as file:
+                file.write(text)
+            return line
+        old = out.read_bytes()
+        old += b"" if not old or old.endswith(b"\n") else b"\n"
+        line = _checked(old + text.encode(), out)
+        write_text_atomic(out, (old + text.encode()).decode())
+        return line
+    except FileExistsError as error:
+        raise SettingsError(
+            f"--out {out}: exists already; choose another name, remove it, or put the rows behind its own with --add."
+        ) from error
+    except FileNotFoundError as error:
+        raise SettingsError(f"--out {out}: there is no such file to add to; leave out --add.") from error
+    except OSError as error:
+        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
+
+
+def _checked(content: bytes, path: Path) -> str:
+    settings = Settings()
+    try:
+        players = {json.loads(line)["env_config"].get("players") for line in content.splitlines() if line.strip()}
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        players = set()
+    if any(type(given) is int and 2 <= given <= 5 for given in players):
+        players.discard(None)
+        if len(players) > 1:
+            counts = ", ".join(map(str, sorted(players, key=str)))
+            raise SettingsError(
+                f"{path}: rows for {counts} players; all games of a run have as many. Write a file for each."
+            )
+        [count] = players
+        settings = Settings(players=count)
+    return mix_line(parse_rows(content, path, settings), settings)

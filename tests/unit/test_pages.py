@@ -1,0 +1,150 @@
+"""The four pages are one family: each is one file that fetches nothing, runs only its own code and escapes texts."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from convention_games import some_counts
+from crossplay_parts import summary_of
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.conventions import convention_report
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.report.conventions_page import render_conventions
+from hanabi_grpo.report.cross_play_page import render_cross_play
+from hanabi_grpo.report.page import write_page
+from hanabi_grpo.report.replay_page import render_games
+from hanabi_grpo.report.run_page import run_page
+from hanabi_grpo.report.run_report import read_report
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.runs.evaluation_result import result_to_json
+from hanabi_grpo.runs.incidents import IncidentLog
+from pages import Reader
+from tracked_runs import add_row, tracked_run
+
+NASTY = (
+    "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
+    "\x00\x1b\u202eabc\ud800]]>'\"\u2028$x_1$"
+)
+LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+
+
+def run_of(folder: Path, text: str) -> str:
+    """Return a run's page on which settings, incidents, boards and an evaluation bear this text."""
+    run = tracked_run(folder / "run", steps=12, MAX_STEPS="40")
+    # A file of UTF-8 holds no lone surrogate.
+    text = text.encode("utf-8", "replace").decode()
+    IncidentLog(run).record(text, text)
+    settings = json.loads((run / "settings.json").read_text())
+    settings["settings"] |= {"HANABI_PRESET": text, text: text}
+    (run / "settings.json").write_text(json.dumps(settings))
+    add_row(run, 41, **{"games/" + text: 1.0, "score/" + text: 1.0})
+    result = evaluate_scripted("random", LAPTOP, 4)
+    (run / "evil.json").write_text(json.dumps({**result_to_json(result), "label": text}))
+    return run_page(read_report(run))[0]
+
+
+def games_of(folder: Path, text: str) -> str:
+    """Return the page of games whose replies, prompts and players bear this text."""
+    episodes = asyncio.run(play_group(LAPTOP, [HintBot(noise=0.3)] * 2, suite="train", seed=0, num_games=2))
+    timelines = []
+    for number, one in enumerate(episodes):
+        turns = tuple(replace(turn, reply=f"<think>{text}</think>{text}", prompt=text) for turn in one.turns)
+        recording = Recording(episode=replace(one, turns=turns), number=number, names=(text, "</script>"))
+        timelines.append(make_timeline(recording))
+    return render_games(timelines, title=text, prompts=True)
+
+
+def conventions_of(folder: Path, text: str) -> str:
+    """Return the page of two line-ups of this name."""
+    report = convention_report(text, some_counts(5))
+    return render_conventions([report, report], title=text)
+
+
+def cross_play_of(folder: Path, text: str) -> str:
+    """Return the page of a cross-play with an entry of this name."""
+    summary = summary_of(folder, "hint-bot", "random", deals=4)
+    entries = (replace(summary.plan.entries[0], label=text), *summary.plan.entries[1:])
+    return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries, no_swap={text: "no seats"})))
+
+
+PAGES: dict[str, Callable[[Path, str], str]] = {
+    "run": run_of,
+    "games": games_of,
+    "conventions": conventions_of,
+    "cross-play": cross_play_of,
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    # A folder for each text: what was played in one is found there again.
+    return lambda text: PAGES[request.param](tmp_path_factory.mktemp("page"), text)
+
+
+def frame_of(page: str) -> str:
+    """Return the page in the frame of another one; "" where there is none."""
+    found = re.search(r'<iframe[^>]+base64,([^"]+)"', page)
+    return base64.b64decode(found[1]).decode() if found else ""
+
+
+def test_a_hostile_text_stays_a_text(page_of: Callable[[str], str]) -> None:
+    plain, hostile = page_of("a plain name that is as long as others"), page_of(NASTY)
+    clean, dirty = Reader(plain), Reader(hostile)
+    assert dirty.tags == clean.tags
+    assert [name for name, _ in dirty.attributes] == [name for name, _ in clean.attributes]
+    assert "alert(1)" in dirty.text + str(dirty.attributes) and "{{ 7*7 }}" in hostile
+    for page in (hostile, frame_of(hostile)):
+        assert not set("\x00\x1b\u202e\u2028\ud800") & set(page)
+        page.encode("utf-8")
+    assert "[U+202E]abc" in hostile
+
+
+def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[str], str]) -> None:
+    page = page_of("name")
+    [policy] = [
+        value for name, value in Reader(page).attributes if name == "content" and "default-src" in (value or "")
+    ]
+    assert policy is not None and policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    codes = re.findall(r"<(style|script)>(.*?)</\1>", page + frame_of(page), re.DOTALL)
+    assert codes
+    for kind, code in codes:
+        digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+        assert re.search(rf"{kind}-src [^;]*'sha256-{re.escape(digest)}'", policy)
+    reader = Reader(page)
+    assert not {"link", "object", "embed", "base"} & set(reader.tags)
+    addresses = [value or "" for name, value in reader.attributes if name in ("src", "href", "action", "srcset")]
+    assert all(value.startswith(("#", "data:image/svg+xml;base64,", "data:text/html;")) for value in addresses)
+    assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
+    assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
+
+
+def test_every_page_has_the_same_style(tmp_path: Path) -> None:
+    styles = []
+    for number, (name, make) in enumerate(PAGES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        page = make(folder, "name")
+        styles.append(re.search("<style>(.*?)</style>", page, re.DOTALL)[1])  # type: ignore[index]
+        assert f'<body class="{ {"games": "replay"}.get(name, name) }">' in page
+    # Cross-play has its colours behind it.
+    assert styles[0] == styles[1] == styles[2] and styles[3].startswith(styles[0])
+
+
+def test_a_page_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "page.html"):
+        with pytest.raises(SettingsError, match=f"--html {path}: cannot be written"):
+            write_page(path, "page", "--html")
+    said = write_page(tmp_path / "new" / "page.html", "<p>", "--html")
+    assert said == f"wrote {tmp_path / 'new' / 'page.html'} (0 kB); open it in a browser."
