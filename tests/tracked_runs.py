@@ -8,7 +8,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.checkpoints import write_checkpoint
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.settings import load_settings, settings_json
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

@@ -127,7 +127,7 @@ class Episode:
     """Points on the table at the end, kept on a bomb."""
     turns: tuple[Turn, ...] = field(default=())
     seats: tuple[str, ...] = ()
-    """Who sat in each seat, see `seating`; empty in records that do not say."""
+    """Who sat in each seat, see `refs`; empty in records that do not say."""
     instance_id: str = ""
     """Which server process played it."""
 

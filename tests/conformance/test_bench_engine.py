@@ -16,7 +16,7 @@ from bench_engine import BLOCK, FakeLLM
 from fake_engine import CHAT
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.training.adapters import add_adapters
+from hanabi_grpo.training.model.adapters import add_adapters
 from small_models import SHIPPED
 
 ROOT = Path(__file__).parents[2]

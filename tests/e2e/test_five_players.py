@@ -17,7 +17,7 @@ from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.types import player_names
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 PLAYERS = player_names(5)
 STEPS = 3
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from hanabi_grpo.commands.serve import serve
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {
     "none": "",

@@ -15,7 +15,7 @@ from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_jso
 from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from hanabi_grpo.evaluation.crossplay.entries import (
     swap_orders,
     unit_of,
 )
+from hanabi_grpo.settings.refs import Role, ScriptRef, parse_checkpoint
 
 
 def test_entries_are_words_with_or_without_a_name() -> None:
@@ -64,11 +65,6 @@ def test_a_run_stands_for_the_checkpoint_that_is_newest_now(tmp_path: Path) -> N
     assert [entry.run for entry in entries] == [run, run, run, None]
 
 
-def test_checkpoints_of_runs_with_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path / name / "run", 5, [0.1, 0.2]) for name in ("a", "b")]
-    assert [entry.label for entry in parse_entries([*map(str, folders), "iggi"], 2)] == [*map(str, folders), "iggi"]
-
-
 def test_a_cell_seats_the_row_first_and_the_column_everywhere_else() -> None:
     row, column = parse_entries(["iggi", "piers"], 4)
     assert cell_line_up(row, column, 4).words == ("iggi", "piers", "piers", "piers")
@@ -78,15 +74,15 @@ def test_a_cell_seats_the_row_first_and_the_column_everywhere_else() -> None:
 def test_swapped_seats_hold_the_entrys_own_adapters() -> None:
     assert swap_orders(2) == [(1, 0), (0, 0), (1, 1)]
     assert swap_orders(4) == [(1, 2, 3, 0), (2, 3, 0, 1), (3, 0, 1, 2)]
-    served = Entry(label="served", word="served")
+    served = Entry(label="served", ref=Role.SERVED)
     assert swap_line_up(served, (1, 0)).words == ("player_1@latest", "player_0@latest")
-    saved = Entry(label="a", word="runs/a/checkpoint-5")
+    saved = Entry(label="a", ref=parse_checkpoint("runs/a/checkpoint-5"))
     assert swap_line_up(saved, (1, 1)).words == ("runs/a/checkpoint-5:player_1",) * 2
 
 
 def test_the_error_is_over_training_seeds_only_where_every_entry_is_a_run_of_its_own() -> None:
     words = ("a/checkpoint-5", "a/checkpoint-9", "b/checkpoint-5")
-    a, later_a, b = (Entry(label=word, word=f"runs/{word}") for word in words)
-    bot = Entry(label="iggi", word="iggi")
+    a, later_a, b = (Entry(label=word, ref=parse_checkpoint(f"runs/{word}")) for word in words)
+    bot = Entry(label="iggi", ref=ScriptRef(name="iggi"))
     assert unit_of([a, b]) == "training seeds"
     assert unit_of([a, later_a, b]) == unit_of([a, b, bot]) == "entries"

@@ -3,12 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 
 from hanabi_grpo.commands.dataset import dataset_row, write_dataset
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
 from hanabi_grpo.settings import Settings
 
@@ -54,11 +51,6 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
             "end_deal": None,
         }
     ]
-
-
-def test_the_preset_may_come_from_the_environment_alone(tmp_path: Path) -> None:
-    rows = load_rows(write(tmp_path, {}), Settings(preset="mini", players=3))
-    assert (rows[0]["env_config"]["preset"], rows[0]["env_config"]["players"]) == ("mini", 3)
 
 
 @pytest.mark.parametrize(
@@ -121,28 +113,13 @@ def test_a_key_with_another_value_in_the_environment_is_an_error_and_with_the_sa
     assert load_rows(path, Settings())[0]["env_config"]["bomb_rule"] == "keep"
 
 
-def test_the_example_in_the_messages_is_itself_a_right_row(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text(EXAMPLE_ROW + "\n")
-    assert load_rows(path, Settings())[0]["suite"] == "train"
-
-
 def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
     missing = tmp_path / "none.jsonl"
     assert f"hanabi-grpo dataset --preset laptop --out {missing}" in message(missing)
     (tmp_path / "empty.jsonl").write_text("\n")
     assert message(tmp_path / "empty.jsonl").startswith(f"{tmp_path / 'empty.jsonl'}: no rows.")
-
-
-@examples(deadline=None)
-@given(st.binary(max_size=200))
-def test_any_bytes_give_rows_or_an_error_of_ours(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.jsonl"
-    path.write_bytes(content)
-    try:
-        assert load_rows(path, Settings())
-    except HanabiGrpoError as error:
-        assert str(path) in str(error)
+    (tmp_path / "example.jsonl").write_text(EXAMPLE_ROW)
+    assert load_rows(tmp_path / "example.jsonl", Settings())[0]["suite"] == "train"
 
 
 def test_deals_take_rows_in_turn_with_fresh_or_cycled_seeds(tmp_path: Path) -> None:
@@ -159,25 +136,11 @@ def test_deals_take_rows_in_turn_with_fresh_or_cycled_seeds(tmp_path: Path) -> N
     ]
 
 
-@examples(deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 30), st.integers(0, 30))
-def test_deals_do_not_depend_on_how_the_list_is_cut(start: int, first: int, second: int) -> None:
-    rows = load_rows(DATA / "hanabi.laptop.jsonl", Settings())
-    assert deals(rows, start, first) + deals(rows, start + first, second) == deals(rows, start, first + second)
-
-
 def test_epochs_count_the_seeds_and_max_steps_wins(tmp_path: Path) -> None:
     seeded = load_rows(write(tmp_path, {"preset": "laptop", "seeds": list(range(20))}), Settings())
     assert num_steps(Settings(num_train_epochs=2.0, deals_per_step=8), seeded) == 5
     assert num_steps(Settings(num_train_epochs=2.0, max_steps=3), seeded) == 3
     assert num_steps(Settings(), seeded) == 500
-
-
-def test_epochs_over_endless_deals_are_refused() -> None:
-    settings = Settings(num_train_epochs=1.0)
-    rows = load_rows(DATA / "hanabi.laptop.jsonl", settings)
-    with pytest.raises(SettingsError, match=r"NUM_TRAIN_EPOCHS=1: .* an epoch has no end. Set MAX_STEPS"):
-        num_steps(settings, rows)
 
 
 @pytest.mark.parametrize(("name", "preset"), [("hanabi.grpo.jsonl", "full"), ("hanabi.laptop.jsonl", "laptop")])
@@ -198,14 +161,9 @@ def test_the_command_writes_a_fixed_list_and_never_over_a_file(tmp_path: Path) -
     assert load_rows(out, Settings(players=3))[0]["seeds"] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"preset": "labtop"}, "did you mean 'laptop'"),
-        ({"suite": "eval"}, "held out"),
-        ({"num_deals": -1}, "--num-deals -1"),
-    ],
-)
-def test_the_command_refuses_what_could_not_be_trained_on(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises(SettingsError, match=problem):
-        dataset_row(**{"preset": "laptop", "players": None, "suite": "train", "num_deals": 0, **arguments})
+def test_the_command_refuses_what_could_not_be_trained_on() -> None:
+    right: dict[str, Any] = {"preset": "laptop", "players": None, "suite": "train", "num_deals": 0}
+    bad = {"preset": ("labtop", "did you mean 'laptop'"), "suite": ("eval", "held out"), "num_deals": (-1, "-1")}
+    for name, (value, problem) in bad.items():
+        with pytest.raises(SettingsError, match=problem):
+            dataset_row(**{**right, name: value})

@@ -26,11 +26,11 @@ from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.manifest import check_checkpoint
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.training.adapters import add_adapters, lora_layers, save_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
 from tracked_runs import LAPTOP, SECRET
 
 PLAYERS = ("player_0", "player_1")
@@ -278,7 +278,7 @@ def test_a_hub_name_of_the_base_model_is_in_card_and_configuration(trained: Path
     ("words", "message"),
     [
         (["run", "--out", "there"], "exists already"),
-        (["run:shared", "--out", "hub"], "has no adapter shared, only player_0, player_1"),
+        (["run:shared", "--out", "hub"], "no adapter shared in it; it has player_0, player_1"),
         (["nowhere/run", "--out", "hub"], "no such folder"),
         (["model", "--out", "hub"], "no \\*/adapter_model.safetensors"),
         (["run", "--out", "hub", "--base-model", "../x"], "give the name on the hub"),

@@ -20,8 +20,7 @@ from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import Card, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync, play_group
-from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_recordings
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_episodes, write_recordings
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import Episode, ReplyKind

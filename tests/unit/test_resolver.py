@@ -6,12 +6,22 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.lineups import read_player_ref
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 
 CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
+
+
+def seats_of(resolver: SeatResolver, *words: str) -> tuple[str, ...]:
+    """Seat references as people type them."""
+    return resolver.seats([read_player_ref(word, word) for word in words])
+
+
+def seat_of(resolver: SeatResolver, word: str, player: int) -> str:
+    return resolver.seat(read_player_ref(word, word), player)
 
 
 class Desk:
@@ -51,20 +61,20 @@ def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
 
 
 def test_scripts_and_the_base_model_need_nobody() -> None:
-    assert SeatResolver(None, Settings()).seats(("iggi", "base")) == ("iggi", "base")
+    assert seats_of(SeatResolver(None, Settings()), "iggi", "base") == ("iggi", "base")
 
 
 def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> None:
     desk = Desk({"player_0": 7, "player_1": 7})
     resolver = SeatResolver(desk, Settings())
-    assert resolver.seats(("served", "served")) == ("player_0@7", "player_1@7")
-    assert resolver.seats(("player_1", "player_0@latest")) == ("player_1@7", "player_0@7")
-    assert resolver.seats(("player_0@7", "iggi")) == ("player_0@7", "iggi")
+    assert seats_of(resolver, "served", "served") == ("player_0@7", "player_1@7")
+    assert seats_of(resolver, "player_1", "player_0@latest") == ("player_1@7", "player_0@7")
+    assert seats_of(resolver, "player_0@7", "iggi") == ("player_0@7", "iggi")
     assert desk.looks == 1, "a version must not change between two seats"
 
 
 def test_a_shared_adapter_serves_every_seat() -> None:
-    assert SeatResolver(Desk({"shared": 3}), Settings()).seats(("served", "served")) == ("shared@3", "shared@3")
+    assert seats_of(SeatResolver(Desk({"shared": 3}), Settings()), "served", "served") == ("shared@3", "shared@3")
 
 
 @pytest.mark.parametrize(
@@ -73,19 +83,19 @@ def test_a_shared_adapter_serves_every_seat() -> None:
 )
 def test_what_the_server_does_not_hold_is_refused(word: str, message: str) -> None:
     with pytest.raises(ServerError, match=message):
-        SeatResolver(Desk({"player_1": 7}), Settings()).seat(word, 0)
+        seat_of(SeatResolver(Desk({"player_1": 7}), Settings()), word, 0)
 
 
 def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "run", 50, "player_0", "player_1")
     desk = Desk()
     resolver = SeatResolver(desk, Settings())
-    first, second = resolver.seats((str(folder), str(folder)))
+    first, second = seats_of(resolver, str(folder), str(folder))
     assert desk.lent == [(50, b"player_0@50"), (50, b"player_1@50")]
-    assert resolver.seats((f"{folder}:player_1", f"{folder}:player_0")) == (second, first)
+    assert seats_of(resolver, f"{folder}:player_1", f"{folder}:player_0") == (second, first)
     assert len(desk.lent) == 2
     resolver.lend_again()
-    resolver.seat(str(folder), 0)
+    seat_of(resolver, str(folder), 0)
     assert len(desk.lent) == 3
 
 
@@ -97,7 +107,7 @@ def test_a_run_stands_for_its_newest_whole_checkpoint(tmp_path: Path) -> None:
     assert newest_checkpoint(run) == old
     assert newest_checkpoint(torn) == torn, "one that was named is taken at its word, and its hashes are checked then"
     with pytest.raises(SettingsError, match="sha256"):
-        SeatResolver(Desk(), Settings()).seat(str(torn), 0)
+        seat_of(SeatResolver(Desk(), Settings()), str(torn), 0)
 
 
 def test_a_run_stays_what_it_was_at_the_first_look(tmp_path: Path) -> None:
@@ -105,28 +115,28 @@ def test_a_run_stays_what_it_was_at_the_first_look(tmp_path: Path) -> None:
     checkpoint(run, 9, "shared")
     desk = Desk()
     resolver = SeatResolver(desk, Settings())
-    first = resolver.seat(str(run), 0)
+    first = seat_of(resolver, str(run), 0)
     checkpoint(run, 10, "shared")
-    assert resolver.seat(str(run), 1) == first
+    assert seat_of(resolver, str(run), 1) == first
     resolver.lend_again()
-    resolver.seat(str(run), 0)
+    seat_of(resolver, str(run), 0)
     assert [version for version, _ in desk.lent] == [9, 9], "a training that goes on must not change who plays"
 
 
 def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "run", 50, "player_0", "player_1")
-    with pytest.raises(SettingsError, match=r"no adapter player_2 or shared, only player_0, player_1; choose one: .*:"):
-        SeatResolver(Desk(), Settings()).seat(str(folder), 2)
+    with pytest.raises(SettingsError, match=r"no adapter player_2 in it; it has player_0, player_1\. .*:player_0"):
+        seat_of(SeatResolver(Desk(), Settings()), str(folder), 2)
     with pytest.raises(SettingsError, match="no adapter shared"):
-        SeatResolver(Desk(), Settings()).seat(f"{folder}:shared", 0)
+        seat_of(SeatResolver(Desk(), Settings()), f"{folder}:shared", 0)
 
 
 @pytest.mark.parametrize("what", ["model_fingerprint", "tokenizer_hash", "chat_hash"])
 def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path, what: str) -> None:
     folder = checkpoint(tmp_path / "run", 50, "shared", **{what: "other"})
     desk = Desk()
-    with pytest.raises(SettingsError, match=f"its {what} is other, the server's right"):
-        SeatResolver(desk, Settings()).seat(str(folder), 0)
+    with pytest.raises(SettingsError, match=r"another .*: other, the server has right"):
+        seat_of(SeatResolver(desk, Settings()), str(folder), 0)
     assert desk.lent == []
 
 
@@ -139,12 +149,12 @@ def test_a_checkpoint_that_says_nothing_is_compared_by_the_settings_model(tmp_pa
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_bytes(b"base")
-    with pytest.raises(SettingsError, match="model_fingerprint"):
-        SeatResolver(Desk(), Settings(model=str(model))).seat(str(folder.parent), 0)
+    with pytest.raises(SettingsError, match="another base model"):
+        seat_of(SeatResolver(Desk(), Settings(model=str(model))), str(folder.parent), 0)
 
 
 def test_without_a_server_models_are_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "run", 50, "shared")
     for word in ("served", "player_0", str(folder)):
         with pytest.raises(SettingsError, match="needs a rollout server"):
-            SeatResolver(None, Settings()).seat(word, 0)
+            seat_of(SeatResolver(None, Settings()), word, 0)

@@ -23,7 +23,7 @@ from hanabi_grpo.report.run_views.tail import LineTail
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.incidents import IncidentLog
-from hanabi_grpo.runs.records import write_episodes
+from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
 from tracked_runs import add_checkpoint, add_row, tracked_run
 

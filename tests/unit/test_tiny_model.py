@@ -36,7 +36,7 @@ from hanabi_grpo.sft.tiny_model.build import hash_of
 from hanabi_grpo.sft.tiny_model.corpus import play_corpus, single_turns
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.sft.tiny_model.warm_start import new_model, warm_start
-from hanabi_grpo.training.shared_prefixes import shares_prefixes
+from hanabi_grpo.training.model.shared_prefixes import shares_prefixes
 from hanabi_grpo.types import Reply
 from small_models import SHIPPED
 
@@ -293,7 +293,7 @@ def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
     return logits.argmax(-1)
 
 
-@pytest.mark.long
+@pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
     again = build_tiny_model(tmp_path / "again", Recipe(seed=42))
     samples = list(play_corpus(LAPTOP, CHAT, noise=0.4, first_seed=10**9, num_games=100))

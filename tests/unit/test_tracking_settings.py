@@ -20,31 +20,20 @@ def test_the_defaults_are_those_of_the_wrapper() -> None:
     assert settings.upload_ckpt_to_wandb and settings.ckpt_artifact_aliases == ("latest", "end")
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [
-        ("WANDB_LOG_MODEL", "true"),
-        ("WANDB_LOG_MODEL", "Checkpoint!"),
-        ("WANDB_MODE", "dryrun"),
-        ("WANDB_PROJECT", "a/b"),
-        ("WANDB_PROJECT", "a?b"),
-        ("WANDB_PROJECT", ".."),
-        ("WANDB_ENTITY", "../../.."),
-        ("WANDB_ENTITY", ".."),
-        ("CKPT_ARTIFACT_NAME", ".."),
-        ("WANDB_PROJECT", "p" * 129),
-        ("CKPT_ARTIFACT_NAME", "my team"),
-        ("CKPT_ARTIFACT_NAME", "team:latest"),
-        ("CKPT_ARTIFACT_NAME", "é"),
-        ("CKPT_ARTIFACT_ALIASES", "latest,v3"),
-        ("CKPT_ARTIFACT_ALIASES", "a/b"),
-        ("CKPT_ARTIFACT_ALIASES", "a:b"),
-        ("UPLOAD_CKPT_TO_WANDB", "perhaps"),
-    ],
-)
-def test_values_that_wandb_would_refuse_are_refused_by_name(variable: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=rf"{variable}="):
-        load_settings({variable: value}, dotenv=NO_FILE)
+def test_values_that_wandb_would_refuse_are_refused_by_name() -> None:
+    bad = {
+        "WANDB_LOG_MODEL": ("true", "Checkpoint!"),
+        "WANDB_MODE": ("dryrun",),
+        "WANDB_PROJECT": ("a/b", "a?b", "..", "p" * 129),
+        "WANDB_ENTITY": ("../../..", ".."),
+        "CKPT_ARTIFACT_NAME": ("..", "my team", "team:latest", "é"),
+        "CKPT_ARTIFACT_ALIASES": ("latest,v3", "a/b", "a:b"),
+        "UPLOAD_CKPT_TO_WANDB": ("perhaps",),
+    }
+    for variable, values in bad.items():
+        for value in values:
+            with pytest.raises(SettingsError, match=rf"{variable}="):
+                load_settings({variable: value}, dotenv=NO_FILE)
 
 
 def test_aliases_are_a_list_without_doubles_and_may_be_none() -> None:

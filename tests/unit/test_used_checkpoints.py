@@ -1,4 +1,4 @@
-"""Remote words in HANABI_START_FROM and HANABI_PARTNERS: fetched once, recorded, looked at without their weights."""
+"""Remote words in HANABI_START_FROM and HANABI_PARTNERS: fetched once and recorded."""
 
 import json
 import os
@@ -15,11 +15,12 @@ from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, load_settings, read_settings
 from hanabi_grpo.settings.partners import parse_pool
+from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking.artifact import build_artifact
-from hanabi_grpo.tracking.remote_checkpoints import pinned_word
-from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, look_at_used, read_used, recorded
+from hanabi_grpo.tracking.checkpoints import pinned
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
+from hanabi_grpo.training.model.start_from import parse_start, recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.training.start_from import parse_start, recorded_start
 from hanabi_grpo.types import player_names
 from tracked_runs import add_checkpoint, tracked_run
 from wandb_artifacts import Store, artifact_store
@@ -73,17 +74,13 @@ def test_a_remote_word_is_a_partner_and_a_start_with_its_colons(
     entry: str, name: str, seat: int | None, folder: str, adapter: str | None
 ) -> None:
     [partner] = parse_pool([entry], 2)
-    found = (partner.name, partner.seat, str(partner.folder), partner.adapter)
+    found = (partner.name, partner.seat, str(partner.place), partner.adapter)
     assert found == (name, seat, folder, adapter)
     starts_at = parse_start([entry], player_names(2))
     player = "player_0" if seat is None else f"player_{seat}"
-    assert starts_at[player] == (entry, Path(folder), adapter)
+    at = starts_at[player]
+    assert (at[0], str(at[1].place), at[1].adapter) == (entry, folder, adapter)
     assert load_settings({"HANABI_PARTNERS": entry}, dotenv=Path("none.env")).settings.partners == (entry,)
-
-
-def test_equal_aliases_of_two_projects_are_two_figures() -> None:
-    pool = parse_pool(["wandb:team/one/laptop:best", "wandb:team/two/laptop:best", "hf:a/laptop.best"], 2)
-    assert [partner.name for partner in pool] == ["one.laptop.best", "two.laptop.best", "hf.a.laptop.best"]
 
 
 def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
@@ -103,7 +100,7 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
         "step": 2,
     }
     keep(used)
-    folder, saved = read_used(Path(WORD), Path("run"))
+    folder, saved = read_used(parse_checkpoint(WORD).place, Path("run"))
     assert (folder, saved.adapters["player_1"][0]) == (Path(VERSION), b"player_1 at 2")
     # Nobody is asked again: the alias may stand for other weights by now.
     with served(second, monkeypatch) as store:
@@ -164,13 +161,12 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty(text: str) ->
         recorded(Path("run"))
 
 
-def test_the_doctor_looks_at_small_files_and_downloads_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"LORA_RANK": 8, "OUTPUT_DIR": "run", "MODEL": "no/model"}
     with served(made(2), monkeypatch) as store:
         checks = find(starts.start_checks, HANABI_START_FROM=WORD, **given)
         assert [(check.status, check.finding) for check in checks] == [
-            ("ok", f"{name} from {name} of {WORD}, step 2; its weights are fetched when training starts")
-            for name in player_names(2)
+            ("ok", f"{name} from {name} of {VERSION}, step 2") for name in player_names(2)
         ]
         check = only(find(starts.partner_checks, HANABI_PARTNERS=f"{WORD}:player_4", **given))
         assert check.status == "fail" and "no adapter player_4 in it; it has player_0, player_1" in check.finding
@@ -178,17 +174,13 @@ def test_the_doctor_looks_at_small_files_and_downloads_no_weights(monkeypatch: p
         assert check.status == "fail" and "LORA_RANK was 8 there and is 16 here" in check.finding
         check = only(find(starts.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
         assert check.status == "fail" and "laptop:gone" in check.finding and "wandb login" in check.remedy
-        assert not any(path.endswith(".safetensors") for path in store.seen)
-        assert not Path("outputs/downloads").exists() and not Path("run").exists()
+        assert not Path("run").exists()
         keep(fetch_used(settings_of(partners=(WORD,)), Path("run")))
         store.seen.clear()
         given |= {"RESUME": "latest"}
         check = only(find(starts.partner_checks, HANABI_PARTNERS=WORD, **given))
         assert check.status == "ok" and check.finding == f"{WORD}: {VERSION}, step 2, adapters player_0, player_1"
         assert store.seen == [], "what the run used before is here"
-        shutil.rmtree("outputs")
-        folder, saved = look_at_used(Path(WORD), Path("run"))
-        assert (str(folder), saved.step, saved.adapters["player_0"][0]) == (WORD, 2, b"")
 
 
 @pytest.mark.parametrize(
@@ -200,4 +192,4 @@ def test_the_doctor_looks_at_small_files_and_downloads_no_weights(monkeypatch: p
     ],
 )
 def test_the_version_behind_a_word_that_moves_is_named(word: str, folder: str, version: str) -> None:
-    assert pinned_word(word, Path(folder)) == version
+    assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version

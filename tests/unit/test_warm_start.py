@@ -31,7 +31,7 @@ from hanabi_grpo.sft.run import Outcome, WarmStart, Watcher
 from hanabi_grpo.sft.samples import split_held_out
 from hanabi_grpo.sft.sources import GameFilter, Sources
 from hanabi_grpo.sft.students import load_base, make_students, student_names
-from hanabi_grpo.training.prefix_tree import prefix_tree
+from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from small_models import small_model
 
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
@@ -368,7 +368,7 @@ def test_a_wrong_command_ends_with_one_line_and_leaves_no_folder(
     assert not out.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.rest
 def test_ctrl_c_keeps_the_newest_state_and_the_same_command_goes_on(
     base: Path, tmp_path: Path, start_process: Callable[..., subprocess.Popen[str]]
 ) -> None:

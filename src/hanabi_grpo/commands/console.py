@@ -12,8 +12,8 @@ from rich.console import Console
 
 from hanabi_grpo.runs.run_folder import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
-from hanabi_grpo.settings.checkpoint_words import HUB, split_seat
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
+from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import is_secret, typed
 
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
@@ -63,7 +63,7 @@ def offline_environ(settings: Settings) -> dict[str, str]:
     every library's retries. `USE_HF` makes ms-swift take models from the hub that vLLM takes them from.
     """
     quiet = {"USE_HF": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "VLLM_NO_USAGE_STATS": "1"}
-    from_hub = any(split_seat(entry)[1].startswith(HUB) for entry in (*settings.start_from, *settings.partners))
+    from_hub = any(split_player(entry)[1].startswith("hf:") for entry in (*settings.start_from, *settings.partners))
     if from_hub or not Path(settings.model).is_dir():
         return quiet
     return {**quiet, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -18,11 +18,12 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
-from hanabi_grpo.rollout.lineups import SERVED, LineUp, parse_line_up
+from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document, write_result
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.refs import SERVED
 
 __all__ = ["evaluate", "game_config"]
 
@@ -176,7 +177,7 @@ def _keep(
     team: LineUp, result: EvaluationResult, served: Served | None, digest: str, out: Path | None, aside: Console
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
-    for run in served.resolver.run_folders(team.words) if served else ():
+    for run in served.resolver.run_folders(team.refs) if served else ():
         if out is not None and run.resolve() in out.resolve().parents:
             continue
         heat = "greedy" if result.temperature == 0 else f"T{result.temperature:g}"

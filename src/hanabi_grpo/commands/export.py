@@ -11,7 +11,6 @@ import typer
 
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.errors import SettingsError
 
 
 def export(
@@ -46,9 +45,9 @@ def export(
     from hanabi_grpo.report.export.folder import MERGED, check_base_model
     from hanabi_grpo.report.export.folder import export as write
     from hanabi_grpo.report.export.origin import read_origin
-    from hanabi_grpo.rollout.lineups import checkpoint_word
     from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.tracking.remote_checkpoints import local_word
+    from hanabi_grpo.settings.refs import parse_checkpoint
+    from hanabi_grpo.tracking.checkpoints import local_folder
 
     console = make_console()
 
@@ -66,13 +65,13 @@ def export(
         if base_model is not None:
             check_base_model(base_model)
         loaded = load_settings()
-        local = local_word(source, say)
-        folder, adapter = checkpoint_word(local) or (Path(local), None)
-        origin = read_origin(folder, evaluations=evaluation or [])
+        ref = parse_checkpoint(source)
+        adapter = ref.adapter
+        origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
         for text in origin.left_out:
             say(f"left out: {text}")
-        if adapter is not None and adapter not in origin.saved.adapters:
-            raise SettingsError(f"{source}: has no adapter {adapter}, only {', '.join(origin.saved.adapters)}.")
+        if adapter is not None:
+            origin.saved.choose(adapter, adapter)
         model = None if loaded.origins["model"].startswith("default") else loaded.settings.model
         done = write(
             origin,

@@ -29,11 +29,12 @@ from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.lineups import HUMAN, parse_line_up, short_name
+from hanabi_grpo.rollout.lineups import parse_line_up, read_player_ref, short_name
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings import LoadedSettings, load_settings
+from hanabi_grpo.settings.refs import HUMAN
 from hanabi_grpo.types import Episode, player_name
 
 SUITE = "human"
@@ -115,7 +116,10 @@ class _Table:
         local = (HUMAN, *SCRIPTED)
         client = None if all(word in local for word in words) else self.connect(config)
         resolver = SeatResolver(client, self.loaded.settings)
-        return tuple(word if word in local else resolver.seat(word, player) for player, word in enumerate(words))
+        return tuple(
+            word if word in local else resolver.seat(read_player_ref(word, ",".join(words)), player)
+            for player, word in enumerate(words)
+        )
 
     def say(self, text: str) -> None:
         """Print a line; long paths are not broken."""

@@ -5,8 +5,9 @@ from hanabi_grpo.commands.view import read_player
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import HUMAN, parse_line_up
+from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import HUMAN
 from hanabi_grpo.types import player_name
 
 _DEFAULT_PRESET = "full"

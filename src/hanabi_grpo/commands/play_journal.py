@@ -16,9 +16,8 @@ from hanabi_grpo.envs.hanabi.policies import Policy, Seat
 from hanabi_grpo.envs.hanabi.prompts import parse_reply
 from hanabi_grpo.envs.hanabi.rules import Event, GameSpec, PlayerView
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import HUMAN
 from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.settings.seating import is_scripted
+from hanabi_grpo.settings.refs import HUMAN, is_scripted
 from hanabi_grpo.types import MAX_PLAYERS, Reply, player_name
 
 SUFFIX = ".unfinished.json"

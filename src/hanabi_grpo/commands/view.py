@@ -16,7 +16,7 @@ from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.tracking.remote_checkpoints import games_place
+from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import MAX_PLAYERS, player_names

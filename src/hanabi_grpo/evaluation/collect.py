@@ -28,6 +28,7 @@ from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.wire import episode_to_json
+from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode
 
 SHARD_GAMES = 1000
@@ -132,7 +133,7 @@ def fill_prompts(episode: Episode, config: EnvConfig) -> Episode:
 
 
 def _play(
-    what: Collection, orders: Sequence[tuple[str, ...]], first: int, served: Served | None
+    what: Collection, orders: Sequence[tuple[Ref, ...]], first: int, served: Served | None
 ) -> Iterator[list[list[Episode]]]:
     """Yield the games of some deals at a time, per deal a list."""
     chunk = max(1, (_SERVED_GAMES if what.line_up.needs_server else _SCRIPTED_GAMES) // what.num_games)
@@ -149,12 +150,12 @@ def _play(
         yield [[fill_prompts(game, what.config) for game in group] for group in groups] if what.prompts else groups
 
 
-async def _scripted(what: Collection, seeds: Sequence[int], tables: Sequence[tuple[str, ...]]) -> list[list[Episode]]:
+async def _scripted(what: Collection, seeds: Sequence[int], tables: Sequence[tuple[Ref, ...]]) -> list[list[Episode]]:
     style = ObservationStyle(what.config.observation)
     return [
         await play_group(
             what.config,
-            [make_policy(name, style=style) for name in table],
+            [make_policy(str(ref), style=style) for ref in table],
             suite=what.suite,
             seed=seed,
             num_games=what.num_games,

@@ -19,7 +19,7 @@ from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.runs.deal_statistics import Estimate, deck_numbers, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder
 from hanabi_grpo.runs.ledger import Ledger
-from hanabi_grpo.settings.seating import is_frozen, seat_adapter
+from hanabi_grpo.settings.refs import is_frozen, seat_adapter
 
 SUITE = "eval"
 _FORMAT = 1
@@ -130,7 +130,7 @@ def line_up_key(
     key: dict[str, Any] = {
         "format": _FORMAT,
         "line_up": line_up.text,
-        "seats": orders,
+        "seats": [tuple(map(str, order)) for order in orders],
         "policies": {},
         "env_config": config.model_dump(mode="json"),
         "spec_hash": config.spec().hash,
@@ -180,7 +180,7 @@ def summarise(
         temperature: Of sampling, 0 for greedy; None for scripts.
     """
     spec = config.spec()
-    words = line_up.orders(rotate=rotate)
+    words = [tuple(map(str, order)) for order in line_up.orders(rotate=rotate)]
     seeds = tuple(range(len(games)))
     decks = deck_numbers(spec, suite, seeds)
     total = totals([game for deal in games for game in deal])

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
 from hanabi_grpo.envs.hanabi.rules import Game
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.resolver import SeatResolver
-from hanabi_grpo.settings.seating import NOT_HELD
+from hanabi_grpo.settings.refs import NOT_HELD, Ref
 from hanabi_grpo.types import Episode
 
 _SCRIPTED_CHUNK = 50
@@ -83,8 +83,8 @@ def play_line_up(
         SettingsError: A model has to play and there is no server, or the line-up is for another number of players.
         ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
     """
-    if len(line_up.words) != config.players:
-        raise SettingsError(f"line-up {line_up.text!r}: {len(line_up.words)} seats for players={config.players}.")
+    if len(line_up.refs) != config.players:
+        raise SettingsError(f"line-up {line_up.text!r}: {len(line_up.refs)} seats for players={config.players}.")
     orders = line_up.orders(rotate=rotate)
     if not line_up.needs_server:
         yield from _scripted(orders, config, seeds, suite)
@@ -94,8 +94,8 @@ def play_line_up(
     chunk = max(1, _SERVED_CHUNK // len(orders))
     for start in range(0, len(seeds), chunk):
         asked = [(seed, number) for seed in seeds[start : start + chunk] for number in range(len(orders))]
-        words, deals = [orders[number] for _, number in asked], [seed for seed, _ in asked]
-        groups = ask_games(served, words, config, deals, suite=suite, label=line_up.text)
+        refs, deals = [orders[number] for _, number in asked], [seed for seed, _ in asked]
+        groups = ask_games(served, refs, config, deals, suite=suite, label=line_up.text)
         yield [
             PlayedGame(seed=seed, order=number, game=replay(episode), episode=episode)
             for (seed, number), [episode] in zip(asked, groups, strict=True)
@@ -104,7 +104,7 @@ def play_line_up(
 
 def ask_games(
     served: Served,
-    words: Sequence[Sequence[str]],
+    refs: Sequence[Sequence[Ref]],
     config: EnvConfig,
     seeds: Sequence[int],
     *,
@@ -119,7 +119,7 @@ def ask_games(
 
     Args:
         served: The server and how it plays.
-        words: Per deal the line-up's words, in turn order.
+        refs: Per deal the line-up, in turn order.
         config: The game.
         seeds: Per deal its number in the suite.
         suite: Which stream of deals.
@@ -135,7 +135,7 @@ def ask_games(
         row = config.model_dump(mode="json")
         deals = [
             {"env_config": row, "suite": suite, "seed": seed, "seats": list(served.resolver.seats(order))}
-            for seed, order in zip(seeds, words, strict=True)
+            for seed, order in zip(seeds, refs, strict=True)
         ]
         return served.client.play(
             deals, num_games=num_games, max_tokens=served.max_tokens, temperature=served.temperature
@@ -173,11 +173,11 @@ def replay(episode: Episode) -> Game:
 
 
 def _scripted(
-    orders: Sequence[tuple[str, ...]], config: EnvConfig, seeds: Sequence[int], suite: str
+    orders: Sequence[tuple[Ref, ...]], config: EnvConfig, seeds: Sequence[int], suite: str
 ) -> Iterator[list[PlayedGame]]:
     spec = config.spec()
-    policies = {name: make_policy(name) for order in orders for name in order if name in SCRIPTED}
-    tables = [[policies[name] for name in order] for order in orders]
+    policies = {ref: make_policy(str(ref)) for order in orders for ref in order}
+    tables = [[policies[ref] for ref in order] for order in orders]
     for start in range(0, len(seeds), _SCRIPTED_CHUNK):
         yield [
             PlayedGame(

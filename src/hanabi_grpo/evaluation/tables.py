@@ -15,7 +15,7 @@ from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
 from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 
 ATTAINABLE = "attainable"
 ATTAINABLE_SOURCE = (

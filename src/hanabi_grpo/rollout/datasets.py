@@ -1,5 +1,6 @@
 """Dataset rows (JSON Lines) and the endless, repeatable list of deals that they stand for."""
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -15,13 +16,13 @@ from hanabi_grpo.settings import Settings
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
-
-
 PROMPT = "Play Hanabi with your team."
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
     """Return the rows that a run plays: those of DATASET, or without it one that the settings decide.
+
+    A process reads them once: a file that changes meanwhile does not change a run.
 
     Returns:
         As `load_rows`.
@@ -29,6 +30,12 @@ def training_rows(settings: Settings) -> list[dict[str, Any]]:
     Raises:
         SettingsError: As `load_rows`.
     """
+    return list(_rows(settings, frozenset(settings.model_fields_set)))
+
+
+@functools.lru_cache(maxsize=2)
+def _rows(settings: Settings, given: frozenset[str]) -> list[dict[str, Any]]:
+    # `given` is not among what makes two settings equal, and decides what a row may say.
     if settings.dataset is not None:
         return load_rows(settings.dataset, settings)
     row = {"messages": [{"role": "user", "content": PROMPT}], "env_config": {}}

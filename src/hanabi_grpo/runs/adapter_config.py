@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from hanabi_grpo.settings.seating import FROZEN_PREFIX
+from hanabi_grpo.settings.refs import FROZEN_PREFIX
 
 WIRE_KEYS = frozenset(
     {

@@ -25,7 +25,7 @@ class SeatOrder:
     words: tuple[str, ...]
     """As they were typed, in turn order."""
     seats: tuple[str, ...]
-    """Who that was, see `seating`."""
+    """Who that was, see `refs`."""
     mean: float
     """Mean score."""
     standard_error: float

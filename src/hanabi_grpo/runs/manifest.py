@@ -174,16 +174,6 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint folder, from its name or else its manifest.
-
-    Raises:
-        RunFolderError: Neither tells.
-    """
-    named = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
-    return int(named[1]) if named else read_manifest(folder).step
-
-
 def describe_step(folder: Path) -> str:
     """Return e.g. "step 50 (outputs/run/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
     manifest = read_manifest(folder)

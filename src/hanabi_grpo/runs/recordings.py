@@ -8,8 +8,9 @@ from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording, read_deck
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.runs.run_folder import run_home, sync_folder
+from hanabi_grpo.runs.run_folder import append_jsonl, run_home, sync_folder
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
+from hanabi_grpo.types import Episode
 
 _STEP = re.compile(r"step_(\d+)", re.ASCII)
 
@@ -43,6 +44,16 @@ def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
         raise SettingsError(f"--out {path}: exists already; choose another name or remove it.") from error
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
+
+
+def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episode]]) -> Path:
+    """Write every game of a recorded step to `episodes/step_<step>.jsonl`."""
+    folder = run_folder / "episodes"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step_{step:06d}.jsonl"
+    path.unlink(missing_ok=True)
+    append_jsonl(path, *(episode_to_json(episode) for group in groups for episode in group))
+    return path
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:

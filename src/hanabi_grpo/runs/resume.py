@@ -6,11 +6,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
-from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
-from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, used_entries, write_json_atomic
+from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
+from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
+from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -76,26 +77,6 @@ def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan |
     return _named(Path(settings.resume), settings.output_dir)
 
 
-def check_decks(plan: ResumePlan) -> None:
-    """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
-
-    Raises:
-        SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
-    """
-    halved = {
-        spec.rules_hash: name
-        for name, preset in PRESETS.items()
-        for spec in (make_spec(name, players) for players in preset.players)
-        if spec.deals_all_decks
-    }
-    if not plan.fork and (boards := sorted({halved[one] for one in plan.board_hashes if one in halved})):
-        raise SettingsError(
-            f"{plan.checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "
-            "deals all of them, so the rest of the curve would be another game's. Start a new run from it with "
-            "OUTPUT_DIR=(a new folder), or go on with hanabi_grpo 0.1."
-        )
-
-
 def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
     """Leave `resume.json` for the trainer; none for a run that starts at step 0."""
     path = run_folder / _RESUME_FILE
@@ -129,7 +110,7 @@ def _latest_in(run_folder: Path) -> ResumePlan:
         return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
     if not any(name == "settings.json" or CHECKPOINT_NAME.fullmatch(name) for name in used):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(run_folder)!r}: holds {', '.join(used[:3])}{', …' if len(used) > 3 else ''} but neither "
+            f"OUTPUT_DIR={str(run_folder)!r}: holds {some_of(used)} but neither "
             "settings.json nor a checkpoint, so it is not the folder of a run. Choose another OUTPUT_DIR."
         )
     try:
@@ -177,9 +158,8 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
     target = output_dir if output_dir is not None and fork else source
     if fork and target.is_dir() and (used := used_entries(target)):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(target)!r}: holds another run already ({', '.join(used[:3])}"
-            f"{', …' if len(used) > 3 else ''}), so RESUME={named} cannot start a new one in it. Go on with the run in "
-            "it by RESUME=latest, or choose another OUTPUT_DIR."
+            f"OUTPUT_DIR={str(target)!r}: holds another run already ({some_of(used)}), so RESUME={named} cannot start "
+            "a new one in it. Go on with the run in it by RESUME=latest, or choose another OUTPUT_DIR."
         )
     if not is_checkpoint:
         return _from_newest(source, target)
@@ -237,3 +217,24 @@ def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> 
         fork=False,
         summary=f"{reason}: starts at step 0 in {run_folder}",
     )
+
+
+def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
+    """Return what the terminal is told of a resume: from where, what was passed over, which settings changed.
+
+    Raises:
+        SettingsError: Settings that cannot change on the way.
+        RunFolderError: The settings of the run that the checkpoint belongs to cannot be read.
+    """
+    if resume is None:
+        return []
+    lines = [f"RESUME={settings.resume}: {resume.summary}"]
+    lines += [f"    passed over: {reason}" for reason in resume.skipped]
+    if resume.checkpoint is not None:
+        check_decks(resume.checkpoint, resume.board_hashes, fork=resume.fork)
+        saved = read_saved_settings(resume.checkpoint.parent)
+        notes = check_compatible(saved, settings, fork=resume.fork)
+        lines += [f"    changed since: {note}" for note in notes]
+    if resume.step >= steps:
+        lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
+    return lines

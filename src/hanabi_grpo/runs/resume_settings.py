@@ -8,52 +8,22 @@ from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.runs.v1 import UNRECORDED
 from hanabi_grpo.settings import Settings, settings_values, variables
 from hanabi_grpo.settings.variables import is_secret
 
 WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPHA")
 """What the saved tensors were made for: equal in a resumed run and in a fork."""
-MEANING = (
-    "DATASET",
-    "SEED",
-    "HANABI_PRESET",
-    "HANABI_DTYPE",
-    "HANABI_OBSERVATION",
-    "HANABI_LEGAL_MOVES",
-    "HANABI_THINKING",
-    "HANABI_BOMB_RULE",
-    "HANABI_REWARD_SCORE",
-    "HANABI_REWARD_ILLEGAL",
-    "HANABI_REWARD_UNPARSABLE",
-    "HANABI_REWARD_OUT_OF_TOKENS",
-    "HANABI_MAX_TURNS",
-    "MAX_COMPLETION_LENGTH",
-    "TEMPERATURE",
-    "NUM_GENERATIONS",
-    "HANABI_DEALS_PER_STEP",
-    "HANABI_DEAL_SEED",
-    "BETA",
-    "HANABI_UPDATES_PER_STEP",
-    "HANABI_CLIP_LOW",
-    "HANABI_CLIP_HIGH",
-    "HANABI_CLIP_DUAL",
-    "HANABI_KL",
-    "HANABI_ENTROPY_BONUS",
-    "HANABI_SAMPLER_CORRECTION",
-    "HANABI_SAMPLER_CORRECTION_LIMIT",
-    "HANABI_OVERLAP",
-    "HANABI_UPDATE",
-    "HANABI_ALTERNATE_EVERY",
-    "HANABI_FREEZE",
-    "HANABI_ADVANTAGE",
-    "HANABI_ADVANTAGE_SCALE",
-    "HANABI_WHITEN",
-    "HANABI_LOSS_UNIT",
-    "HANABI_LENGTH_PENALTY",
-    "HANABI_LENGTH_FREE",
-    "HANABI_GROUP",
-    "HANABI_PARTNERS",
-    "HANABI_PARTNER_SHARE",
+MEANING = tuple(
+    """
+    DATASET SEED HANABI_PRESET HANABI_DTYPE HANABI_OBSERVATION HANABI_LEGAL_MOVES HANABI_THINKING HANABI_BOMB_RULE
+    HANABI_REWARD_SCORE HANABI_REWARD_ILLEGAL HANABI_REWARD_UNPARSABLE HANABI_REWARD_OUT_OF_TOKENS HANABI_MAX_TURNS
+    MAX_COMPLETION_LENGTH TEMPERATURE NUM_GENERATIONS HANABI_DEALS_PER_STEP HANABI_DEAL_SEED HANABI_GROUP
+    HANABI_PARTNERS HANABI_PARTNER_SHARE BETA HANABI_KL HANABI_ENTROPY_BONUS HANABI_UPDATES_PER_STEP HANABI_CLIP_LOW
+    HANABI_CLIP_HIGH HANABI_CLIP_DUAL HANABI_SAMPLER_CORRECTION HANABI_SAMPLER_CORRECTION_LIMIT HANABI_OVERLAP
+    HANABI_UPDATE HANABI_ALTERNATE_EVERY HANABI_FREEZE HANABI_ADVANTAGE HANABI_ADVANTAGE_SCALE HANABI_WHITEN
+    HANABI_LOSS_UNIT HANABI_LENGTH_PENALTY HANABI_LENGTH_FREE
+    """.split()  # noqa: SIM905 - as a list it would take a line for each
 )
 """Which games are played and what is optimised: equal in a resumed run, whose curve is one curve; free in a fork.
 
@@ -61,33 +31,6 @@ Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSP
 parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
 SAVE_TOTAL_LIMIT are, although they decide which earlier versions a pool with HANABI_PARTNERS=earlier holds.
 """
-_UNRECORDED = {
-    "HANABI_PARTNERS": "",
-    "HANABI_LEARNING_RATES": "",
-    "HANABI_START_FROM": "",
-    "HANABI_UPDATES_PER_STEP": 1,
-    "HANABI_CLIP_LOW": 0.2,
-    "HANABI_CLIP_HIGH": 0.2,
-    "HANABI_CLIP_DUAL": None,
-    "HANABI_KL": "loss",
-    "HANABI_ENTROPY_BONUS": 0.0,
-    "HANABI_SAMPLER_CORRECTION": "none",
-    "HANABI_SAMPLER_CORRECTION_LIMIT": 2.0,
-    "HANABI_OVERLAP": False,
-    "HANABI_UPDATE": "independent",
-    "HANABI_ALTERNATE_EVERY": 10,
-    "HANABI_FREEZE": "",
-    "HANABI_ADVANTAGE_SCALE": None,
-    "HANABI_WHITEN": False,
-    "HANABI_LOSS_UNIT": "token",
-    "HANABI_LENGTH_PENALTY": 0.0,
-    "HANABI_LENGTH_FREE": 0,
-    "HANABI_REWARD_OUT_OF_TOKENS": 0.0,
-    "HANABI_GROUP": "deal",
-    "HANABI_DEAL_SEED": 0,
-    "HANABI_PROFILE": None,
-}
-"""What runs had that were started before there was such a setting."""
 _PLACES = ("OUTPUT_DIR", "RESUME")
 _SETTINGS_FILE = "settings.json"
 
@@ -116,7 +59,9 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
     before, now = saved.get("settings"), settings_values(settings)
     if not isinstance(before, Mapping):
         raise SettingsError(f"{_SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start anew.")
-    before = {**_UNRECORDED, **before}
+    # A run from before there was a setting had its default, which changes nothing.
+    defaults = settings_values(Settings(device=settings.device))
+    before = {**{name: defaults[name] for name in MEANING}, **UNRECORDED, **before}
     fixed = WEIGHTS if fork else WEIGHTS + MEANING
     problems: list[str] = []
     notes: list[str] = []

@@ -11,7 +11,7 @@ import secrets
 import socket
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -61,9 +61,8 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
         )
     if used:
         raise RunFolderError(
-            f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])}"
-            f"{', …' if len(used) > 3 else ''}). Choose another OUTPUT_DIR, unset it for a new folder in outputs/, "
-            "or go on with that run: RESUME=latest"
+            f"OUTPUT_DIR={str(folder)!r}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, "
+            "unset it for a new folder in outputs/, or go on with that run: RESUME=latest"
         )
     return folder
 
@@ -89,6 +88,11 @@ def used_entries(folder: Path) -> list[str]:
         for entry in folder.iterdir()
         if entry.suffix != ".log" and entry.name != LOCK and not (entry.name[0] == "." and entry.suffix == ".tmp")
     )
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return the first names of a list for a message."""
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def holder_of(folder: Path) -> str:
@@ -149,10 +153,7 @@ def lock_run_folder(folder: Path) -> IO[str]:
 
 def resume_command_of(run_folder: Path) -> str:
     """Return the command that goes on with a run, as `settings.json` has it; "" where it does not."""
-    try:
-        return str(json.loads((run_folder / "settings.json").read_bytes()).get(RESUME_COMMAND, ""))
-    except (OSError, ValueError, AttributeError):
-        return ""
+    return str(_settings_file(run_folder).get(RESUME_COMMAND, ""))
 
 
 def run_home(folder: Path) -> Path:
@@ -322,9 +323,14 @@ def sync_folder(folder: Path) -> None:
 
 def recorded_settings(run_folder: Path) -> dict[str, Any]:
     """Return a run's settings by variable, as `settings.json` has them; nothing where it cannot be read."""
+    found = _settings_file(run_folder).get("settings")
+    return found if isinstance(found, dict) else {}
+
+
+def _settings_file(run_folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((run_folder / "settings.json").read_bytes())["settings"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = json.loads((run_folder / "settings.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -12,7 +12,7 @@ from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, read_manifest
 from hanabi_grpo.runs.run_folder import run_home
-from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
+from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, adapter_of, player_names
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 SAME_FACTS = {
@@ -35,13 +35,27 @@ class SavedAdapters:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
 
+    def choose(self, player: str, adapter: str | None = None) -> str:
+        """Return the name of the adapter that plays for a player: the one that was chosen, else its own.
+
+        Raises:
+            SettingsError: The checkpoint lacks it.
+        """
+        name = adapter or adapter_of(player, self.adapters)
+        if name not in self.adapters:
+            raise SettingsError(
+                f"no adapter {adapter or player} in it; it has {', '.join(self.adapters)}. Choose one with "
+                f":{next(iter(self.adapters))} behind the folder."
+            )
+        return name
+
 
 def read_adapters(folder: Path) -> SavedAdapters:
     """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
 
     One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest says who it is.
     The bytes are compared with the manifest's hashes; other files of the checkpoint need not be there. A folder without
-    a manifest, or with one that lists no files, as earlier versions wrote it, is read as it is.
+    a manifest is read as it is.
 
     Raises:
         SettingsError: No such folder, no adapters in it, adapters of several ranks, no step number, or a file that is
@@ -69,36 +83,8 @@ def read_adapters(folder: Path) -> SavedAdapters:
     if type(rank) is not int or len(set(ranks.values())) != 1:
         raise SettingsError(f"--checkpoint {folder}: its adapters need one LoRA rank, but have {ranks}.")
     return SavedAdapters(
-        step=_step(folder), lora_rank=rank, adapters=adapters, facts=manifest.facts if manifest else {}
+        step=_step(folder, manifest), lora_rank=rank, adapters=adapters, facts=manifest.facts if manifest else {}
     )
-
-
-def read_description(folder: Path) -> SavedAdapters:
-    """Read what a checkpoint's small files say, its manifest and the adapters' configurations; weights are no bytes.
-
-    Raises:
-        SettingsError: There is no manifest that lists adapters, or a file is missing or not the one that was written.
-    """
-    manifest = _manifest(folder)
-    if manifest is None:
-        raise SettingsError(f"{folder.name}: has no {MANIFEST} that lists its adapters.")
-    adapters: dict[str, tuple[bytes, Mapping[str, Any]]] = {}
-    for name in sorted(manifest.files):
-        weights = folder / name
-        if weights.name != WEIGHTS:
-            continue
-        try:
-            config = json.loads(_read(folder, weights.parent / CONFIG, manifest).decode("utf-8"))
-            adapter = _alone(folder, manifest) if weights.parent == folder else weights.parent.name
-            adapters[adapter] = (b"", adapter_config_for_wire(config))
-        except (OSError, ValueError, AttributeError) as error:
-            raise SettingsError(f"{name}: its {CONFIG} cannot be read ({error}).") from error
-    if not adapters:
-        raise SettingsError(f"{MANIFEST} lists no {WEIGHTS}.")
-    rank = next(iter(adapters.values()))[1].get("r")
-    if type(rank) is not int:
-        raise SettingsError(f"its adapters need a LoRA rank, but have {rank!r}.")
-    return SavedAdapters(step=manifest.step, lora_rank=rank, adapters=adapters, facts=manifest.facts)
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -133,7 +119,7 @@ def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any
         if name in saved.facts and name in server and saved.facts[name] != server[name]:
             raise SettingsError(
                 f"{folder} was trained with another {what}: {saved.facts[name]}, the server has {server[name]}. Take a "
-                "checkpoint of a run on this MODEL."
+                "checkpoint of a run on this MODEL, or start the server with that run's MODEL and HANABI_THINKING."
             )
     return saved.facts.keys() >= SAME_FACTS.keys()
 
@@ -142,14 +128,9 @@ def _manifest(folder: Path) -> Manifest | None:
     if not (folder / MANIFEST).exists():
         return None
     try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError("it is not a JSON object")
-        return read_manifest(folder) if data.keys() & {"format", "files"} else None
+        return read_manifest(folder)
     except RunFolderError as error:
         raise SettingsError(f"{error} Take another checkpoint.") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise SettingsError(f"{folder}: {MANIFEST} cannot be read ({error}). Take another checkpoint.") from error
 
 
 def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
@@ -183,17 +164,14 @@ def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:
     return data
 
 
-def _step(folder: Path) -> int:
-    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
-    try:
-        step = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["step"]
-    except (OSError, ValueError, KeyError, TypeError):
-        step = int(match[1]) if match else None
-    if type(step) is not int or step < 0:
+def _step(folder: Path, manifest: Manifest | None) -> int:
+    named = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    if manifest is None and named is None:
         raise SettingsError(
-            f"--checkpoint {folder}: how many steps it was trained for is unknown; name it checkpoint-N, or give it a "
-            'manifest.json with "step".'
+            f"--checkpoint {folder}: how many steps it was trained for is unknown without a {MANIFEST}; name it "
+            "checkpoint-N."
         )
-    if match and int(match[1]) != step:
+    step = manifest.step if manifest else int(named[1]) if named else 0
+    if named and int(named[1]) != step:
         raise SettingsError(f"--checkpoint {folder}: its {MANIFEST} is that of step {step}; which is it?")
     return step

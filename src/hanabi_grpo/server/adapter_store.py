@@ -15,7 +15,7 @@ from hanabi_grpo.server.adapter_folders import AdapterFolders, adapter_home
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, check_digest
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
-from hanabi_grpo.settings.seating import is_frozen
+from hanabi_grpo.settings.refs import is_frozen
 
 logger = logging.getLogger(__name__)
 

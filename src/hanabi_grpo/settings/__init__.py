@@ -3,6 +3,9 @@
 Map:
 variables   one variable: name, section, defaults per device, what is allowed
 model       `Settings`, the frozen model; the only place where a default is written
+values      values of a form of their own: servers, names at W&B
+refs        references to scripts, adapters and checkpoints
+partners    who may take a player's seat in training, and in which deals
 board       defaults that follow from the board: which one it is, and the tiny model that knows its words
 device      which engine package is installed, so which defaults hold
 sources     what the shell, `.env` and the profile say

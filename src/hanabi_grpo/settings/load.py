@@ -97,7 +97,8 @@ def resolve(sources: Sequence[Source], *, without: Collection[str] = ()) -> Load
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """Read the settings that `write_settings` left in a run folder.
 
-    The file holds no secrets; they are taken from the environment (None: this process's).
+    The file holds no secrets; they are taken from the environment (None: this process's). Settings that came after it
+    have their defaults.
 
     Raises:
         SettingsError: The file is missing or not such a file.
@@ -108,9 +109,10 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
         values, origins = dict(data["settings"]), dict(data["origins"])
         given = {"device": data["device"], "device_reason": data["device_reason"]}
         for variable in variables(Settings):
-            value = values[variable.env]
-            secret = is_secret(Settings.model_fields[variable.field])
-            given[variable.field] = (source.get(variable.env) or None) if secret else value
+            if is_secret(Settings.model_fields[variable.field]):
+                given[variable.field] = source.get(variable.env) or None
+            elif variable.env in values:
+                given[variable.field] = values[variable.env]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SettingsError(
             f"{path}: not a settings file of this version ({error!r}); hanabi-grpo train writes one."
@@ -118,9 +120,8 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     settings, problems = _validate(given)
     if problems or settings is None:
         raise SettingsError(f"{path}:\n" + "\n".join(problems))
-    explicit = {
-        variable.field for variable in variables(Settings) if not origins.get(variable.env, "").startswith("default")
-    }
+    given_names = {env for env, origin in origins.items() if not origin.startswith("default")}
+    explicit = {variable.field for variable in variables(Settings) if variable.env in given_names}
     return Settings.model_construct(_fields_set=explicit, **dict(settings))
 
 

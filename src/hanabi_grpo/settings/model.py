@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
 
-from hanabi_grpo.settings import board, servers, wandb_names
+from hanabi_grpo.settings import board, values
 from hanabi_grpo.settings.device import REPLY_LIMIT, reply_limit
 from hanabi_grpo.settings.variables import header_safe, setting, split_list
 
@@ -125,7 +125,7 @@ class Settings(BaseModel):
     engine_restarts: int = setting(
         "HANABI_ENGINE_RESTARTS",
         "server",
-        "Restarts of the server after its engine died, without ten healthy minutes in between; 0: it exits.",
+        "Restarts of the server after a death or a kill, without ten healthy minutes in between; 0: it exits.",
         3,
         ge=0,
     )
@@ -157,10 +157,10 @@ class Settings(BaseModel):
         "server",
         allowed="only server: the games are played by the rollout server's process; start it in another terminal",
     )
-    vllm_server_host: servers.Servers = setting(
-        "VLLM_SERVER_HOST", "trainer", servers.MEANING, "127.0.0.1", allowed=servers.ALLOWED
+    vllm_server_host: values.Servers = setting(
+        "VLLM_SERVER_HOST", "trainer", values.SERVERS, "127.0.0.1", allowed=values.SERVERS_ALLOWED
     )
-    vllm_server_port: int = setting("VLLM_SERVER_PORT", "trainer", servers.PORT, 8000, ge=1, le=65535)
+    vllm_server_port: int = setting("VLLM_SERVER_PORT", "trainer", values.SERVER_PORT, 8000, ge=1, le=65535)
     server_timeout: float = setting("HANABI_SERVER_TIMEOUT", "trainer", "Seconds to wait for the server.", 600.0, gt=0)
     rollout_timeout: float = setting(
         "HANABI_ROLLOUT_TIMEOUT", "trainer", "Seconds to wait for one step's games.", 1800.0, gt=0
@@ -371,11 +371,11 @@ class Settings(BaseModel):
         ("none",),
         allowed="none, or a comma list of wandb and tensorboard",
     )
-    wandb_project: wandb_names.ProjectName = setting(
-        "WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo", allowed=wandb_names.PROJECT_ALLOWED
+    wandb_project: values.ProjectName = setting(
+        "WANDB_PROJECT", "tracking", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
     )
-    wandb_entity: wandb_names.EntityName | None = setting(
-        "WANDB_ENTITY", "tracking", "W&B team or user.", allowed=wandb_names.PROJECT_ALLOWED
+    wandb_entity: values.EntityName | None = setting(
+        "WANDB_ENTITY", "tracking", "W&B team or user.", allowed=values.PROJECT_ALLOWED
     )
     wandb_mode: Literal["online", "offline", "disabled"] = setting("WANDB_MODE", "tracking", "W&B mode.", "online")
     wandb_name: str | None = setting("WANDB_NAME", "tracking", "W&B run name; unset: the run folder's name.")
@@ -385,13 +385,13 @@ class Settings(BaseModel):
     upload_ckpt_to_wandb: bool = setting(
         "UPLOAD_CKPT_TO_WANDB", "tracking", "After training, the last adapters become an artifact.", True
     )
-    ckpt_artifact_name: wandb_names.ArtifactName | None = setting(
-        "CKPT_ARTIFACT_NAME", "tracking", "Its name; unset: after the run folder.", allowed=wandb_names.ARTIFACT_ALLOWED
+    ckpt_artifact_name: values.ArtifactName | None = setting(
+        "CKPT_ARTIFACT_NAME", "tracking", "Its name; unset: after the run folder.", allowed=values.ARTIFACT_ALLOWED
     )
-    ckpt_artifact_aliases: wandb_names.Aliases = setting(
+    ckpt_artifact_aliases: values.Aliases = setting(
         "CKPT_ARTIFACT_ALIASES",
         "tracking",
         "Its aliases, besides checkpoint_global_step_N and, for the best score so far, best.",
         ("latest", "end"),
-        allowed=wandb_names.ALIASES_ALLOWED,
+        allowed=values.ALIASES_ALLOWED,
     )

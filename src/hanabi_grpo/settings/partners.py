@@ -5,44 +5,21 @@ games of a deal have the same seats, so that a player's baseline compares games 
 here is a function of its arguments; nothing is read or sent.
 """
 
-import difflib
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
-from typing import Protocol
 
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.checkpoint_words import is_remote, short_name, split_adapter, split_seat
-from hanabi_grpo.settings.seating import BASE, is_scripted
+from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.refs import CheckpointRef, Place, Ref, Role, parse_ref, split_player
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
 
-EARLIER = "earlier"
-"""The partner that is an earlier version of the run itself."""
 MAX_LENT = 16
 """Frozen adapters that a rollout server holds at once."""
 BLOCK = 16
 """Deals within which the share of deals with a partner is kept to the next whole number."""
-
-
-class PoolSettings(Protocol):
-    """What `read_pool` reads of the settings, which check their partners by it and so stand above this module."""
-
-    @property
-    def partners(self) -> tuple[str, ...]: ...  # noqa: D102
-    @property
-    def players(self) -> int: ...  # noqa: D102
-    @property
-    def adapters(self) -> str: ...  # noqa: D102
-    @property
-    def deals_per_step(self) -> int: ...  # noqa: D102
-    @property
-    def save_steps(self) -> int: ...  # noqa: D102
-    @property
-    def save_total_limit(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +28,32 @@ class Partner:
 
     Example:
         "player_1=outputs/other/checkpoint-50:player_0" is Partner(word="outputs/other/checkpoint-50:player_0",
-        name="checkpoint-50.player_0", seat=1, folder=Path("outputs/other/checkpoint-50"), adapter="player_0")
+        ref=CheckpointRef(place=Path("outputs/other/checkpoint-50"), adapter="player_0"), name="checkpoint-50.player_0",
+        seat=1)
     """
 
     word: str
     """As it was given, without the seat."""
+    ref: Ref
     name: str
     """In metrics; entries with equal names are one figure."""
     seat: int | None = None
     """The only seat that it takes; None: any."""
-    folder: Path | None = None
-    """A checkpoint, a run, or a word such as hf:org/repo; None: a script, the base model, or an earlier version."""
-    adapter: str | None = None
-    """The only adapter of the folder that is used; None: the one of the seat."""
 
     @property
     def is_earlier(self) -> bool:
         """True for versions of the run itself."""
-        return self.word == EARLIER
+        return self.ref is Role.EARLIER
+
+    @property
+    def place(self) -> Place | None:
+        """Where its checkpoint is; None: a script, the base model, or an earlier version."""
+        return self.ref.place if isinstance(self.ref, CheckpointRef) else None
+
+    @property
+    def adapter(self) -> str | None:
+        """The only adapter of the checkpoint that is used; None: the one of the seat."""
+        return self.ref.adapter if isinstance(self.ref, CheckpointRef) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +68,8 @@ def parse_pool(entries: Sequence[str], num_players: int) -> tuple[Partner, ...]:
     """Read HANABI_PARTNERS.
 
     Args:
-        entries: Each a script's name, "base", "earlier", a folder with a slash in it (a run's newest checkpoint or a
-            `checkpoint-N`) or a remote word, with ":player_0" behind it to choose one of its adapters; "player_1="
-            before any of them fixes the seat.
+        entries: Each a script, "base", "earlier" or a checkpoint, see `refs`; "player_1=" before any of them fixes the
+            seat.
         num_players: Of the games.
 
     Raises:
@@ -135,7 +119,7 @@ def choose_step(steps: Sequence[int], deal: int, *, seed: int) -> int:
     A step's chance in a deal does not depend on the others: where one version is missing, only its deals change hands
     (rendezvous hashing, Thaler and Ravishankar 1998).
     """
-    return max(steps, key=lambda step: _hash(seed, EARLIER, deal, step))
+    return max(steps, key=lambda step: _hash(seed, Role.EARLIER, deal, step))
 
 
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
@@ -166,13 +150,13 @@ def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num
         seats = range(num_players) if partner.seat is None else (partner.seat,)
         if partner.is_earlier:
             adapters = (SHARED_ADAPTER,) if shared else seats
-            needed |= {(f"{EARLIER} {number}", adapter) for number in range(num_earlier) for adapter in adapters}
-        elif partner.folder is not None:
-            needed |= {(str(partner.folder), partner.adapter or player_name(seat)) for seat in seats}
+            needed |= {(f"{Role.EARLIER} {number}", adapter) for number in range(num_earlier) for adapter in adapters}
+        elif partner.place is not None:
+            needed |= {(str(partner.place), partner.adapter or player_name(seat)) for seat in seats}
     return len(needed)
 
 
-def read_pool(settings: PoolSettings) -> tuple[Partner, ...]:
+def read_pool(settings: Settings) -> tuple[Partner, ...]:
     """Return the pool of HANABI_PARTNERS after the checks that need no file; empty: self-play alone.
 
     Raises:
@@ -194,7 +178,7 @@ def read_pool(settings: PoolSettings) -> tuple[Partner, ...]:
         )
     if settings.save_steps == settings.save_total_limit == 1 and any(partner.is_earlier for partner in pool):
         raise SettingsError(
-            f"HANABI_PARTNERS={EARLIER} with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the one checkpoint that is kept is the "
+            "HANABI_PARTNERS=earlier with SAVE_STEPS=1 SAVE_TOTAL_LIMIT=1: the one checkpoint that is kept is the "
             "version that plays, never an earlier one. Set SAVE_TOTAL_LIMIT=2 or more."
         )
     return pool
@@ -210,28 +194,13 @@ def describe_pool(pool: Sequence[Partner], share: float) -> str:
 
 
 def _parse(entry: str, num_players: int) -> Partner:
-    player, word = split_seat(entry)
+    player, word = split_player(entry)
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
-    seat = None if player is None else names.index(player)
-    if word in (EARLIER, BASE) or is_scripted(word):
-        return Partner(word=word, name=word, seat=seat)
-    if "/" in word or is_remote(word):
-        place, adapter = split_adapter(word)
-        folder = Path(place)
-        name = short_name(folder)
-        return Partner(
-            word=word, name=f"{name}.{adapter}" if adapter else name, seat=seat, folder=folder, adapter=adapter
-        )
-    known = (*SCRIPTED, BASE, EARLIER)
-    close = difflib.get_close_matches(word[:80], known, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise SettingsError(
-        f"HANABI_PARTNERS: {entry[:80]!r}: no such partner; allowed are {', '.join(known)}, or a checkpoint's folder "
-        "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, each perhaps with "
-        f"player_1= before it.{hint}"
-    )
+    ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER))
+    name = ref.metric_name[1] if isinstance(ref, CheckpointRef) else word
+    return Partner(word=word, ref=ref, name=name, seat=None if player is None else names.index(player))
 
 
 def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
@@ -242,9 +211,8 @@ def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     names: dict[str, str] = {}
     for partner in pool:
         name = partner.name
-        if partner.folder is not None and len(words[name]) > 1:
-            parent = partner.folder.parent.name.replace(":", ".")
-            name = f"{parent}.{name}" if parent else name
+        if isinstance(partner.ref, CheckpointRef) and len(words[name]) > 1:
+            name = ".".join(part for part in partner.ref.metric_name if part)
         number, free = 1, name
         while free in names.values() and names.get(partner.word) != free:
             number += 1

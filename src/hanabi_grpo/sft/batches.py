@@ -52,7 +52,7 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens' ids.
 
     The head and the last layer's feed-forward part see the marked positions alone, see `token_wise`. What rows begin
-    with alike is computed once, if the model is one that shares prefixes, see `training/shared_prefixes`.
+    with alike is computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`.
 
     Args:
         model: A transformers causal language model, adapters inside it or not.
@@ -61,9 +61,9 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """
     from torch.nn.functional import embedding, pad
 
-    from hanabi_grpo.training import shared_prefixes
-    from hanabi_grpo.training.prefix_tree import prefix_tree
-    from hanabi_grpo.training.token_wise import only_at
+    from hanabi_grpo.training.model import shared_prefixes
+    from hanabi_grpo.training.model.prefix_tree import prefix_tree
+    from hanabi_grpo.training.model.token_wise import only_at
 
     marked = is_reply[:, 1:]
     if shared_prefixes.shares_prefixes(model):

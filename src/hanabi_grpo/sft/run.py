@@ -21,7 +21,7 @@ from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
 from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.state import LAST, MODEL, Kept
 from hanabi_grpo.sft.students import LARGE, Student, load_base, make_students, student_names
-from hanabi_grpo.training.adapters import base_checksum
+from hanabi_grpo.training.model.adapters import base_checksum
 
 _RATES = {("adapters", False): 2e-3, ("adapters", True): 2e-4, ("model", False): 1e-3, ("model", True): 1e-5}
 """Peak learning rates: what learns, and whether the model has more than `LARGE` parameters."""

@@ -19,7 +19,7 @@ from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, w
 from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
 from hanabi_grpo.sft.learning import HeldOut
 from hanabi_grpo.sft.students import WHOLE_MODEL, Student
-from hanabi_grpo.training.adapters import save_adapter
+from hanabi_grpo.training.model.adapters import save_adapter
 
 LAST, MODEL, FIGURES = "last", "model", "warm_start.json"
 _STATE, _INDEX = "warm_start", "state.json"

@@ -12,8 +12,8 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.batches import length_batches, reply_logits
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.training.adapters import add_adapters, use_adapter
-from hanabi_grpo.training.shared_prefixes import share_prefixes
+from hanabi_grpo.training.model.adapters import add_adapters, use_adapter
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name, player_names
 
 WHOLE_MODEL = "model"

@@ -6,7 +6,7 @@ killed is sent later by the same code (`hanabi-grpo upload RUN`).
 
 Map:
     callback      what the trainer calls: rows, alarms, the terminal's line
-    board         TensorBoard
+    board         TensorBoard, and the names of metrics there and at W&B
     mirror        the mirror as the trainer sees it: started, heard, ended within a time limit
     sidecar       the mirror's own process
     run_reader    what is new in a run folder: rows, checkpoints, games
@@ -16,8 +16,9 @@ Map:
     sample_games  the games of it, and of an exported folder
     score         a checkpoint's running score, and which checkpoint is the best
     card          the artifact's README
-    sections      names of metrics at W&B and in TensorBoard
     samples       sample games as a table and as a replay page, and the pictures of a run
     upload        a run folder that is sent afterwards
-    artifact_words, download   `wandb:entity/project/name:alias` as a folder, from W&B or from runs on this disk
+    checkpoints   the folder behind a reference: here, at W&B, on the hub
+    download      artifacts that are fetched from W&B
+    used_checkpoints   which folders a run used for HANABI_START_FROM and HANABI_PARTNERS
 """

@@ -55,14 +55,13 @@ def build_artifact(
     manifest = check_checkpoint(checkpoint)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
     partial = folder.with_name(f".{folder.name}.partial")
-    values = settings_values(settings)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for name in (*manifest.files, MANIFEST):
             if not name.startswith(f"{TRAINER_STATE}/"):
                 _link(checkpoint / name, partial / name)
-        write_json_atomic(partial / SETTINGS, {"settings": values})
+        write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
         write_json_atomic(partial / SCORE, _score_json(score))
         names = []
         for path in evaluations:
@@ -70,16 +69,17 @@ def build_artifact(
             names.append(path.name)
         games = write_sample_games(run_folder, partial, manifest.step)
         metadata = artifact_metadata(settings, manifest, score)
-        card = card_text(
-            values,
-            step=manifest.step,
-            adapters=metadata["adapters"],
-            score=score,
-            boards=metadata["preset_hash"],
-            evaluations=names,
-            games=games.name if games else None,
-        )
-        write_text_atomic(partial / CARD, card)
+        facts = {
+            "base model": metadata["base_model"],
+            "optimizer steps": manifest.step,
+            "adapters": metadata["adapters"],
+            "board": f"{settings.preset or 'as the dataset says'} ({', '.join(metadata['preset_hash'])})",
+            "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
+            "score of the last training games": score.text if score else "unknown",
+            "evaluations": ", ".join(names) or "none beside this card",
+            "sample games": games.name if games else "none beside this card",
+        }
+        write_text_atomic(partial / CARD, card_text(facts))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)

@@ -1,4 +1,4 @@
-"""TensorBoard: the rows of `metrics.jsonl` as scalars, under W&B's names."""
+"""TensorBoard: the rows of `metrics.jsonl` as scalars; their names there and at W&B, which have a section each."""
 
 import logging
 import math
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.tracking.sections import sectioned
-
 logger = logging.getLogger(__name__)
 
 FOLDER = "tensorboard"
+_OWN = {"seconds": "time/elapsed", "step_time": "time/step"}
+_PLAY = ("games", "groups", "flat_group", "hint_")
 
 
 class Board:
@@ -44,3 +44,23 @@ class Board:
         if not self._silent:
             logger.warning("TensorBoard's files cannot be written (%s); metrics.jsonl has every row", error.strerror)
         self._silent = True
+
+
+def section_name(name: str) -> str:
+    """Return a metric's name with its section: `player_0/…`, `time/…` and the like stay as they are.
+
+    Example:
+        section_name("illegal_per_game") == "play/illegal_per_game"
+        section_name("loss") == "train/loss"
+    """
+    if "/" in name or name == "step":
+        return name
+    if name in _OWN:
+        return _OWN[name]
+    section = "play" if name.endswith("_per_game") or name.startswith(_PLAY) else "train"
+    return f"{section}/{name}"
+
+
+def sectioned(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `metrics.jsonl` under those names; figures that are null are left out."""
+    return {section_name(name): value for name, value in row.items() if value is not None}

@@ -5,14 +5,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.run_folder import sync_folder
-from hanabi_grpo.runs.saved_adapters import CONFIG, SavedAdapters, read_adapters, read_description
-from hanabi_grpo.tracking.artifact_words import ArtifactWord
+from hanabi_grpo.runs.saved_adapters import read_adapters
+from hanabi_grpo.settings.refs import WandbPlace
 
 TIMEOUT_SECONDS = 15
 """Until a service that does not answer is given up; WANDB_HTTP_TIMEOUT says otherwise."""
@@ -23,7 +23,19 @@ class NotHad(Exception):
     """W&B did not give the artifact: no key, no answer, or no such artifact. The message is a clause without a dot."""
 
 
-def download_artifact(wanted: ArtifactWord, root: Path) -> Path:
+def downloaded(wanted: WandbPlace, root: Path) -> Path | None:
+    """Return the folder of a version that was downloaded before; None for other aliases, which move."""
+    folder = _folder(wanted, root) / wanted.alias
+    return folder if wanted.is_version and folder.is_dir() else None
+
+
+def downloaded_versions(wanted: WandbPlace, root: Path) -> list[str]:
+    """Return the versions of this name that were downloaded before, oldest first."""
+    found = [path.name for path in _folder(wanted, root).glob("v*") if path.name[1:].isdecimal()]
+    return sorted(found, key=lambda name: int(name[1:]))
+
+
+def download_artifact(wanted: WandbPlace, root: Path) -> Path:
     """Download an artifact into `root/entity/project/name/vN`; a version that is there is not fetched again.
 
     Args:
@@ -35,33 +47,18 @@ def download_artifact(wanted: ArtifactWord, root: Path) -> Path:
         SettingsError: It is no artifact of adapters, or cannot be written.
     """
     with _artifact(wanted) as artifact:
-        target = _target(artifact, wanted, root)
+        found = replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version)
+        target = _folder(found, root) / found.alias
         return target if target.is_dir() else _download(artifact, target)
 
 
-def describe_artifact(wanted: ArtifactWord, root: Path) -> Path | SavedAdapters:
-    """Return the folder of a version that was downloaded before, and of another what its small files say.
-
-    Args:
-        wanted: What was typed.
-        root: Of all downloads of this kind.
-
-    Raises:
-        NotHad: See there.
-        SettingsError: It is no artifact of adapters.
-    """
-    with _artifact(wanted) as artifact, tempfile.TemporaryDirectory() as folder:
-        target = _target(artifact, wanted, root)
-        if target.is_dir():
-            return target
-        for name in artifact.manifest.entries:
-            if PurePosixPath(name).name in (MANIFEST, CONFIG):
-                artifact.get_entry(name).download(root=folder, skip_cache=True)
-        return read_description(Path(folder))
+def _folder(wanted: WandbPlace, root: Path) -> Path:
+    """Return where all versions of a name are kept."""
+    return root / (wanted.entity or "-") / wanted.project / wanted.name
 
 
 @contextmanager
-def _artifact(wanted: ArtifactWord) -> Iterator[Any]:
+def _artifact(wanted: WandbPlace) -> Iterator[Any]:
     """Give the artifact as W&B's library has it.
 
     Raises:
@@ -88,12 +85,6 @@ def _artifact(wanted: ArtifactWord) -> Iterator[Any]:
     finally:
         # W&B's own process would outlive this command's use of it.
         wandb.teardown()
-
-
-def _target(artifact: Any, wanted: ArtifactWord, root: Path) -> Path:
-    entity = wanted.entity or artifact.entity
-    found = ArtifactWord(entity=entity, project=wanted.project, name=wanted.name, alias=artifact.version)
-    return found.folder(root) / found.alias
 
 
 def _download(artifact: Any, target: Path) -> Path:

@@ -4,17 +4,21 @@ import json
 import logging
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.settings.refs import LATEST, WandbPlace
 from hanabi_grpo.tracking.score import RunningScore
 
 logger = logging.getLogger(__name__)
 
 RECORD = "wandb.json"
+_DEPTH = 3
+"""Folders below outputs/ in which run folders are looked for, e.g. outputs/demo-1/train."""
 _ID = re.compile(r"[a-z0-9]{4,64}")
 
 
@@ -96,6 +100,29 @@ def write_record(run_folder: Path, record: WandbRecord) -> None:
     """
     data: dict[str, Any] = record.model_dump()
     write_json_atomic(run_folder / RECORD, data)
+
+
+def find_recorded(wanted: WandbPlace, roots: Sequence[Path]) -> dict[Path, Path]:
+    """Return, by run folder, the artifact of that name and alias whose folder is on this disk.
+
+    A run that was recorded without an entity may belong to any. `latest` is the last one of that name, as at W&B.
+
+    Args:
+        wanted: What was typed.
+        roots: Run folders, or folders of them.
+    """
+    found: dict[Path, tuple[Path, Path]] = {}
+    patterns = ["/".join(["*"] * depth + [RECORD]) for depth in range(_DEPTH + 1)]
+    for path in (path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))):
+        run, record = path.parent, read_record(path.parent)
+        if record.project != wanted.project or (wanted.entity and record.entity not in ("", wanted.entity)):
+            continue
+        named = [one for one in record.artifacts if one.name == wanted.name and (run / one.folder).is_dir()]
+        is_latest = wanted.alias in ("", LATEST)
+        matching = named if is_latest else [one for one in named if wanted.alias in one.aliases]
+        if matching:
+            found.setdefault(run.resolve(), (run, run / matching[-1].folder))
+    return dict(found.values())
 
 
 def _new_id() -> str:

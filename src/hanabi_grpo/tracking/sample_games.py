@@ -6,7 +6,7 @@ others as in training. Token ids and logprobs are left out: nobody trains on the
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,24 +60,21 @@ def _recorded(source: Path, step: int) -> list[Recording]:
 def _fitting(recordings: Sequence[Recording]) -> list[str]:
     """Return the lines of whole deals while they fit; of single games where no deal does."""
     shown = spread(recordings, NUM_REPLAYS)
-    deals = dict.fromkeys(map(_deal, shown))
-    lines = {one.number: _line(one) for one in recordings if _deal(one) in deals}
-    kept: set[int] = set()
+    lines = {one.number: _line(one) for one in recordings}
+    deals = [[one.number for one in recordings if _deal(one) == deal] for deal in dict.fromkeys(map(_deal, shown))]
+    numbers = _first_that_fit(deals, lines) or _first_that_fit([[one.number] for one in shown], lines)
+    return [lines[number] for number in sorted(numbers)]
+
+
+def _first_that_fit(groups: Sequence[Sequence[int]], lines: Mapping[int, str]) -> list[int]:
+    kept: list[int] = []
     left = MOST_BYTES
-
-    def keep(numbers: Sequence[int]) -> None:
-        nonlocal left
-        size = sum(len(lines[number].encode()) for number in numbers)
+    for group in groups:
+        size = sum(len(lines[number].encode()) for number in group)
         if size <= left:
-            kept.update(numbers)
+            kept += group
             left -= size
-
-    for deal in deals:
-        keep([one.number for one in recordings if _deal(one) == deal])
-    if not kept:
-        for one in shown:
-            keep([one.number])
-    return [lines[number] for number in sorted(kept)]
+    return kept
 
 
 def _deal(recording: Recording) -> tuple[str, str, int]:

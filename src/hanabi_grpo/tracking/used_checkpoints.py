@@ -1,7 +1,7 @@
-"""Remote words in HANABI_START_FROM and HANABI_PARTNERS, and the folders on this disk that a run used for them.
+"""Checkpoints from elsewhere in HANABI_START_FROM and HANABI_PARTNERS, and the folders that a run used for them.
 
-`hanabi-grpo train` turns each word into a folder once, before the first step, and keeps that in `settings.json` of the
-run folder. A resumed run uses the same weights, although an alias or a branch may have moved on.
+`hanabi-grpo train` turns each reference into a folder once, before the first step, and keeps that in `settings.json` of
+the run folder. A resumed run uses the same weights, although an alias or a branch may have moved on.
 
 Example:
     "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder": "outputs/downloads/wandb/team/hanabi/laptop/v3",
@@ -19,19 +19,19 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.checkpoint_words import is_remote, split_adapter, split_seat
-from hanabi_grpo.tracking.remote_checkpoints import Say, describe_remote, local_folder, pinned_word, say_aside
+from hanabi_grpo.settings.refs import Place, is_remote, parse_checkpoint, split_player
+from hanabi_grpo.tracking.checkpoints import Say, local_folder, pinned, say_aside
 
 KEY = "remote_checkpoints"
 """Of `settings.json`."""
 
 
 class UsedCheckpoint(BaseModel):
-    """What stood for one word."""
+    """What stood for one reference."""
 
     folder: str
     version: str
-    """The word of exactly these weights, as far as W&B or the hub has such a name."""
+    """The reference of exactly these weights, as far as W&B or the hub has such a name."""
     step: int
     sha256: dict[str, str]
     """Adapter to the digest of its weights' file."""
@@ -56,15 +56,16 @@ def fetch_used(
     """
     used = recorded(run_folder)
     entries = (*settings.partners, *(() if is_resumed else settings.start_from))
-    words = [split_adapter(split_seat(entry)[1])[0] for entry in entries]
-    for word in dict.fromkeys(word for word in words if is_remote(word)):
-        used[word] = _used_again(word, used[word], say) if word in used else _used(word, local_folder(word, say))
-        say(f"{word}: {used[word].folder}, step {used[word].step}")
+    remote = [word for entry in entries if is_remote(word := split_player(entry)[1])]
+    for place in dict.fromkeys(parse_checkpoint(word).place for word in remote):
+        name = str(place)
+        used[name] = _used_again(name, used[name], say) if name in used else _used(place, say)
+        say(f"{name}: {used[name].folder}, step {used[name].step}")
     return _Used.dump_python(used)
 
 
 def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
-    """Return what the run of a folder used so far, by word; nothing where there is no run yet.
+    """Return what the run of a folder used so far, by reference; nothing where there is no run yet.
 
     Raises:
         SettingsError: `settings.json` is damaged.
@@ -81,44 +82,38 @@ def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
         raise SettingsError(f"{path}: which remote checkpoints the run used cannot be read ({reason}).") from error
 
 
-def read_used(folder: Path, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
-    """Return a checkpoint and where it is: of a run its newest, of a remote word what `fetch_used` had recorded.
+def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> tuple[Path, SavedAdapters]:
+    """Return a checkpoint and where it is: of a run its newest, of what lies elsewhere what `fetch_used` had recorded.
+
+    Args:
+        place: See `refs`.
+        run_folder: Of the run; None: there is none yet.
+        fetch: Have what is not here, as the doctor does; a trainer never does.
 
     Raises:
         SettingsError: It is missing or damaged, or was not fetched.
     """
-    if is_remote(folder):
-        used = recorded(run_folder).get(str(folder))
-        if used is None:
+    if not isinstance(place, Path):
+        name, known = str(place), recorded(run_folder)
+        if fetch:
+            used = _used_again(name, known[name], _quiet) if name in known else _used(place, _quiet)
+        elif name in known:
+            used = known[name]
+        else:
             raise SettingsError(
-                f"{folder}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
+                f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
             )
-        folder = Path(used.folder)
-    folder = newest_checkpoint(folder)
+        place = Path(used.folder)
+    folder = newest_checkpoint(place)
     return folder, read_adapters(folder)
 
 
-def look_at_used(folder: Path, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
-    """Return a checkpoint and where it is as `read_used` would after `fetch_used`, but download no weights.
-
-    Of one that is not here the word is returned, and adapters of no bytes.
-
-    Raises:
-        SettingsError: It is missing or damaged, or cannot be had.
-    """
-    if not is_remote(folder):
-        return read_used(folder, run_folder)
-    used = recorded(run_folder).get(str(folder))
-    if used is not None and _digests_there(Path(used.folder)) == used.sha256:
-        return read_used(folder, run_folder)
-    found = describe_remote(used.version if used else str(folder))
-    return (found, read_adapters(found)) if isinstance(found, Path) else (folder, found)
-
-
-def _used(word: str, folder: Path) -> UsedCheckpoint:
+def _used(place: Place, say: Say) -> UsedCheckpoint:
+    folder = local_folder(place, say)
     saved = read_adapters(folder)
-    version = pinned_word(word, folder)
-    return UsedCheckpoint(folder=str(folder), version=version, step=saved.step, sha256=_digests(saved.adapters))
+    return UsedCheckpoint(
+        folder=str(folder), version=str(pinned(place, folder)), step=saved.step, sha256=_digests(saved.adapters)
+    )
 
 
 def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
@@ -127,12 +122,16 @@ def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
     advice = "Put that folder back, or start a new run from the checkpoint with another OUTPUT_DIR."
     where = f"{word}: this run used {before.folder} (step {before.step}), which is not there as it was"
     try:
-        now = _used(before.version, local_folder(before.version, say))
+        now = _used(parse_checkpoint(before.version).place, say)
     except SettingsError as error:
         raise SettingsError(f"{where}, and it cannot be fetched again ({error}). {advice}") from error
     if now.sha256 != before.sha256:
         raise SettingsError(f"{where}, and {before.version} has other weights now ({now.folder}). {advice}")
     return now
+
+
+def _quiet(text: str) -> None:
+    pass
 
 
 def _digests_there(folder: Path) -> dict[str, str] | None:

@@ -15,8 +15,8 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.artifact import commit
+from hanabi_grpo.tracking.board import sectioned
 from hanabi_grpo.tracking.record import WandbRecord
-from hanabi_grpo.tracking.sections import sectioned
 
 INIT_SECONDS = 15
 """Until a run that nobody answers for is kept on this disk; WANDB_INIT_TIMEOUT says otherwise."""

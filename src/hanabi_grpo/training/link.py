@@ -29,11 +29,10 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.adapters import adapter_names, export_adapter
-from hanabi_grpo.training.mixed_groups import gather_groups, spread_deals
+from hanabi_grpo.training.deals import gather_groups, spread_deals
+from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.stamps import check_stamps
-from hanabi_grpo.types import player_names
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ class ServerLink(SwiftClient):
             num_games=1 if mixed else settings.num_generations,
             max_tokens=settings.max_completion_length,
             temperature=settings.temperature,
-            adapters=dict(zip(player_names(settings.players), request.own, strict=True)),
+            seats=request.own,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:

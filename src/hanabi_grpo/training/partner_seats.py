@@ -20,9 +20,9 @@ from hanabi_grpo.settings.partners import (
     draw,
     read_pool,
 )
-from hanabi_grpo.settings.seating import NOT_HELD
+from hanabi_grpo.settings.refs import NOT_HELD, Place
 from hanabi_grpo.tracking.used_checkpoints import read_used
-from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name
+from hanabi_grpo.types import SHARED_ADAPTER, player_name
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PartnerSeats:
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
         """What the partner behind a seat's word is called in metrics, for every word that was drawn."""
-        self._saved: dict[Path, SavedAdapters] = {}
+        self._saved: dict[Place, SavedAdapters] = {}
         self._lent: dict[tuple[str, str], str] = {}
         self._instance_id = ""
         self._damaged: set[Path] = set()
@@ -69,9 +69,9 @@ class PartnerSeats:
         self._instance_id = instance_id
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
-            if partner.folder is not None:
-                if partner.folder not in self._saved:
-                    self._saved[partner.folder] = _read(partner, partner.folder, self._run_folder, facts)
+            if partner.place is not None:
+                if partner.place not in self._saved:
+                    self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
                 seats = range(self._settings.players) if partner.seat is None else (partner.seat,)
                 try:
                     for seat in seats:
@@ -144,10 +144,10 @@ class PartnerSeats:
         partner = found.partner
         if partner.is_earlier:
             return self._earlier_word(found.seat, version, deal, lend)
-        if partner.folder is None:
+        if partner.place is None:
             return partner.word
-        saved = self._saved[partner.folder]
-        return self._lend(str(partner.folder), saved, _adapter_for(partner, found.seat, saved), lend)
+        saved = self._saved[partner.place]
+        return self._lend(str(partner.place), saved, _adapter_for(partner, found.seat, saved), lend)
 
     def _earlier_word(self, seat: int, version: int, deal: int, lend: Lend) -> str | None:
         shared = self._settings.adapters == SHARED_ADAPTER
@@ -193,9 +193,9 @@ class PartnerSeats:
         return word
 
 
-def _read(partner: Partner, folder: Path, run_folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
+def _read(partner: Partner, place: Place, run_folder: Path, facts: Mapping[str, Any]) -> SavedAdapters:
     try:
-        folder, saved = read_used(folder, run_folder)
+        folder, saved = read_used(place, run_folder)
         is_said = check_same_base(folder, saved, facts)
     except (OSError, SettingsError) as error:
         raise SettingsError(f"HANABI_PARTNERS={partner.word}: {error}") from error
@@ -211,11 +211,9 @@ def _read(partner: Partner, folder: Path, run_folder: Path, facts: Mapping[str, 
 
 
 def _adapter_for(partner: Partner, seat: int, saved: SavedAdapters) -> str:
-    name = partner.adapter or adapter_of(player_name(seat), saved.adapters)
-    if name not in saved.adapters:
-        wanted = partner.adapter or player_name(seat)
+    try:
+        return saved.choose(player_name(seat), partner.adapter)
+    except SettingsError as error:
         raise SettingsError(
-            f"HANABI_PARTNERS={partner.word}: no adapter {wanted} in it; it has {', '.join(saved.adapters)}. Choose "
-            f"one (:{next(iter(saved.adapters))} behind the folder), or fix the seat (player_0= before it)."
-        )
-    return name
+            f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
+        ) from error

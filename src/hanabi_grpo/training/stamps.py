@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.settings.seating import is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import is_scripted, seat_adapter
 from hanabi_grpo.types import Episode, Turn, player_name
 
 
@@ -12,7 +12,7 @@ def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: st
 
     Args:
         group: Games of one deal.
-        seats: The word of each seat, see `seating`; an own player's names the pushed version.
+        seats: The word of each seat, see `refs`; an own player's names the pushed version.
         instance_id: Of the server that was asked.
 
     Raises:

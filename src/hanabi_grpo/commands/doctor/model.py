@@ -1,14 +1,15 @@
 """The model: its folder, its chat template, and the memory that both processes need for it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.gpus import list_gpus
-from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters
+from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters, read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
@@ -103,11 +104,9 @@ def memory_checks(context: Context) -> Iterator[Check]:
     text = " and ".join(parts)
     smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
     if context.settings.device == "cpu":
-        free = available_memory()
+        free = psutil.virtual_memory().available
         needed = (server if serves else 0) + (trainer if context.trains else 0)
-        if free is None:
-            yield skip("memory", f"{text}; /proc/meminfo does not tell what is free")
-        elif needed > free:
+        if needed > free:
             yield warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
         else:
             yield ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
@@ -127,19 +126,6 @@ def memory_checks(context: Context) -> Iterator[Check]:
         )
     else:
         yield ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a model's config.json."""
-    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-
-
-def available_memory() -> int | None:
-    """Return the bytes that programs can still have; None where /proc/meminfo does not say."""
-    source = Path("/proc/meminfo")
-    lines = source.read_text().splitlines() if source.is_file() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
 
 
 def _server_bytes(context: Context, config: dict[str, Any]) -> float:

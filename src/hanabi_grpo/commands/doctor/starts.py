@@ -1,6 +1,7 @@
 """Folders that only the trainer reads: the run's own, what it goes on from, starts from and plays with."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,15 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import num_steps
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
-from hanabi_grpo.runs.run_folder import holder_of, used_entries
+from hanabi_grpo.runs.run_folder import holder_of, some_of, used_entries
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
-from hanabi_grpo.settings.checkpoint_words import is_remote
 from hanabi_grpo.settings.partners import Partner, read_pool
-from hanabi_grpo.tracking.used_checkpoints import look_at_used
-from hanabi_grpo.types import adapter_of, player_name
+from hanabi_grpo.settings.refs import Place
+from hanabi_grpo.tracking.used_checkpoints import read_used
+from hanabi_grpo.types import player_name
 
 if TYPE_CHECKING:
-    from hanabi_grpo.training.start_from import Start
+    from hanabi_grpo.training.model.start_from import Start
 
 _LIST = "ls -d outputs/*/checkpoint-*   # a whole one holds manifest.json"
 _LOG_IN = ".venv/bin/wandb login   # for wandb: words; .venv/bin/hf auth login for private hf: words"
@@ -52,16 +53,16 @@ def run_folder_checks(context: Context) -> Iterator[Check]:
     elif folder.exists() and not folder.is_dir():
         yield fail("run folder", f"OUTPUT_DIR={str(folder)!r}: is a file", fresh)
     elif folder.is_dir() and (used := used_entries(folder)):
-        finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({', '.join(used[:3])})"
+        finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({some_of(used)})"
         yield fail("run folder", finding, f"RESUME=latest bash {TRAIN_SCRIPT}   # goes on with that run\n{fresh}")
     else:
         yield ok("run folder", str(folder))
 
 
 def start_checks(context: Context) -> Iterator[Check]:
-    """Look at every adapter that HANABI_START_FROM names, as the trainer would; nothing where it is unset.
+    """Read every adapter that HANABI_START_FROM names, as the trainer would; nothing where it is unset.
 
-    No weights are downloaded: of a remote word that is not here yet the small files are looked at.
+    What lies elsewhere is fetched to where the trainer looks for it.
     """
     settings = context.settings
     if not settings.start_from:
@@ -71,10 +72,11 @@ def start_checks(context: Context) -> Iterator[Check]:
         yield skip("start", f"HANABI_START_FROM is not read: the run goes on from {resume.checkpoint}")
         return
     # Imported here: it brings PEFT and torch.
-    from hanabi_grpo.training.start_from import read_start
+    from hanabi_grpo.training.model.start_from import read_start
 
     try:
-        starts = read_start(settings.model_copy(update={"output_dir": _run_folder(resume)}), look_at_used)
+        of_run = settings.model_copy(update={"output_dir": _run_folder(resume)})
+        starts = read_start(of_run, partial(read_used, fetch=True))
     except SettingsError as error:
         yield fail("start", str(error), _remedy(str(error)))
         return
@@ -84,12 +86,12 @@ def start_checks(context: Context) -> Iterator[Check]:
 
 
 def partner_checks(context: Context) -> Iterator[Check]:
-    """Look at every checkpoint that HANABI_PARTNERS names; nothing where it names none. No weights are downloaded."""
+    """Read every checkpoint that HANABI_PARTNERS names; nothing where it names none."""
     pool, facts = read_pool(context.settings), _facts(context)
     run_folder = _run_folder(_resume(context)) if pool else None
     for partner in pool:
-        if partner.folder is not None:
-            yield _partner(context, partner, partner.folder, run_folder, facts)
+        if partner.place is not None:
+            yield _partner(context, partner, partner.place, run_folder, facts)
 
 
 def _resume(context: Context) -> ResumePlan | None:
@@ -118,20 +120,20 @@ def _start(context: Context, start: "Start", facts: Mapping[str, Any]) -> Check:
 
 
 def _partner(
-    context: Context, partner: Partner, folder: Path, run_folder: Path | None, facts: Mapping[str, Any]
+    context: Context, partner: Partner, place: Place, run_folder: Path | None, facts: Mapping[str, Any]
 ) -> Check:
     named = f"HANABI_PARTNERS={partner.word}"
     try:
-        folder, saved = look_at_used(folder, run_folder)
+        folder, saved = read_used(place, run_folder, fetch=True)
     except (OSError, SettingsError) as error:
         return fail("partners", f"{named}: {error}", _remedy(str(error)))
     seats = range(context.settings.players) if partner.seat is None else (partner.seat,)
-    for seat in seats:
-        adapter = partner.adapter or adapter_of(player_name(seat), saved.adapters)
-        if adapter not in saved.adapters:
-            wanted, there = partner.adapter or player_name(seat), ", ".join(saved.adapters)
-            way = f"HANABI_PARTNERS={folder}:{next(iter(saved.adapters))}   # chooses one of its adapters"
-            return fail("partners", f"{named}: no adapter {wanted} in it; it has {there}", f"export {way}")
+    try:
+        for seat in seats:
+            saved.choose(player_name(seat), partner.adapter)
+    except SettingsError as error:
+        way = f"HANABI_PARTNERS={folder}:{next(iter(saved.adapters))}   # chooses one of its adapters"
+        return fail("partners", f"{named}: {error}", f"export {way}")
     said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
     return _with_base("partners", named, said, folder, saved, facts)
 
@@ -141,8 +143,6 @@ def _with_base(name: str, named: str, said: str, folder: Path, saved: SavedAdapt
         check_same_base(folder, saved, facts)
     except SettingsError as error:
         return fail(name, f"{named}: {error}", _LIST)
-    if is_remote(folder):
-        said += "; its weights are fetched when training starts"
     if "model_fingerprint" not in saved.facts:
         return warn(name, f"{said}; nothing says on which base model it was trained", _LIST)
     return ok(name, said)

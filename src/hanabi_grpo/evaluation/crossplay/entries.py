@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import SERVED, LineUp, checkpoint_word, parse_line_up, short_name
+from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
+from hanabi_grpo.settings.refs import AdapterRef, CheckpointRef, Ref, Role
 from hanabi_grpo.types import player_name
 
 MAX_ENTRIES = 64
@@ -19,28 +19,35 @@ class Entry:
     """One row and column of the matrix.
 
     Example:
-        Entry(label="seed 1", word="outputs/laptop-a/checkpoint-500")
+        Entry(label="seed 1", ref=parse_checkpoint("outputs/laptop-a/checkpoint-500"))
     """
 
     label: str
-    word: str
-    """One word of a line-up; a run's folder stands here as its newest checkpoint, which may not change on the way."""
+    ref: Ref
+    """A run's folder stands here as its newest checkpoint, which may not change on the way."""
+
+    @property
+    def word(self) -> str:
+        """The reference as text."""
+        return str(self.ref)
 
     @property
     def run(self) -> Path | None:
         """The run folder that a checkpoint belongs to; None: no checkpoint."""
-        found = None if self.word in SCRIPTED else checkpoint_word(self.word)
-        return found[0].resolve().parent if found else None
+        if isinstance(self.ref, CheckpointRef) and isinstance(self.ref.place, Path):
+            return self.ref.place.resolve().parent
+        return None
 
     @property
     def fills_seats(self) -> bool:
         """Whether every seat gets an adapter of its own, if there is one."""
-        found = None if self.word in SCRIPTED else checkpoint_word(self.word)
-        return self.word == SERVED or (found is not None and found[1] is None)
+        return self.ref is Role.SERVED or (isinstance(self.ref, CheckpointRef) and self.ref.adapter is None)
 
-    def adapter(self, player: int) -> str:
-        """Return the word that puts one player's adapter into any seat; only where `fills_seats`."""
-        return f"{player_name(player)}@latest" if self.word == SERVED else f"{self.word}:{player_name(player)}"
+    def adapter(self, player: int) -> Ref:
+        """Return what puts one player's adapter into any seat; only where `fills_seats`."""
+        if isinstance(self.ref, CheckpointRef):
+            return replace(self.ref, adapter=player_name(player))
+        return AdapterRef(adapter=player_name(player))
 
 
 def parse_entries(texts: Sequence[str], num_players: int) -> tuple[Entry, ...]:
@@ -64,8 +71,7 @@ def parse_entries(texts: Sequence[str], num_players: int) -> tuple[Entry, ...]:
 
 def cell_line_up(row: Entry, column: Entry, num_players: int) -> LineUp:
     """Return the team of a cell: the row's entry in seat 0, the column's in every other seat."""
-    words = (row.word, *[column.word] * (num_players - 1))
-    return LineUp(text=",".join(words), words=words)
+    return _line_up((row.ref, *[column.ref] * (num_players - 1)))
 
 
 def swap_orders(num_players: int) -> list[tuple[int, ...]]:
@@ -84,8 +90,11 @@ def swap_orders(num_players: int) -> list[tuple[int, ...]]:
 
 def swap_line_up(entry: Entry, order: Sequence[int]) -> LineUp:
     """Return the team with an entry's adapters in other seats; see `swap_orders`."""
-    words = tuple(entry.adapter(player) for player in order)
-    return LineUp(text=",".join(words), words=words)
+    return _line_up(tuple(entry.adapter(player) for player in order))
+
+
+def _line_up(refs: tuple[Ref, ...]) -> LineUp:
+    return LineUp(text=",".join(map(str, refs)), refs=refs)
 
 
 def unit_of(entries: Sequence[Entry]) -> str:
@@ -102,13 +111,10 @@ def _parse(text: str, num_players: int) -> tuple[Entry, bool]:
             f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
             "there is hanabi-grpo evaluate."
         )
-    word = parse_line_up(word, num_players).words[0]
-    if word not in SCRIPTED and (found := checkpoint_word(word)) is not None:
-        folder, adapter = found
-        word = f"{newest_checkpoint(folder)}{f':{adapter}' if adapter else ''}"
-    if label is None:
-        return Entry(label=short_name(word), word=word), False
-    return Entry(label=label, word=word), True
+    ref = parse_line_up(word, num_players).refs[0]
+    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
+        ref = replace(ref, place=newest_checkpoint(ref.place))
+    return Entry(label=short_name(str(ref)) if label is None else label, ref=ref), label is not None
 
 
 def _split(text: str) -> tuple[str | None, str]:

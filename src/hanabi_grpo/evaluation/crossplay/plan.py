@@ -48,7 +48,7 @@ class Plan:
     temperature: float | None
     """Of sampling; None: only scripts play."""
     seats: tuple[tuple[str, ...], ...]
-    """Who an entry is, per entry and seat; see `seating`."""
+    """Who an entry is, per entry and seat; see `refs`."""
     cells: tuple[PlannedCell, ...]
     """The pairs row by row, then the swapped teams."""
     swaps: tuple[PlannedSwap, ...]

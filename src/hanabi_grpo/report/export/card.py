@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
+from hanabi_grpo.envs.hanabi.rules import PRESETS
 from hanabi_grpo.report.export.origin import Origin
 from hanabi_grpo.report.export.results import PlayedResult
+from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.tracking.card import table_cell
 
 _TAGS = ["hanabi", "grpo", "lora", "multi-agent", "reinforcement-learning"]
@@ -65,14 +66,10 @@ def write_card(
 
 def boards(origin: Origin) -> list[str]:
     """Return the boards that were trained on, by name; a hash stands for one that this version does not have."""
-    known: dict[str, str] = {}
-    for name, preset in PRESETS.items():
-        for count in preset.players:
-            spec = make_spec(name, count)
-            known.setdefault(spec.hash, name)
-            known.setdefault(spec.rules_hash, f"{name} with half of its decks" if spec.deals_all_decks else name)
+    known = boards_by_hash()
+    named = {one: f"{name} with half of its decks" if halved else name for one, (name, halved) in known.items()}
     hashes = origin.saved.facts.get("board_hashes", [])
-    return [known.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
+    return [named.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
 
 
 def _what(players: Sequence[str], base: str, merged: str) -> str:

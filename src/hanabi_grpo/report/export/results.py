@@ -10,7 +10,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
 from hanabi_grpo.runs.saved_adapters import SavedAdapters
-from hanabi_grpo.settings.seating import BASE, is_frozen, seat_adapter
+from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
 
 OTHER = "another adapter"
 _DTYPES = ("float32", "bfloat16", "float16")

@@ -12,7 +12,7 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation.tables import ATTAINABLE, Sheet, evaluation_sheets
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN
-from hanabi_grpo.settings.seating import seat_adapter
+from hanabi_grpo.settings.refs import seat_adapter
 
 _KEYS = {"spec_hash", "scores", "decks", "orders"}
 _Deals = tuple[str, str, tuple[int, ...]]

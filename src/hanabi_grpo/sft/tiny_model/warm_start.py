@@ -52,7 +52,7 @@ def warm_start(
     """
     import torch
 
-    from hanabi_grpo.training.shared_prefixes import share_prefixes
+    from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))

@@ -1,0 +1,282 @@
+"""References: who plays, in one language for settings, commands, requests and records.
+
+| text | value | who plays |
+|---|---|---|
+| `iggi` | `ScriptRef` | that bot |
+| `base` | `Role.BASE` | the served model without an adapter |
+| `served` | `Role.SERVED` | the server's newest adapter of the seat |
+| `earlier` | `Role.EARLIER` | an earlier version of the run itself; only HANABI_PARTNERS |
+| `human` | `Role.HUMAN` | whoever sits at the terminal; only `hanabi-grpo play` |
+| `player_0@7` | `AdapterRef` | that adapter of the server at that version, in whatever seat |
+| `player_0`, `player_0@latest` | `AdapterRef` | the same at its newest version |
+| `outputs/run`, `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat; a run stands for its newest |
+| `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in whatever seat |
+| `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact; entity and alias may be left out |
+| `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
+
+A reference is parsed where it is typed and carried as a value; `str` gives the text again. On the wire and in records a
+seat stays text: a script, `base`, an adapter at a version, or one that was lent, whose name is a digest of it, e.g.
+`frozen_0123456789abcdef@50`. What a place holds is found by `tracking.checkpoints`.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
+
+BASE, SERVED, HUMAN = "base", "served", "human"
+LATEST = "latest"
+FROZEN_PREFIX = "frozen_"
+NOT_HELD = "lend it again"
+"""What a server's refusal says when it does not hold, or no longer holds, an adapter that was lent."""
+_SHOWN = 80
+"""Characters of a bad reference in an error."""
+_OWN_ADAPTERS = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
+_PLAYER = rf"player_[0-9]+|{SHARED_ADAPTER}"
+_PART = r"[^/:,\s]{1,128}"
+_ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
+_SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
+_CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
+_WANDB = re.compile(rf"wandb:(?:({_PART})/)?({_PART})/({_PART})(?::({_PART}))?")
+_HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
+_VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+")
+
+
+class Role(StrEnum):
+    """Who plays, where one word says it."""
+
+    BASE = BASE
+    SERVED = SERVED
+    EARLIER = "earlier"
+    HUMAN = HUMAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRef:
+    """A bot."""
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return its name."""
+        return self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRef:
+    """An adapter of the server."""
+
+    adapter: str
+    version: int | None = None
+    """None: the newest."""
+
+    def __str__(self) -> str:
+        """Return e.g. "player_0@7"."""
+        return f"{self.adapter}@{LATEST if self.version is None else self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WandbPlace:
+    """An artifact at W&B, as it was typed."""
+
+    entity: str = ""
+    """Team or user; empty: the one of this shell or of the key."""
+    project: str
+    name: str
+    alias: str = ""
+    """Empty: latest."""
+
+    def __post_init__(self) -> None:
+        """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too.
+
+        Raises:
+            SettingsError: A part holds a slash or consists of dots.
+        """
+        for part in (self.entity, self.project, self.name, self.alias):
+            if set(part) & set("/\\\0") or (part and set(part) == {"."}):
+                raise SettingsError(
+                    f"wandb:{self.path}: {part!r} names no folder; give wandb:entity/project/name:alias, e.g. "
+                    "wandb:team/hanabi-grpo/laptop-adapters:best, and look at WANDB_ENTITY."
+                )
+
+    def __str__(self) -> str:
+        """Return the text as it was typed."""
+        alias = f":{self.alias}" if self.alias else ""
+        return f"wandb:{'/'.join(part for part in (self.entity, self.project, self.name) if part)}{alias}"
+
+    @property
+    def path(self) -> str:
+        """What W&B calls it, e.g. "team/hanabi/laptop-adapters:latest"."""
+        return "/".join(part for part in (self.entity, self.project, f"{self.name}:{self.alias or LATEST}") if part)
+
+    @property
+    def is_version(self) -> bool:
+        """Whether the alias is a version, which W&B numbers and never moves."""
+        return _VERSION.fullmatch(self.alias) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubPlace:
+    """A repository of the hub."""
+
+    org: str
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        """Return the text as it was typed."""
+        return f"hf:{self.org}/{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+
+Place = Path | WandbPlace | HubPlace
+"""Where a checkpoint is: a folder, or elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRef:
+    """Adapters of a checkpoint."""
+
+    place: Place
+    adapter: str | None = None
+    """None: that of the seat."""
+
+    def __str__(self) -> str:
+        """Return the text; a folder without a slash gets one, so that it is read as a folder again."""
+        text = str(self.place)
+        return ("" if "/" in text else "./") + text + (f":{self.adapter}" if self.adapter else "")
+
+    @property
+    def label(self) -> str:
+        """What a table or a chart calls it: a folder by its last two names."""
+        text = "/".join(self.place.parts[-2:]) if isinstance(self.place, Path) else str(self.place)
+        return text + (f":{self.adapter}" if self.adapter else "")
+
+    @property
+    def metric_name(self) -> tuple[str, str]:
+        """What metrics call it, e.g. ("run", "checkpoint-50.player_1"): the first tells equal ones apart."""
+        match self.place:
+            case WandbPlace(project=parent, name=name, alias=alias):
+                own = f"{name}.{alias}" if alias else name
+            case HubPlace(org=org, repo=repo, revision=revision):
+                parent, own = f"hf.{org}", f"{repo}.{revision}" if revision else repo
+            case Path() as folder:
+                parent, own = folder.parent.name.replace(":", "."), folder.name or "checkpoint"
+        return parent, _NOT_IN_A_NAME.sub(".", own) + (f".{self.adapter}" if self.adapter else "")
+
+
+Ref = ScriptRef | Role | AdapterRef | CheckpointRef
+
+
+def parse_ref(text: str, *, where: str, roles: Sequence[Role], adapters: bool = False) -> Ref:
+    """Read who plays.
+
+    Args:
+        text: One reference.
+        where: For errors, e.g. "HANABI_PARTNERS".
+        roles: Which of them are allowed here, beside scripts and checkpoints.
+        adapters: Whether the server's own adapters are.
+
+    Raises:
+        SettingsError: It is none; says what is allowed and what is near.
+    """
+    if text in SCRIPTED:
+        return ScriptRef(name=text)
+    if text in roles:
+        return Role(text)
+    match = _ADAPTER.fullmatch(text) if adapters else None
+    if match and match[1] in _OWN_ADAPTERS:
+        return AdapterRef(adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2]))
+    if "/" in text or is_remote(text) or (text and Path(text[:255]).is_dir()):
+        return parse_checkpoint(text, where=f"{where}: ")
+    known = (*SCRIPTED, *roles)
+    served = ", an adapter of the server (player_0@latest)" if adapters else ""
+    raise SettingsError(
+        f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, or a checkpoint: a folder "
+        "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 "
+        f"behind it.{_nearest(text, known)}"
+    )
+
+
+def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
+    """Read a folder, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1` behind it.
+
+    Args:
+        text: One reference.
+        where: What errors begin with.
+
+    Raises:
+        SettingsError: A `wandb:` or `hf:` reference that is none.
+    """
+    match = _CHOSEN.fullmatch(text)
+    place, adapter = (match[1], match[2]) if match else (text, None)
+    if not is_remote(place):
+        return CheckpointRef(place=Path(place), adapter=adapter)
+    if found := _WANDB.fullmatch(place):
+        entity, project, name, alias = (part or "" for part in found.groups())
+        return CheckpointRef(place=WandbPlace(entity=entity, project=project, name=name, alias=alias), adapter=adapter)
+    if found := _HUB.fullmatch(place):
+        return CheckpointRef(place=HubPlace(org=found[1], repo=found[2], revision=found[3]), adapter=adapter)
+    wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
+    form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
+    raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+
+
+def split_player(entry: str) -> tuple[str | None, str]:
+    """Return the player before `=`, None where there is none, and the rest.
+
+    Example:
+        split_player("player_1=hf:org/repo") == ("player_1", "hf:org/repo")
+    """
+    match = _SEATED.fullmatch(entry)
+    return (match[1], match[2]) if match else (None, entry)
+
+
+def is_remote(text: str) -> bool:
+    """Tell whether a text names a checkpoint that lies elsewhere."""
+    return text.startswith(("wandb:", "hf:"))
+
+
+def seat_adapter(seat: str) -> tuple[str, int] | None:
+    """Return adapter and version of a seat on the wire, None when no adapter sits there.
+
+    Example:
+        seat_adapter("player_0@7") == ("player_0", 7); seat_adapter("iggi") is None
+    """
+    match = _ADAPTER.fullmatch(seat)
+    return (match[1], int(match[2])) if match and match[2] not in (None, LATEST) else None
+
+
+def is_scripted(seat: str) -> bool:
+    """Tell whether a script sits there; nothing is sampled for it."""
+    return seat in SCRIPTED
+
+
+def is_frozen(seat: str) -> bool:
+    """Tell whether an adapter sits there that is not the session's."""
+    return seat.startswith(FROZEN_PREFIX) and seat_adapter(seat) is not None
+
+
+def check_seat(seat: object) -> str:
+    """Return a seat on the wire as it is.
+
+    Raises:
+        SettingsError: It is none.
+    """
+    if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or seat_adapter(seat)):
+        return seat
+    raise SettingsError(
+        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or a script: "
+        f"{', '.join(SCRIPTED)}.{_nearest(str(seat), (BASE, *SCRIPTED))}"
+    )
+
+
+def _nearest(text: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
+    return f" Did you mean {str(close[0])!r}?" if close else ""

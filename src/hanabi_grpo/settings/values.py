@@ -1,0 +1,94 @@
+"""Values of a form of their own: servers, and names that W&B takes, so that a bad one is found before it is asked.
+
+W&B's rules are those of its `wandb/sdk/artifacts/_validators.py`.
+"""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from hanabi_grpo.settings.variables import split_list
+
+SERVERS = (
+    "Where the rollout server is; a comma list of host or host:port: several, which share the games of training "
+    "(other commands use the first)."
+)
+SERVER_PORT = "Its port; with several servers, of those that name none."
+SERVERS_ALLOWED = (
+    "a host name or address, or a comma list of them, each perhaps with :port behind it and named once; an IPv6 "
+    "address with a port is written [::1]:8000"
+)
+_LARGEST_PORT = 65535
+
+
+def check_servers(text: str) -> str:
+    """Return a list of servers as it is.
+
+    Raises:
+        ValueError: No such list.
+    """
+    for word in text.split(","):
+        split_address(word)
+    return text
+
+
+Servers = Annotated[str, AfterValidator(check_servers)]
+
+
+def split_address(word: str) -> tuple[str, int | None]:
+    """Return the host and the port of one server of VLLM_SERVER_HOST; None where it names no port.
+
+    A server is a host, or a host and its port: gpu7, 10.0.0.7:8001, ::1, [::1]:8001. One with two colons or more and no
+    brackets is an IPv6 address.
+
+    Raises:
+        ValueError: No such word.
+    """
+    word = word.strip()
+    if word.startswith("["):
+        host, closed, rest = word[1:].partition("]")
+        if not closed or (rest and not rest.startswith(":")):
+            raise ValueError(f"{word!r}: brackets enclose an address, and a port follows them")
+        port = rest[1:] if rest else None
+    elif word.count(":") == 1:
+        host, _, port = word.partition(":")
+    else:
+        host, port = word, None
+    if not host:
+        raise ValueError(f"{word!r}: no host")
+    if port is None:
+        return host, None
+    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= _LARGEST_PORT):
+        raise ValueError(f"{word!r}: a port is a whole number from 1 to {_LARGEST_PORT}")
+    return host, int(port)
+
+
+PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
+ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
+ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
+
+
+def _project(name: str) -> str:
+    # The name becomes a folder below outputs/downloads.
+    if not 0 < len(name) <= 128 or set(name) & set("/\\#?%:\r\n") or set(name) == {"."}:
+        raise ValueError("not a name of a project or an entity")
+    return name
+
+
+def _artifact(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name) or set(name) == {"."}:
+        raise ValueError("not an artifact name")
+    return name
+
+
+def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
+    if any(set(name) & set("/:") or re.fullmatch(r"v[0-9]+", name) for name in names):
+        raise ValueError("not aliases")
+    return tuple(dict.fromkeys(names))
+
+
+ProjectName = Annotated[str, AfterValidator(_project)]
+EntityName = ProjectName
+ArtifactName = Annotated[str, AfterValidator(_artifact)]
+Aliases = Annotated[tuple[str, ...], BeforeValidator(split_list), AfterValidator(_aliases)]
