@@ -33,7 +33,7 @@ source tools/session.sh
 start_session "${DEMO_PORT:-}"
 
 # First, and alone: its three processes import vLLM at the same time.
-say "1 of 5: waiting for the rollout server on port $PORT: it loads vLLM and $MODEL, half a minute to a minute; log $folder/server.log"
+say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
 say "2 of 5: before: the untrained players, who have watched a noisy hint bot, play $deals deals"

@@ -110,6 +110,18 @@ def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(l
     assert commands() == ["serve"]
 
 
+def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(launch: Runner, checkout: Path) -> None:
+    program(checkout / ".venv/bin/hanabi-grpo", 'echo "$1 $MODEL $SEED" >> called; [ "$1" != serve ] || exec sleep 60')
+    program(checkout / ".venv/bin/python", "until [ -s called ]; do sleep 0.1; done")
+    done = launch("demo.sh", DEMO_PORT="1", DEMO_SEED="7")
+    assert done.returncode == 0, done.stderr
+    called = (checkout / "called").read_text().splitlines()
+    assert called == [f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")]
+    stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
+    assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
+    assert "waiting for the rollout server" in stages[0]
+
+
 @pytest.mark.parametrize("script", [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"])
 def test_help_and_version_install_and_start_nothing(script: str, run: Runner, checkout: Path) -> None:
     # No set-up is made here, so anything but showing would fail.

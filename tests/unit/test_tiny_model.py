@@ -15,7 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from doctor_machines import find, only
 from hanabi_grpo.cli import app
+from hanabi_grpo.commands.doctor.model import model_checks
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
@@ -168,6 +170,8 @@ def test_a_damaged_file_is_named_with_the_way_back_before_anything_loads_it(chec
         answer = CliRunner().invoke(app, command)
         assert answer.exit_code == 2, answer.output
         assert name in answer.stderr and "git checkout -- data/tiny-model" in answer.stderr
+    check = only(find(model_checks))
+    assert (check.status, check.remedy) == ("fail", "git checkout -- data/tiny-model")
 
 
 def test_a_damaged_model_of_another_folder_is_made_again_by_the_command_that_is_named(folder: Path) -> None:
