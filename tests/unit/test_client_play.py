@@ -134,7 +134,6 @@ def test_an_answer_that_is_not_the_games_asked_for_is_refused(change: Change, me
         ({"seed": -1}, "seed"),
         ({"seed": "3"}, "seed"),
         ({"seats": "iggi"}, "seats"),
-        ({"game": 3}, "game"),
         ({"env_config": {**LAPTOP.model_dump(), "preset": "nowhere"}}, "nowhere"),
     ],
 )

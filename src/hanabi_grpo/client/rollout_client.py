@@ -18,7 +18,14 @@ from hanabi_grpo.client.http_calls import WHO, as_model
 from hanabi_grpo.client.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer
-from hanabi_grpo.rollout.messages import EarlierTurn, ReplyAnswer, ReplyRequest, RolloutAnswer, RolloutRequest
+from hanabi_grpo.rollout.messages import (
+    EarlierTurn,
+    ReplyAnswer,
+    ReplyRequest,
+    RolloutAnswer,
+    RolloutRequest,
+    TaskRequest,
+)
 from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings.refs import seat_adapter
@@ -146,7 +153,7 @@ class RolloutClient(SessionClient):
         Args:
             deals: Each a `TaskRequest` as a mapping: {"env_config": {...}, "suite": str, "seed": int}, and perhaps
                 "seats", one word each (see `seating`). One that is named twice gets two groups of different games,
-                numbered on.
+                numbered on. Other keys are the caller's own and are not sent.
             num_games: Group size.
             max_tokens: Per reply.
             temperature: Of sampling.
@@ -159,7 +166,7 @@ class RolloutClient(SessionClient):
             NonFiniteError: A return that is infinite.
         """
         given = {
-            "tasks": deals,
+            "tasks": [{name: deal[name] for name in TaskRequest.__struct_fields__ if name in deal} for deal in deals],
             "num_games": num_games,
             "max_tokens": max_tokens,
             "temperature": temperature,
