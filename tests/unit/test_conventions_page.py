@@ -2,7 +2,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hanabi_grpo.runs.records import write_episodes
 
 from boards import ALL_BOARDS
 from convention_games import golden_game, some_counts
@@ -18,6 +17,7 @@ from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.conventions_page import render_conventions, write_conventions
 from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.recordings import write_episodes
 from pages import Reader
 
 
