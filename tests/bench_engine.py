@@ -58,7 +58,7 @@ class FakeLLM:
         if self.model is None:
             reply = list(self.words[self.num_requests % len(self.words)])[:most]
             return reply, [-1.0] * len(reply)
-        from hanabi_grpo.training.adapters import put_tensors
+        from hanabi_grpo.training.model.adapters import put_tensors
 
         put_tensors(self.model, "served", self.loaded[lora_request.lora_int_id], "test")
         reply, logprobs = [], []

@@ -41,8 +41,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return EnginesInTurn(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what takes long first where several processes share the tests, so that none is left alone with it."""
+    """Mark the faults; put what takes long first where several processes share the tests."""
+    for item in items:
+        if item.nodeid.startswith("tests/faults/"):
+            item.add_marker("rest")
+    # So that no process is left alone with it.
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: _place(item.nodeid.partition("::")[0]))
 

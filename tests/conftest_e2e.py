@@ -1,4 +1,4 @@
-"""One tiny model and one real rollout server for all end-to-end tests; trainers are started per test."""
+"""The shipped tiny model, one real rollout server and one training run for the whole session."""
 
 import contextlib
 import os
@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from hanabi_grpo.settings.board import TINY_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
@@ -166,11 +168,9 @@ def train(
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's model with a shorter warm start: it moves mostly legally, which is all that these tests need."""
-    from hanabi_grpo.sft.tiny_model import build_tiny_model
-
-    return build_tiny_model(tmp_path_factory.mktemp("model") / "tiny", steps=60, num_games=200)
+def tiny_model() -> Path:
+    """The model that is shipped for the demo; nobody may write into it."""
+    return ROOT / TINY_MODEL
 
 
 @pytest.fixture(scope="session")
@@ -183,3 +183,17 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert stop(server.process) == [], "engine processes outlived the server"
     assert [path for path in temporary.rglob("*") if path.is_socket()] == [], "vLLM's sockets outlived the server"
     shutil.rmtree(temporary)
+
+
+@pytest.fixture(scope="session")
+def trained(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run folder and the output of three steps through the W&B wrapper, offline."""
+    from hanabi_grpo.runs.fingerprint import model_fingerprint
+
+    folder = tmp_path_factory.mktemp("run") / "train"
+    before = model_fingerprint(server.model)
+    script = "train_grpo_hanabi_server_wandb.sh"
+    done = train(server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert model_fingerprint(server.model) == before, "training changed the base model's files"
+    return folder, done.stdout

@@ -102,17 +102,13 @@ def answering(status: int, body: dict[str, Any] | str, key: str | None = None) -
         server.server_close()
 
 
-def make_gpu_machine(
-    folder: Path, count: int, *, free: int = 80000, driver: str = "580.65.06", opens: bool = True
-) -> dict[str, str]:
+def make_gpu_machine(folder: Path, count: int, *, free: int = 80000) -> dict[str, str]:
     """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put them first.
 
     Args:
         folder: Empty.
         count: GPUs.
         free: MiB of each.
-        driver: Its version.
-        opens: Whether torch can open the GPUs.
     """
     for name, version in (("vllm", "0.32.0"), ("torch", "2.13.0")):
         info = folder / "site" / f"{name}-{version}.dist-info"
@@ -124,7 +120,7 @@ def make_gpu_machine(
     (torch / "__init__.py").write_text(
         "import os\n"
         "class cuda:\n"
-        f"    is_available = staticmethod(lambda: {opens})\n"
+        "    is_available = staticmethod(lambda: True)\n"
         "    @staticmethod\n"
         "    def device_count():\n"
         "        visible = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
@@ -132,7 +128,7 @@ def make_gpu_machine(
     )
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    lines = "\n".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, {free}, {driver}" for index in range(count))
+    lines = "\n".join(f"{index}, NVIDIA H100 80GB HBM3, 81559, {free}" for index in range(count))
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}\nEND\n")
     program.chmod(0o755)
     return {"PYTHONPATH": str(folder / "site"), "PATH": f"{program.parent}:/usr/bin:/bin"}

@@ -1,15 +1,14 @@
-"""A rollout server whose engine dies on request: `python dying_server.py PORT FOLDER`, see test_server_restart.py.
+"""A rollout server that dies on request: `python dying_server.py PORT FOLDER`, see test_server_restart.py.
 
-The engine is dead once FOLDER holds the file "die", which it removes. Each process image appends one line of JSON to
-FOLDER/images: what of the process survived. With CORE=hangs or CORE=dead there is
-an engine core with two workers, and at the engine's death the core is one or the other.
+The engine is dead once FOLDER holds the file "die", which it removes. Each serving process appends one line of JSON to
+FOLDER/images. It has an engine core with two workers, which nothing ties to it; with CORE=dead the core is dead before
+the server notices. HANG: its clean-up does not end. FAIL: the second one cannot start.
 """
 
 import asyncio
 import ctypes
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -28,12 +27,11 @@ from starlette.routing import Route
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.server.limits import Limits
-from hanabi_grpo.server.main import _listen
-from hanabi_grpo.server.restart import COUNT_VARIABLE, Restarts, mark_children, reap_children, restart_at_latest
-from hanabi_grpo.server.serving import serve_until_dead
+from hanabi_grpo.server.main import _end, _listen
+from hanabi_grpo.server.serving import exit_at_latest, serve_until_dead
+from hanabi_grpo.server.supervisor import EXIT_CODE, fork_and_supervise
 
 _CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
-"""An engine core with two workers, which nothing ties to it."""
 
 
 class _Engine:
@@ -55,43 +53,36 @@ class _Engine:
 def main() -> None:
     """Serve until a signal, or until the restarts are used up."""
     port, folder = int(sys.argv[1]), Path(sys.argv[2])
-    allowed, healthy = int(os.environ.get("ALLOWED", "3")), float(os.environ.get("HEALTHY", "600"))
     set_up_logging()
-    restarts = Restarts(allowed=allowed, healthy_seconds=healthy)
-    reap_children()
-    mark_children()
     listener = _listen("127.0.0.1", port)
     die_with_parent(signal.SIGTERM)
-    os.environ["SET_BY_A_LIBRARY"] = "yes"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    # What an engine leaves behind: a child that ignores the end, and a file that a new image would inherit.
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
-    child.start()
-    core = subprocess.Popen(["bash", "-c", _CORE if "CORE" in os.environ else ":"], stdout=subprocess.PIPE, text=True)
+    fork_and_supervise(
+        allowed=int(os.environ.get("ALLOWED", "3")), healthy_seconds=float(os.environ.get("HEALTHY", 600))
+    )
+    signal.signal(signal.SIGTERM, _end)
     file = folder / "images"
-    earlier = [json.loads(line)["workers"] for line in file.read_text().splitlines()] if file.exists() else []
-    leak = os.open(folder, os.O_RDONLY)
-    os.set_inheritable(leak, True)
+    earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if len(earlier) == 1 and (folder / "fail").exists():
+        (folder / "fail").unlink()
+        raise RuntimeError("the memory of the dead one is not free yet")
+    os.environ["SET_BY_A_LIBRARY"] = str(len(earlier))
+    core = subprocess.Popen(["bash", "-c", _CORE], stdout=subprocess.PIPE, text=True)
     deathsig = ctypes.c_int()
     ctypes.CDLL(None).prctl(2, ctypes.byref(deathsig), 0, 0, 0)
     image = {
         "pid": os.getpid(),
         "instance": uuid.uuid4().hex,
-        "count": os.environ.get(COUNT_VARIABLE),
-        "library": "SET_BY_A_LIBRARY" in restarts.environment,
-        "child": child.pid,
-        "workers": [int(line) for line in itertools.islice(core.stdout or (), 2)],
-        "left": [pid for workers in earlier for pid in workers if _is_alive(pid)],
+        "library": os.environ["SET_BY_A_LIBRARY"],
+        "family": [core.pid, *(int(line) for line in itertools.islice(core.stdout or (), 2))],
+        "left": [pid for one in earlier for pid in (one["pid"], *one["family"]) if _is_alive(pid)],
         "deathsig": deathsig.value,
         "files": len(os.listdir("/proc/self/fd")),
         "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))),
-        "arguments": sys.argv[1:],
     }
     with file.open("a") as images:
         images.write(json.dumps(image) + "\n")
-    died = asyncio.run(_run(_Engine(folder, core), listener, restarts, image["instance"]))
-    if died:
-        restarts.after_engine_death()
+    if asyncio.run(_run(_Engine(folder, core), listener, str(image["instance"]))):
+        raise SystemExit(EXIT_CODE)
 
 
 def _is_alive(pid: int) -> bool:
@@ -101,7 +92,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-async def _run(engine: _Engine, listener: socket.socket, restarts: Restarts, instance: str) -> bool:
+async def _run(engine: _Engine, listener: socket.socket, instance: str) -> bool:
     async def identity(_: Request) -> JSONResponse:
         return JSONResponse({"instance_id": instance})
 
@@ -111,7 +102,7 @@ async def _run(engine: _Engine, listener: socket.socket, restarts: Restarts, ins
             listener,
             lambda: engine.is_dead,
             limits=Limits(),
-            on_death=lambda: restart_at_latest(restarts, float(os.environ.get("AT_LATEST", "60"))),
+            on_death=lambda: exit_at_latest(EXIT_CODE, 1.0),
             poll=0.05,
             graceful_seconds=1,
         )

@@ -5,9 +5,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.messages import RolloutRequest
+from hanabi_grpo.rollout.tasks import Task, read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
@@ -17,7 +21,7 @@ LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 TOKENIZER = build_tokenizer(compact_vocabulary(LAPTOP.spec()))
 CHAT = ChatFormat.from_tokenizer(TOKENIZER)
 SAMPLING = SamplingConfig(max_tokens=4)
-BASE: dict[str, str | None] = {"player_0": None, "player_1": None}
+BASE = ("base", "base")
 Fault = Callable[[int, int], Exception | Sample | None]
 
 
@@ -71,3 +75,9 @@ def make_scheduler(engine: FakeEngine, **other: Any) -> Scheduler:
 def deal(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:
     """One deal as `RolloutClient.play` takes it."""
     return {"env_config": config.model_dump(mode="json"), "suite": "train", "seed": seed}
+
+
+def tasks_of(*deals: dict[str, Any], num_games: int = 1, seats: Sequence[str] | None = BASE) -> list[Task]:
+    """The tasks of a request for these deals, as `Scheduler.run` takes them."""
+    given = {"tasks": deals, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, "seats": seats}
+    return read_tasks(msgspec.convert(given, RolloutRequest))

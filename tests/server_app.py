@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from safetensors.torch import save
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.logs import LineRing
-from hanabi_grpo.rollout.handshake import SessionRequest, game_claims, session_headers, tokenizer_hash
-from hanabi_grpo.runs.wire import PROTOCOL
+from hanabi_grpo.rollout.handshake import PROTOCOL, SessionRequest, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Sample, SamplingConfig
@@ -50,7 +48,7 @@ PEFT_CONFIG: dict[str, Any] = {
     "inference_mode": True,
 }
 JSON = {"content-type": "application/json"}
-POST_INFER = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+POST_ROLLOUT = b"POST /rollout/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 """The beginning of a request that a test writes by hand."""
 _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 
@@ -77,7 +75,6 @@ class WordEngine:
         """How long a reply takes."""
         self.loaded: dict[int, str] = {}
         self.num_samples = 0
-        self.config = SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1)
 
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         files = (Path(path) / "adapter_model.safetensors", Path(path) / "adapter_config.json")
@@ -248,24 +245,11 @@ def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[st
 
 
 def rollout_body(
-    *, num_deals: int = 1, num_games: int = 1, adapters: Mapping[str, str | None] | None = None, **config: Any
+    *, num_deals: int = 1, num_games: int = 1, seats: Sequence[str] | None = None, **other: Any
 ) -> dict[str, Any]:
     """A rollout request that this server plays."""
-    return {
-        "infer_requests": [
-            {
-                "messages": [],
-                "data_dict": {
-                    "env_config": LAPTOP.model_dump(mode="json"),
-                    "suite": "train",
-                    "seed": seed,
-                    "player": player,
-                },
-            }
-            for seed in range(num_deals)
-            for player in range(2)
-            for _ in range(num_games)
-        ],
-        "request_config": {"max_tokens": 4, "temperature": 1.0, **config},
-        "adapters": None if adapters is None else dict(adapters),
-    }
+    tasks = [
+        {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": seed} for seed in range(num_deals)
+    ]
+    body = {"tasks": tasks, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, **other}
+    return body if seats is None else {**body, "seats": list(seats)}

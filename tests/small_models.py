@@ -1,9 +1,16 @@
-"""Random models of a few thousand parameters, for tests of what is done with a model and not of what it says."""
+"""Models for tests: random ones, where only what is done with them matters, and the one that is shipped."""
+
+from pathlib import Path
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from hanabi_grpo.settings.board import TINY_MODEL
 
-def small_model(**other: int) -> Qwen3ForCausalLM:
+SHIPPED = Path(__file__).parents[1] / TINY_MODEL
+"""Nobody may write into it."""
+
+
+def small_model(**other: float) -> Qwen3ForCausalLM:
     """Return a Qwen3 of one layer and width 16, unless `other` says otherwise; the weights are torch's next ones."""
     shape = {
         "vocab_size": 16,

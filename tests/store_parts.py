@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from hanabi_grpo.rollout.handshake import GameClaim, SessionRequest
-from hanabi_grpo.runs.wire import PROTOCOL
+from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}

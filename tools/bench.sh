@@ -7,7 +7,7 @@
 #   bash tools/bench.sh --no-engine      # only what needs no vLLM
 #   BENCH_MODEL=Qwen/Qwen3-4B bash tools/bench.sh
 #
-#   BENCH_MODEL   base model (unset: MODEL's own meaning; the CPU default is made first where it is missing)
+#   BENCH_MODEL   base model (unset: MODEL's own meaning; the CPU default is shipped)
 #   BENCH_CORES   cores for everything, as taskset writes them, e.g. 0-3 (unset: all)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

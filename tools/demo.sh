@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The whole loop on this machine, without a second terminal: tiny model, server, evaluation, training, evaluation, report.
+# The whole loop on this machine, without a second terminal: server, evaluation, training, evaluation, report.
 #
 #   bash tools/demo.sh
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
 #
-#   DEMO_SEED    seed of the tiny model, the adapters and the sampling (unset: SEED's own default)
+#   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default); the start is data/tiny-model
 #   DEMO_STEPS   steps of 128 games (60)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
@@ -26,29 +26,27 @@ mkdir -p "$folder"
 
 # Other settings keep their meaning here; a variable of these names in the shell would make it another demo.
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
-export MODEL=outputs/tiny-model${DEMO_SEED:+-seed-$DEMO_SEED}
+export MODEL=data/tiny-model
 export DATASET=data/hanabi.laptop.jsonl
 name=demo
 source tools/session.sh
 start_session "${DEMO_PORT:-}"
 
-say "1 of 6: a tiny model that has watched a noisy hint bot; made the first time, kept in $MODEL"
-run - hanabi-grpo tiny-model --out "$MODEL"
-
-say "2 of 6: the rollout server on port $PORT loads vLLM and the model, a minute or two; log $folder/server.log"
+# First, and alone: its three processes import vLLM at the same time.
+say "1 of 5: waiting for the rollout server on port $PORT: it loads vLLM and $MODEL, half a minute to a minute; log $folder/server.log"
 start_server
 
-say "3 of 6: before: the untrained players play $deals deals"
+say "2 of 5: before: the untrained players, who have watched a noisy hint bot, play $deals deals"
 run - hanabi-grpo evaluate base --label before --deals "$deals" --out "$folder/before.json"
 
-say "4 of 6: training, $steps steps of 128 games; log $folder/train.log"
+say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
-say "5 of 6: after: the trained players play the same deals"
+say "4 of 5: after: the trained players play the same deals"
 run - hanabi-grpo evaluate served --label after --deals "$deals" --out "$folder/after.json"
 
-say "6 of 6: what changed; scripted players for comparison"
+say "5 of 5: what changed; scripted players for comparison"
 status=0
 run - hanabi-grpo report --before "$folder/before.json" --after "$folder/after.json" --run "$folder/train" \
     --out-png "$folder/learning_curve.png" --out-markdown "$folder/report.md" \

@@ -3,7 +3,7 @@
 #
 #   bash tools/drills.sh                     # all
 #   bash tools/drills.sh -k "not kill"       # some
-#   DRILLS=short bash tools/drills.sh        # the form that tools/test.sh runs
+#   DRILLS=short bash tools/drills.sh        # the form that tools/test.sh --rest runs
 #
 #   DRILLS_OUT   file for the table as JSON (outputs/drills.json)
 set -euo pipefail
@@ -11,4 +11,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/launch.sh
 mkdir -p outputs
 export DRILLS=${DRILLS:-long} DRILLS_OUT=${DRILLS_OUT:-outputs/drills.json}
-exec pytest tests/faults "$@"
+exec pytest tests/faults -m rest "$@"

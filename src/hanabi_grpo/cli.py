@@ -31,10 +31,11 @@ _Json = Annotated[bool, typer.Option("--json", help="One JSON document on standa
 _LookJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
 
 
-class _Group(TyperGroup):
+class Group(TyperGroup):
     """Turns the package's own errors into a message and exit code 2; any other error keeps its traceback."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Answer --version, and take -h for --help."""
         # Here and not as an option of each command: also those that pass options on must not start anything.
         if "--version" in args:
             print(f"hanabi-grpo {__version__}")
@@ -43,6 +44,7 @@ class _Group(TyperGroup):
         return super().parse_args(ctx, ["--help" if word == "-h" else word for word in args])
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; an error of the package ends it with exit code 2."""
         try:
             return super().invoke(ctx)
         except HanabiGrpoError as error:
@@ -54,7 +56,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=Group,
     no_args_is_help=True,
     # A rich traceback prints local variables, and with them keys and tokens.
     pretty_exceptions_enable=False,

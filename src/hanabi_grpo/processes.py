@@ -1,13 +1,23 @@
-"""Processes that go when the one that started them goes, also by kill -9."""
+"""Processes that go when the one that started them goes, also by kill -9; Linux only, elsewhere nothing happens."""
 
 import ctypes
 import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(signum: signal.Signals) -> None:
-    """Ask the kernel to signal this process when the thread that started it ends (Linux only)."""
+    """Ask the kernel to signal this process when the thread that started it ends."""
+    _prctl(_PR_SET_PDEATHSIG, int(signum))
+
+
+def adopt_orphans() -> None:
+    """Ask the kernel to make this process the parent of its descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

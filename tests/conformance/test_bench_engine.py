@@ -16,8 +16,8 @@ from bench_engine import BLOCK, FakeLLM
 from fake_engine import CHAT
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.sft.tiny_model import build_tiny_model
-from hanabi_grpo.training.adapters import add_adapters
+from hanabi_grpo.training.model.adapters import add_adapters
+from small_models import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -27,8 +27,8 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny_model(tmp_path_factory.mktemp("bench") / "tiny", steps=2, num_games=40)
+def model() -> Path:
+    return SHIPPED
 
 
 @pytest.fixture

@@ -14,20 +14,20 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.tensor_fragment import get_full_hp_param, set_full_hp_param
 from peft import PeftModel, get_peft_model_state_dict
 from swift.arguments import RLHFArguments
-from swift.infer_engine.protocol import RolloutOutput
 from swift.model import model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.rl_core.data import GRPOBatch
-from swift.rlhf_trainers.grpo_trainer import WINDOW_NORMALIZED_LOSS_TYPES, GRPOTrainer
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.trainers import TrainerFactory
 from swift.trainers.mixin import SwiftMixin
 from transformers import Trainer
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.training import adapters
 from hanabi_grpo.training.link import ServerLink
+from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.pipeline import _is_no_false_alarm, register_trainer
+from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
@@ -40,31 +40,36 @@ def model() -> PeftModel:
     return adapters.add_adapters(small_model(**shape, num_attention_heads=2), NAMES, rank=4, alpha=8, seed=1)
 
 
-@pytest.mark.parametrize(
-    ("method", "parameters"),
-    [
-        ("_generate_and_score_completions", ["self", "inputs"]),
-        (
-            "_get_per_token_logps_and_entropies",
-            ["self", "model", "model_inputs", "grpo_batch", "compute_entropy", "origin_data"],
-        ),
-        ("_move_model_to_vllm", ["self", "skip_async_check"]),
-        ("_get_grad_norm", ["self", "model", "grad_norm"]),
-        ("create_optimizer", ["self", "model"]),
-        ("create_scheduler", ["self", "num_training_steps", "optimizer"]),
-        (
-            "_init_training_state",
-            ["self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial"],
-        ),
-        ("_prepare_for_training", ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"]),
-        ("_save_checkpoint", ["self", "args", "kwargs"]),
-        ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
-        ("_compute_loss_and_metrics", ["self", "model", "model_inputs", "grpo_batch"]),
+OVERRIDDEN = {
+    "_generate_and_score_completions": ["self", "inputs"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
+    "_init_training_state": [
+        *("self", "max_steps", "num_update_steps_per_epoch", "num_train_epochs", "resume_from_checkpoint", "trial")
     ],
-)
-def test_the_trainers_seams_have_their_signatures(method: str, parameters: list[str]) -> None:
-    function = inspect.unwrap(getattr(GRPOTrainer, method))
-    assert list(inspect.signature(function).parameters) == parameters
+    "_prepare_for_training": ["self", "max_steps", "train_dataloader", "resume_from_checkpoint"],
+    "_prepare_inputs": ["self", "inputs"],
+    "_save_checkpoint": ["self", "args", "kwargs"],
+    "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+    "create_optimizer": ["self", "model"],
+    "create_scheduler": ["self", "num_training_steps", "optimizer"],
+    "get_train_dataloader": ["self", "args", "kwargs"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+}
+"""Everything of ms-swift's trainer that ours replaces, with the parameters that the replacement expects."""
+
+
+def test_the_trainers_seams_have_their_signatures() -> None:
+    for method, parameters in OVERRIDDEN.items():
+        function = inspect.unwrap(getattr(GRPOTrainer, method))
+        assert list(inspect.signature(function).parameters) == parameters, method
+
+
+def test_the_trainer_overrides_nothing_else() -> None:
+    classes = HanabiGRPOTrainer.__mro__
+    ours = {
+        name for one in classes[: classes.index(GRPOTrainer)] for name, value in vars(one).items() if callable(value)
+    }
+    assert {name for name in ours if hasattr(GRPOTrainer, name) and not name.startswith("__")} == OVERRIDDEN.keys()
 
 
 def test_the_trainer_makes_optimizer_and_schedule_where_the_overrides_are() -> None:
@@ -108,11 +113,20 @@ def test_zero_1_and_2_step_the_torch_optimizer_group_by_group_and_keep_moments_w
     assert list(inspect.signature(set_full_hp_param).parameters) == ["self", "value", "optim_state_key"]
 
 
-def test_the_loss_divides_by_the_tokens_that_a_batch_names() -> None:
-    assert "dapo" in WINDOW_NORMALIZED_LOSS_TYPES
+def test_the_loop_divides_a_loss_by_the_number_of_micro_steps_which_ours_is_multiplied_by() -> None:
+    step = inspect.getsource(Trainer.training_step)
+    assert "self.compute_loss(model, inputs" in step
+    assert "loss = loss / self.current_gradient_accumulation_steps" in step
+    assert "self.model_accepts_loss_kwargs = False" in inspect.getsource(GRPOTrainer.__init__)
     names = {field.name for field in fields(GRPOBatch)}
     assert {"completion_mask", "advantages", "num_items_in_batch", "rollout_per_token_logps", "logits_to_keep"} <= names
-    assert "num_items_in_batch / self.accelerator.num_processes" in inspect.getsource(GRPOTrainer)
+
+
+def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is_stacked() -> None:
+    log = inspect.getsource(GRPOTrainer.log)
+    assert "if key.startswith('rollout_correction/')" in log
+    assert "torch.stack([torch.stack(val) for val in rollout_metrics.values()])" in log
+    assert "sum(val) / len(val)" in log
 
 
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:
@@ -156,18 +170,6 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
         "use_gym_env",
     ):
         assert hasattr(ServerLink, name)
-
-
-def test_ms_swift_reads_the_rollout_outputs_that_the_server_writes() -> None:
-    names = set(RolloutOutput.model_fields)
-    assert {
-        "response",
-        "messages",
-        "response_token_ids",
-        "response_loss_mask",
-        "rollout_infos",
-        "rollout_logprobs",
-    } <= names
 
 
 def test_every_adapter_is_trainable_in_float32_and_the_base_is_frozen(model: PeftModel) -> None:

@@ -13,12 +13,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import _preprocess_mask_arguments
 
 from hanabi_grpo.sft.batches import reply_logits
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.forward import reply_logps
-from hanabi_grpo.training.lora_op import join_lora_products
-from hanabi_grpo.training.prefix_tree import prefix_tree
-from hanabi_grpo.training.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
-from hanabi_grpo.training.token_wise import token_wise
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.prefix_tree import prefix_tree
+from hanabi_grpo.training.model.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
+from hanabi_grpo.training.model.token_wise import token_wise
 from small_models import small_model
 
 
@@ -106,11 +106,15 @@ def test_without_a_tree_attention_is_pytorchs_masks_included() -> None:
         torch.testing.assert_close(shared(input_ids=ids, attention_mask=mask).logits[:, 4:], expected, rtol=0, atol=0)
 
 
-def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_without_a_reply_give_a_gradient_of_zeros_to_every_adapter_weight(shared: bool) -> None:
     model = _model()
     join_lora_products(model)
-    assert share_prefixes(model)
-    _learn(model, torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool))
+    ids, mask = torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 1, dtype=torch.bool)
+    assert not shared or share_prefixes(model)
+    logps = reply_logps(model, model, ids, mask, 1.0, prefix_tree(ids, mask) if shared else None)
+    assert logps.tolist() == [[0.0]]
+    logps.sum().backward()
     gradients = [value.grad for name, value in model.named_parameters() if ".player_0." in name]
     assert len(gradients) == 42
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
@@ -120,7 +124,8 @@ def test_adapters_of_two_players_stay_apart() -> None:
     model = _model()
     assert share_prefixes(model)
     adapters.use_adapter(model, "player_1")
-    _learn(model, *_rows())
+    ids, mask = _rows()
+    reply_logps(model, model, ids, mask, 1.0, prefix_tree(ids, mask)).sum().backward()
     touched = {name for name, value in model.named_parameters() if value.grad is not None and value.grad.any()}
     assert touched and all(".player_1." in name for name in touched)
 
@@ -141,10 +146,6 @@ def test_warm_starts_learn_the_same_and_see_each_beginning_once() -> None:
         torch.nn.functional.cross_entropy(values, targets).backward()
     for (name, one), other in zip(shared.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, msg=name)
-
-
-def _learn(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> None:
-    reply_logps(model, model, ids, mask, 1.0, prefix_tree(ids, mask)).sum().backward()
 
 
 def test_a_model_whose_attention_is_not_pytorchs_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

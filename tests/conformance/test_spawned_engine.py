@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 PATIENCE = 60.0
 SCRIPT = Path(__file__).parents[1] / "engine_family.py"
 
 
+@pytest.mark.rest
 def test_engine_core_and_worker_die_with_the_process_above_them(
     start_process: Callable[..., "subprocess.Popen[str]"],
 ) -> None:

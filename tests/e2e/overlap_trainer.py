@@ -61,5 +61,5 @@ if __name__ == "__main__":
     ServerLink.push, ServerLink.play = _push, scripted_trainer._play
     ServerLink.prepare, ServerLink.fetch = _prepare, _fetch
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = scripted_trainer._nothing
-    HanabiGRPOTrainer._get_per_token_logps_and_entropies = scripted_trainer._logps
+    HanabiGRPOTrainer.new_logps = scripted_trainer._logps
     sys.exit(main(sys.argv[1:]))

@@ -30,9 +30,10 @@ from hanabi_grpo.envs.hanabi.rules import PlayerView
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import adapters, checkpoints, trainer
+from hanabi_grpo.training import trainer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
+from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, adapter_of, player_name
 
@@ -132,15 +133,15 @@ def _without(episode: Episode, player: int) -> Episode:
     return dataclasses.replace(episode, turns=tuple(kept))
 
 
-_real_logps = HanabiGRPOTrainer._get_per_token_logps_and_entropies
+_real_logps = HanabiGRPOTrainer.new_logps
 
 
-def _logps(trainer: Any, model: Any, model_inputs: Any, grpo_batch: Any, **options: Any) -> Any:
-    logps, entropies = _real_logps(trainer, model, model_inputs, grpo_batch, **options)
+def _logps(trainer: Any, model: Any, batch: dict[str, Any]) -> Any:
+    logps, player = _real_logps(trainer, model, batch), batch["grpo_batch"].player
     planted = PLAN.get("nan_loss", {})
-    if trainer.state.global_step in planted.get("steps", []) and grpo_batch.player == player_name(planted["player"]):
+    if trainer.state.global_step in planted.get("steps", []) and player == player_name(planted["player"]):
         logps = logps * float("nan")
-    return logps, entropies
+    return logps
 
 
 def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: float, _: None) -> Any:
@@ -156,7 +157,7 @@ def _plain_logps(model: Any, unwrapped: Any, ids: Any, mask: Any, temperature: f
     return logps
 
 
-_real_save = checkpoints.save_adapter
+_real_save = adapters.save_adapter
 
 
 def _save(model: Any, name: str, folder: Path) -> None:
@@ -172,8 +173,8 @@ def _nothing(*_: Any) -> None:
 if __name__ == "__main__":
     ServerLink.push, ServerLink.play = _push, _play
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
-    HanabiGRPOTrainer._get_per_token_logps_and_entropies = _logps
-    checkpoints.save_adapter = _save
+    HanabiGRPOTrainer.new_logps = _logps
+    adapters.save_adapter = _save
     if PLAN.get("plain"):
         trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = _plain_logps, _nothing, _nothing
     sys.exit(main(sys.argv[1:]))

@@ -14,10 +14,10 @@ from conftest_e2e import TRAINER_SECONDS, Server, start_server, stop
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.runs.wire import episode_from_json
-from hanabi_grpo.sft.tiny_model import build_tiny_model
+from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.types import player_names
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 PLAYERS = player_names(5)
 STEPS = 3
 
@@ -26,7 +26,7 @@ STEPS = 3
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server for five players."""
     folder = tmp_path_factory.mktemp("five")
-    model = build_tiny_model(folder / "tiny", preset="mini", players=5, steps=60, num_games=200)
+    model = build_tiny_model(folder / "tiny", Recipe(presets=("mini",), players=5, steps=60, num_games=200))
     server = start_server(model, folder / "server.log", HANABI_PLAYERS=5)
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"

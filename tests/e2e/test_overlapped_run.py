@@ -14,7 +14,7 @@ from test_resumed_run import PLAYERS, STAGES, resume_at, run, start, write_setti
 
 from hanabi_grpo.runs.checkpoints import check_checkpoint, find_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 PLAIN, OVERLAPPED = (Path(__file__).parent / f"{name}_trainer.py" for name in ("scripted", "overlap"))
 
 
@@ -86,7 +86,6 @@ def test_a_server_that_samples_from_the_version_before_is_caught_although_its_st
     assert find_checkpoint(tmp_path / "run").manifest.step == 2
 
 
-@pytest.mark.long
 def test_a_request_that_was_lost_is_played_again_and_a_bug_in_the_thread_stops_the_run(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -102,7 +101,6 @@ def test_a_request_that_was_lost_is_played_again_and_a_bug_in_the_thread_stops_t
     assert find_checkpoint(folder).manifest.step == 4
 
 
-@pytest.mark.long
 def test_games_in_flight_at_a_kill_are_played_again_and_no_deal_is_trained_on_twice_or_left_out(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -121,7 +119,6 @@ def test_games_in_flight_at_a_kill_are_played_again_and_no_deal_is_trained_on_tw
     assert [(row["step"], row["staleness"]) for row in rows_of(cut)] == [(1, 0), (2, 1), (3, 0), (4, 1)]
 
 
-@pytest.mark.long
 def test_under_deepspeed_one_process_asks_and_all_learn_from_the_same_old_games(
     tiny_model: Path, tmp_path: Path
 ) -> None:

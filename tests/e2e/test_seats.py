@@ -17,7 +17,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
-from hanabi_grpo.training.adapters import add_adapters, export_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import Episode
 
 pytestmark = pytest.mark.e2e

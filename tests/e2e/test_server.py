@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save
-from swift.infer_engine.protocol import RolloutOutput
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, death_signals
@@ -24,13 +23,14 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
-from hanabi_grpo.training.adapters import add_adapters, export_adapter
+from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 from hanabi_grpo.types import player_names
 
 pytestmark = pytest.mark.e2e
-PLAYERS = player_names(2)
+PLAYERS, BASE = player_names(2), ("base", "base")
 CONFIG = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 DEALS = [{"env_config": CONFIG.model_dump(), "suite": "eval", "seed": seed} for seed in range(4)]
+ASKED = {"tasks": DEALS, "num_games": 1, "max_tokens": 4, "temperature": 1.0}
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[by
     return {name: export_adapter(model, name, torch.float32) for name in PLAYERS}
 
 
-def _play(client: RolloutClient, adapters: dict[str, str | None], num_games: int = 2) -> Any:
-    return client.play(DEALS, num_games=num_games, max_tokens=4, temperature=1.0, adapters=adapters).groups
+def _play(client: RolloutClient, seats: Sequence[str], num_games: int = 2) -> Any:
+    return client.play(DEALS, num_games=num_games, max_tokens=4, temperature=1.0, seats=seats).groups
 
 
 def test_games_of_the_base_model_carry_aligned_tokens_and_logprobs(client: RolloutClient) -> None:
-    groups = _play(client, dict.fromkeys(PLAYERS))
+    groups = _play(client, BASE)
     assert [len(group) for group in groups] == [2, 2, 2, 2]
     for episode in (episode for group in groups for episode in group):
         assert episode.turns
@@ -86,12 +86,12 @@ def test_a_version_that_is_not_served_is_answered_409_and_nothing_is_sampled(
 ) -> None:
     _open(client, server, "versions")
     client.push(3, _adapters(server, 0.01))
-    assert _play(client, {player: f"{player}@3" for player in PLAYERS})[0][0].turns[0].version == 3
+    assert _play(client, [f"{player}@3" for player in PLAYERS])[0][0].turns[0].version == 3
     played = client.health()["games_played"]
     with pytest.raises(ServerError, match=r"409: player_0@2 is required, but this server holds player_0@3"):
-        _play(client, {player: f"{player}@2" for player in PLAYERS})
+        _play(client, ["player_0@2", "player_1@2"])
     with pytest.raises(ServerError, match=r"409: .*player_1@4"):
-        _play(client, {"player_0": "player_0@3", "player_1": "player_1@4"})
+        _play(client, ["player_0@3", "player_1@4"])
     assert client.health()["games_played"] == played
 
 
@@ -129,8 +129,8 @@ def test_players_with_different_adapters_play_differently(client: RolloutClient,
     client.push(1, adapters)
 
     def first_replies() -> list[tuple[str, ...]]:
-        wanted = {player: f"{player}@{client.identity()['versions'][player]}" for player in PLAYERS}
-        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.0, adapters=wanted).groups
+        wanted = [f"{player}@{client.identity()['versions'][player]}" for player in PLAYERS]
+        groups = client.play(DEALS, num_games=1, max_tokens=4, temperature=0.0, seats=wanted).groups
         return [tuple(turn.reply for turn in group[0].turns[:1]) for group in groups]
 
     before = first_replies()
@@ -164,26 +164,15 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
     ("body", "problem"),
     [
         (b"\xff\x00", "rollout request"),
-        (b"{}", "infer_requests"),
-        (json.dumps({"infer_requests": [{"data_dict": {}}]}).encode(), "request row 0"),
-        (
-            json.dumps({"infer_requests": [{"data_dict": {**DEALS[0], "player": 0}}]}).encode(),
-            r"rows per player are \[1, 0\]",
-        ),
-        (
-            json.dumps(
-                {
-                    "infer_requests": [{"data_dict": {**DEALS[0], "player": p}} for p in (0, 1)],
-                    "request_config": {"top_k": 5},
-                }
-            ).encode(),
-            "top_k",
-        ),
+        (b"{}", "tasks: this field is missing"),
+        (json.dumps({"tasks": [{}]}).encode(), "tasks.0.env_config: this field is missing"),
+        (json.dumps({**ASKED, "seats": ["base"]}).encode(), "2 players, but seats=.* names 1"),
+        (json.dumps({**ASKED, "top_k": 5}).encode(), "top_k=5: no such field"),
     ],
 )
 def test_a_request_that_cannot_be_played_says_why(server: Server, body: bytes, problem: str) -> None:
     answer = httpx.post(
-        f"{server.url}/infer/",
+        f"{server.url}/rollout/",
         content=body,
         headers={"content-type": "application/json"},
         timeout=30.0,
@@ -197,7 +186,7 @@ def test_health_answers_while_games_are_played(server: Server) -> None:
     import threading
 
     answers: list[int] = []
-    player = threading.Thread(target=lambda: _play(RolloutClient(server.url), dict.fromkeys(PLAYERS), num_games=64))
+    player = threading.Thread(target=lambda: _play(RolloutClient(server.url), BASE, num_games=64))
     player.start()
     in_flight = 0
     while player.is_alive():
@@ -207,30 +196,6 @@ def test_health_answers_while_games_are_played(server: Server) -> None:
     player.join()
     assert in_flight > 0
     assert len(answers) >= 3
-
-
-def test_ms_swifts_own_client_drives_the_server(server: Server) -> None:
-    from swift.rlhf_trainers.vllm_client import VLLMClient
-
-    stock = VLLMClient(hosts=["127.0.0.1"], server_ports=[server.port], connection_timeout=10)
-    stock.get_engine_type()
-    assert (stock.use_async_engine, stock.enable_multi_turn, stock.use_gym_env, stock.enable_lora) == (
-        True,
-        True,
-        True,
-        True,
-    )
-    stock.reset_prefix_cache()
-    stock.reset_encoder_cache()
-    stock.reset_mm_cache()
-    stock.process_weights_after_loading()
-    rows = [{"messages": [], "data_dict": {**DEALS[0], "player": player}} for player in (0, 1) for _ in range(3)]
-    outputs = stock.infer(rows, {"max_tokens": 4, "temperature": 1.0})
-    assert len(outputs) == 6
-    assert all(isinstance(output, RolloutOutput) for output in outputs)
-    assert [output.rollout_infos["player"] for output in outputs] == [0, 0, 0, 1, 1, 1]
-    assert all(len(output.response_token_ids) == output.rollout_infos["num_turns"] for output in outputs)
-    stock.close_communicator()
 
 
 def test_every_process_of_the_engine_dies_with_the_one_above_it(server: Server) -> None:
@@ -254,10 +219,10 @@ def test_a_port_in_use_is_an_error_and_never_another_port(server: Server) -> Non
 
 def test_a_half_open_client_does_not_stop_the_others(server: Server, client: RolloutClient) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as idle:
-        head = b"POST /infer/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head = b"POST /rollout/ HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         idle.sendall(head + b"content-length: 1000\r\n\r\n{")
         assert client.health()["status"] == "ok"
-        assert _play(client, dict.fromkeys(PLAYERS), num_games=1)
+        assert _play(client, BASE, num_games=1)
 
 
 def test_the_digest_in_a_receipt_is_that_of_the_pushed_bytes(client: RolloutClient, server: Server) -> None:
@@ -284,5 +249,5 @@ def test_a_second_trainer_is_refused_until_the_first_has_left_and_lost_steps_mus
     answer = _open(client, server, "first come", version=5, replaces=dict.fromkeys(PLAYERS, 7))
     assert answer["versions"] == {}
     client.push(7, _adapters(server, 0.2))
-    wanted: dict[str, str | None] = {player: f"{player}@7" for player in PLAYERS}
+    wanted = [f"{player}@7" for player in PLAYERS]
     assert _play(client, wanted)[0][0].turns[0].version == 7

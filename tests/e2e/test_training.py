@@ -27,24 +27,12 @@ pytestmark = pytest.mark.e2e
 PLAYERS = ("player_0", "player_1")
 
 
-@pytest.fixture(scope="module")
-def run(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Three steps through the W&B wrapper, offline."""
-    folder = tmp_path_factory.mktemp("run") / "train"
-    before = model_fingerprint(server.model)
-    script = "train_grpo_hanabi_server_wandb.sh"
-    done = train(server, folder, script=script, MAX_STEPS=3, WANDB_MODE="offline", REPORT_TO="wandb")
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert model_fingerprint(server.model) == before, "training changed the base model's files"
-    return folder, done.stdout
-
-
 def _tensors(folder: Path, step: int, player: str) -> dict[str, torch.Tensor]:
     return load_file(folder / f"checkpoint-{step}" / player / "adapter_model.safetensors")
 
 
-def test_every_player_learns_its_own_adapter(run: tuple[Path, str]) -> None:
-    folder, _ = run
+def test_every_player_learns_its_own_adapter(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
     first, last = ({player: _tensors(folder, step, player) for player in PLAYERS} for step in (1, 3))
     for player in PLAYERS:
         moved = [name for name in last[player] if not torch.equal(first[player][name], last[player][name])]
@@ -53,16 +41,16 @@ def test_every_player_learns_its_own_adapter(run: tuple[Path, str]) -> None:
     assert len(differing) == len(last["player_0"])
 
 
-def test_the_base_model_in_the_trainer_never_changes(run: tuple[Path, str]) -> None:
-    folder, _ = run
+def test_the_base_model_in_the_trainer_never_changes(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
     sums = {
         json.loads((folder / f"checkpoint-{step}/manifest.json").read_text())["base_checksum"] for step in (1, 2, 3)
     }
     assert len(sums) == 1
 
 
-def test_the_run_folder_holds_its_records(run: tuple[Path, str]) -> None:
-    folder, _ = run
+def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
     settings = json.loads((folder / "settings.json").read_text())
     assert "LORA_RANK" in json.dumps(settings)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -79,16 +67,16 @@ def test_the_run_folder_holds_its_records(run: tuple[Path, str]) -> None:
 
 
 def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
-    run: tuple[Path, str], server: Server
+    trained: tuple[Path, str], server: Server
 ) -> None:
-    folder, _ = run
+    folder, _ = trained
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, folder / "checkpoint-3" / "player_1").eval()
     client = RolloutClient(server.url)
     config = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
     deals = [{"env_config": config.model_dump(), "suite": "eval", "seed": seed} for seed in range(6)]
-    adapters = {player: f"{player}@3" for player in player_names(2)}
-    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, adapters=adapters).groups
+    seats = [f"{player}@3" for player in player_names(2)]
+    groups = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=seats).groups
     gaps = []
     for [episode] in groups:
         ids, marks, sampled = [], [], []
@@ -106,13 +94,14 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
     assert max(gaps) < 1e-3
 
 
+@pytest.mark.rest
 def test_a_stale_adapter_planted_on_the_server_stops_training(
-    run: tuple[Path, str], server: Server, tmp_path: Path
+    trained: tuple[Path, str], server: Server, tmp_path: Path
 ) -> None:
     planted_trainer = str(Path(__file__).parent / "plant_stale_adapter.py")
     settings = tmp_path / "planted" / "settings.json"
     settings.parent.mkdir()
-    settings.write_text((run[0] / "settings.json").read_text())
+    settings.write_text((trained[0] / "settings.json").read_text())
     planted = subprocess.run(
         [sys.executable, planted_trainer, "--settings", str(settings)],
         env=server.environment(),
@@ -128,6 +117,7 @@ def test_a_stale_adapter_planted_on_the_server_stops_training(
     )
 
 
+@pytest.mark.rest
 def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server, tmp_path: Path) -> None:
     done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_ADAPTERS="shared")
     assert done.returncode == 0, done.stdout[-4000:]
@@ -138,6 +128,7 @@ def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server
     ]
 
 
+@pytest.mark.rest
 def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tmp_path: Path) -> None:
     done = train(
         server,
@@ -154,10 +145,13 @@ def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tm
         assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name)
 
 
-def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tuple[Path, str], tmp_path: Path) -> None:
-    recorded = json.loads((run[0] / "settings.json").read_text())
+@pytest.mark.rest
+def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(
+    trained: tuple[Path, str], tmp_path: Path
+) -> None:
+    recorded = json.loads((trained[0] / "settings.json").read_text())
     trainer = [str(Path(__file__).parent / "replay_trainer.py"), "--settings"]
-    environment = {**clean_environment(), "REPLAY_EPISODES": str(run[0] / "episodes/step_000000.jsonl")}
+    environment = {**clean_environment(), "REPLAY_EPISODES": str(trained[0] / "episodes/step_000000.jsonl")}
     for name, changes, launcher in (
         ("one", {"MAX_STEPS": 1}, []),
         (
@@ -189,6 +183,7 @@ def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(run: tu
         assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
 
 
+@pytest.mark.rest
 def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Server, tmp_path: Path) -> None:
     folder = tmp_path / "train"
     partners = {"HANABI_PARTNERS": "iggi,earlier", "HANABI_PARTNER_SHARE": "0.5", "SAVE_STEPS": 1, "MAX_STEPS": 3}
@@ -227,6 +222,7 @@ def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Serve
     assert {"tokenizer_hash", "chat_hash", "dtype"} <= manifest.keys()
 
 
+@pytest.mark.rest
 def test_a_partner_that_is_no_checkpoint_stops_the_trainer_before_a_game(server: Server, tmp_path: Path) -> None:
     done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_PARTNERS=f"iggi,{tmp_path}/none/checkpoint-5")
     assert done.returncode == 2, done.stdout[-4000:]
@@ -234,6 +230,7 @@ def test_a_partner_that_is_no_checkpoint_stops_the_trainer_before_a_game(server:
     assert not (tmp_path / "train/metrics.jsonl").exists()
 
 
+@pytest.mark.rest
 def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: Server, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with log.open("wb") as output:
@@ -271,6 +268,7 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
     )
 
 
+@pytest.mark.rest
 def test_a_killed_server_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path) -> None:
     server = start_server(tiny_model, tmp_path / "server.log")
     assert stop(server.process, signal.SIGKILL) == []

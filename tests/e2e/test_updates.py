@@ -9,7 +9,7 @@ from test_resumed_run import PLAYERS, STAGES, everything, resume_at, run, write_
 
 from hanabi_grpo.runs.checkpoints import check_checkpoint
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 
 
 @pytest.fixture(autouse=True)
@@ -21,15 +21,23 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero2"])
 @pytest.mark.parametrize(
-    "updates",
+    ("stage", "updates"),
     [
-        {"HANABI_UPDATES_PER_STEP": "2", "HANABI_ENTROPY_BONUS": "0.01", "BETA": "0.1", "HANABI_KL": "reward"},
-        {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"},
-        {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"},
+        (
+            "torch",
+            {
+                "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_ENTROPY_BONUS": "0.01",
+                "BETA": "0.1",
+                "HANABI_KL": "reward",
+                "HANABI_SAMPLER_CORRECTION": "token_truncate",
+            },
+        ),
+        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"}),
+        ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"}),
     ],
-    ids=["passes", "alternating", "sequential"],
+    ids=["passes-torch", "alternating-zero2", "sequential-zero2"],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(
     tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]
@@ -52,17 +60,16 @@ def test_a_run_with_several_updates_resumes_bit_by_bit(
             assert _same(before, after), (step, resting)
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero2"])
 def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_checkpoint(
-    tmp_path: Path, tiny_model: Path, stage: str
+    tmp_path: Path, tiny_model: Path
 ) -> None:
-    processes = int(STAGES[stage].get("NPROC_PER_NODE", "1"))
-    variables = {"SAVE_STEPS": "2", "MAX_STEPS": "2", **STAGES[stage]}
-    run(write_settings(tmp_path / "a", tiny_model, **variables), processes=processes)
+    # The frozen run under DeepSpeed, which has the moments of all players in one place; the other by itself.
+    variables = {"SAVE_STEPS": "2", "MAX_STEPS": "2"}
+    run(write_settings(tmp_path / "a", tiny_model, **variables))
     source = tmp_path / "a/checkpoint-2"
     entries = f"player_0={source}:player_1,player_1={source}:player_0"
     options = {**variables, "HANABI_START_FROM": entries, "HANABI_FREEZE": "player_1"}
-    run(write_settings(tmp_path / "b", tiny_model, **options), processes=processes)
+    run(write_settings(tmp_path / "b", tiny_model, **options, **STAGES["zero2"]), processes=2)
     weights = "adapter_model.safetensors"
     frozen = load_file(tmp_path / "b/checkpoint-2/player_1" / weights)
     assert _same(frozen, load_file(source / "player_0" / weights))

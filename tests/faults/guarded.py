@@ -48,9 +48,9 @@ def serve_a_version(app: RunningApp) -> None:
 def _served(app: RunningApp) -> dict[str, Any]:
     """Everything that must not change: versions, receipts, files, what the engine holds, and how it plays."""
     held = app.store._served
-    wanted = {player: f"{player}@{SERVED_VERSION}" for player in PLAYERS}
-    body = rollout_body(num_deals=4, num_games=2, adapters=wanted)
-    outputs = httpx.post(f"{app.url}/infer/", json=body, timeout=PATIENCE, trust_env=False).json()
+    wanted = [f"{player}@{SERVED_VERSION}" for player in PLAYERS]
+    body = rollout_body(num_deals=4, num_games=2, seats=wanted)
+    answer = httpx.post(f"{app.url}/rollout/", json=body, timeout=PATIENCE, trust_env=False).json()
     return {
         "versions": app.store.versions(),
         "receipts": {name: one.receipt for name, one in held.items()},
@@ -59,7 +59,7 @@ def _served(app: RunningApp) -> dict[str, Any]:
             f"{name}/{path.name}": path.read_bytes() for name, one in held.items() for path in one.folder.iterdir()
         },
         "engine": dict(app.engine.loaded),
-        "replies": [[output["response_token_ids"], output["rollout_logprobs"]] for output in outputs],
+        "replies": [[turn["reply_ids"], turn["logprobs"]] for one in answer["episodes"] for turn in one["turns"]],
     }
 
 

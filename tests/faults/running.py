@@ -75,6 +75,13 @@ class Training:
         return self.process.wait(timeout=120)
 
 
+def serving_process(server: Server) -> psutil.Process:
+    """Return the process that serves; `server.process` is its parent."""
+    children = psutil.Process(server.process.pid).children()
+    [serving] = [one for one in children if "multiprocessing.resource_tracker" not in " ".join(one.cmdline())]
+    return serving
+
+
 def engine_core(server: Server) -> psutil.Process:
     """Return the process in which vLLM computes."""
     children = psutil.Process(server.process.pid).children(recursive=True)

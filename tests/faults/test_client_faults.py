@@ -43,7 +43,7 @@ PATIENT = ClientTimeouts(rollout=60.0)
 BOUND = 8.0
 """Seconds for a call on a busy machine; without a time limit of ours it would be minutes or for ever."""
 ADAPTERS = {"player_0": (b"x" * 300_000, {"r": 8}), "player_1": (b"y" * 300_000, {"r": 8})}
-BASE = {"player_0": None, "player_1": None}
+BASE = ("base", "base")
 
 
 def _open(client: RolloutClient) -> Any:
@@ -64,7 +64,7 @@ def _release(client: RolloutClient) -> Any:
 
 
 def _play(client: RolloutClient) -> Any:
-    return client.play([deal(1)], num_games=2, max_tokens=4, temperature=1.0, adapters=BASE)
+    return client.play([deal(1)], num_games=2, max_tokens=4, temperature=1.0, seats=BASE)
 
 
 CALLS: dict[str, Call] = {
@@ -271,7 +271,7 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None
                     assert time.monotonic() < deadline, fault
                     time.sleep(0.01)
                 start = time.monotonic()
-            assert time.monotonic() - start < 2.0, fault
+            assert time.monotonic() - start < BOUND, fault
             assert bool(beating.lost) == (fault == "409"), (fault, beating.lost)
     deadline = time.monotonic() + BOUND
     while threading.active_count() > before and time.monotonic() < deadline:

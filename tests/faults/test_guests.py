@@ -5,7 +5,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -70,13 +70,13 @@ class Guests:
     def _evaluate(self, client: RolloutClient) -> None:
         versions = client.identity()["versions"]
         if versions:
-            self._play(client, {player: f"{player}@{versions[player]}" for player in PLAYERS}, num_games=64)
+            self._play(client, [f"{player}@{versions[player]}" for player in PLAYERS], num_games=64)
             self.versions.add(versions["player_0"])
             self.older += client.identity()["versions"] != versions
 
-    def _play(self, client: RolloutClient, adapters: Mapping[str, str | None], *, num_games: int) -> None:
+    def _play(self, client: RolloutClient, seats: Sequence[str], *, num_games: int) -> None:
         result = client.play(
-            [deal(seed) for seed in range(4)], num_games=num_games, max_tokens=4, temperature=1.0, adapters=adapters
+            [deal(seed) for seed in range(4)], num_games=num_games, max_tokens=4, temperature=1.0, seats=seats
         )
         assert not result.dropped
         self.games += sum(map(len, result.groups))

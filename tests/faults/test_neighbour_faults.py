@@ -46,7 +46,10 @@ def test_what_a_web_page_can_send_is_neither_answered_nor_played() -> None:
             ("a blob without a type", {"origin": "https://evil.example"}),
             ("a browser that says who asks", {"sec-fetch-site": "cross-site", **JSON}),
         ):
-            for path, body in (("/infer/", valid), ("/session/", json.dumps(session_body(one.app.identity)).encode())):
+            for path, body in (
+                ("/rollout/", valid),
+                ("/session/", json.dumps(session_body(one.app.identity)).encode()),
+            ):
                 answer = http.post(path, content=body, headers=sent)
                 assert answer.status_code in (403, 415), (what, answer.text)
                 assert answer.json()["detail"].endswith((".", "/json"))
@@ -70,17 +73,16 @@ def test_what_is_public_of_a_run_takes_nothing_from_its_trainer() -> None:
             assert answer.status_code == 409 and mine["trainer_id"] not in answer.text
 
 
-def test_a_body_of_millions_of_empty_rows_costs_a_few_times_its_size_and_is_told_why() -> None:
+def test_a_body_of_millions_of_empty_tasks_costs_a_few_times_its_size_and_is_told_why() -> None:
     with guarded() as one, http_of(one.app) as http:
         for megabytes, status, reason in (
-            (60, 413, "bytes; allowed are at most 25165824. Send less at once."),
-            (23, 422, "objects and lists; allowed are 1048576."),
-            (2, 422, "request row 0: data_dict: Field required"),
+            (60, 413, "bytes; allowed are at most 8388608. Send less at once."),
+            (7, 422, "tasks.0.env_config: this field is missing"),
         ):
-            body = b'{"infer_requests":[{}' + b",{}" * (megabytes * (1 << 20) // 3 - 20) + b"]}"
+            body = b'{"tasks":[{}' + b",{}" * (megabytes * (1 << 20) // 3 - 20) + b"]}"
             _peak()
             before = _peak()
-            answer = http.post("/infer/", content=body, headers=JSON)
+            answer = http.post("/rollout/", content=body, headers=JSON)
             assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
             # The two million rows of each refusal would be 2 GiB of objects.
             assert _peak() - before < 200 << 20

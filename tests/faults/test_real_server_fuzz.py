@@ -25,7 +25,7 @@ Drills = Callable[..., Any]
 PLAYERS = player_names(2)
 CONFIG = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 VERSION = 5
-WANTED: dict[str, str | None] = {player: f"{player}@{VERSION}" for player in PLAYERS}
+WANTED = [f"{player}@{VERSION}" for player in PLAYERS]
 CONNECTIONS = 4
 WARM_UP = 300
 """Requests of the same kind before the memory is looked at; they do not count."""
@@ -61,7 +61,7 @@ class Fuzzed:
         played = []
         for seed in range(8):
             deal = {"env_config": CONFIG.model_dump(mode="json"), "suite": "eval", "seed": seed}
-            result = self.client.play([deal], num_games=1, max_tokens=4, temperature=0.0, adapters=WANTED)
+            result = self.client.play([deal], num_games=1, max_tokens=4, temperature=0.0, seats=WANTED)
             assert not result.dropped
             played += [(turn.player, turn.version, turn.reply_ids, turn.logprobs) for turn in result.groups[0][0].turns]
         assert {version for _, version, _, _ in played} == {VERSION}
@@ -116,7 +116,7 @@ def _adapters(server: Server) -> dict[str, tuple[bytes, dict[str, Any]]]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from hanabi_grpo.training.adapters import add_adapters, export_adapter
+    from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
 
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=0)
@@ -153,19 +153,13 @@ def test_mutated_rollouts_leave_the_served_policy_bit_identical(fuzzed: Fuzzed, 
     row = drill("mutated rollout bodies to the real server", short=200, long=10_000)
     # One game of one deal: what is still valid after its mutation is played.
     deal = {"env_config": CONFIG.model_dump(mode="json"), "suite": "train", "seed": 17}
-    valid = json.dumps(
-        {
-            "infer_requests": [{"messages": [], "data_dict": {**deal, "player": player}} for player in (0, 1)],
-            "request_config": {"max_tokens": 4, "temperature": 1.0},
-            "adapters": WANTED,
-        }
-    ).encode()
+    valid = json.dumps({"tasks": [deal], "num_games": 1, "max_tokens": 4, "temperature": 1.0, "seats": WANTED}).encode()
 
     def send(number: int) -> int:
         return fuzzed.send(
             number,
             "POST",
-            "/infer/",
+            "/rollout/",
             content=mutate_rollout(row.rng, valid),
             headers={"content-type": "application/json"},
         )

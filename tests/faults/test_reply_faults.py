@@ -1,13 +1,13 @@
 """Whatever bytes a model answers with: a turn that is legal, illegal or unparsable, and a game that ends."""
 
 import asyncio
-import json
 import math
 import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import cycle
 
+import msgspec
 import pytest
 
 from boards import ALL_BOARDS
@@ -17,7 +17,8 @@ from hanabi_grpo.envs.hanabi.policies.base import Policy
 from hanabi_grpo.envs.hanabi.prompts import parse_reply
 from hanabi_grpo.envs.hanabi.rules.view import Action
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.wire import episode_to_outputs, outputs_to_game
+from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import EpisodeRow, episode_of
 from hanabi_grpo.types import Reply, ReplyKind
 
 _FRAGMENTS = [
@@ -122,7 +123,4 @@ def test_a_game_of_random_bytes_reaches_the_trainer_as_it_was_played(
         config = EnvConfig(preset=preset, players=players, observation=observation)
         seats = [_Babbler(row.rng)] * players
         episode = asyncio.run(play_episode(config, seats, suite="train", seed=number, game=number % 16))
-        sent = json.dumps(episode_to_outputs(episode, model="m"), allow_nan=False, ensure_ascii=False).encode()
-        received = json.loads(sent)
-        row.rng.shuffle(received)
-        assert outputs_to_game(received) == episode
+        assert episode_of(read_struct(EpisodeRow, msgspec.json.encode(episode))) == episode

@@ -96,9 +96,8 @@ def test_values_that_are_not_finite_are_refused(value: float, dtype: torch.dtype
         (edited(data_offsets=[192, 384]), "not a readable safetensors file"),
         (edited(data_offsets=None), "not a readable safetensors file"),
         (with_header({**header_of(adapter_bytes()), FIRST: 3}), "has dtype None"),
-        (with_header({**header_of(adapter_bytes()), "__metadata__": {"a": "b" * 5000}}), "__metadata__ of 5001"),
-        (with_header({**header_of(adapter_bytes()), "__metadata__": {"a": 3}}), "__metadata__ must map text to text"),
-        (with_header({**header_of(adapter_bytes()), "__metadata__": "x"}), "__metadata__ must map text to text"),
+        (with_header({**header_of(adapter_bytes()), "__metadata__": {"a": 3}}), "not a readable safetensors file"),
+        (with_header({**header_of(adapter_bytes()), "__metadata__": "x"}), "not a readable safetensors file"),
         (save({"x" * 5000: torch.zeros(1)}), "1 tensors, the base model needs 8"),
     ],
 )

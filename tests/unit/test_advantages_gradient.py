@@ -1,4 +1,4 @@
-"""A reward that is planted on one turn: where its gradient is found, through real batches and a real model."""
+"""A reward that is planted on one turn: where its gradient is found, through real batches and the real loss."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from hanabi_grpo.training.advantages import Estimator, choose_estimator, grpo, r
 from hanabi_grpo.training.advantages.loss_unit import LossUnit
 from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.training.batching import plan_batches
+from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
@@ -16,26 +17,10 @@ OWN = ("player_0@0", "player_1@0")
 PROMPT = 3
 
 
-class _Model(torch.nn.Module):
-    """A recurrent language model: every logit depends on everything before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.memory, self.head = (
-            torch.nn.Embedding(16, 8),
-            torch.nn.GRU(8, 8, batch_first=True),
-            torch.nn.Linear(8, 16),
-        )
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return self.head(self.memory(self.words(ids))[0])
-
-
 def _token_gradients(
     groups: Sequence[Sequence[Episode]], estimator: Estimator, unit: LossUnit = "token"
 ) -> torch.Tensor:
-    """Return for player 0 the size of the loss's gradient at each position's logits: [games, tokens − 1]."""
+    """Return for player 0 the gradient of the loss by each token's logprob: [games, tokens − 1]."""
     batch = plan_batches(
         groups,
         own=OWN,
@@ -46,16 +31,12 @@ def _token_gradients(
         unit=unit,
         pad_id=0,
         device=torch.device("cpu"),
-    )[0]
-    one, ids = batch["grpo_batch"], batch["model_inputs"]["input_ids"]
-    logits = _Model()(ids[:, :-1])
-    logits.retain_grad()
-    logps = torch.log_softmax(logits, -1).gather(-1, ids[:, 1:, None])[..., 0]
-    ratio = torch.exp(logps - logps.detach())
-    loss = -torch.min(ratio * one.advantages, ratio.clamp(0.8, 1.2) * one.advantages)
-    ((loss * one.completion_mask).sum() / one.num_items_in_batch).backward()
-    assert logits.grad is not None
-    return logits.grad.abs().sum(-1)
+    )[0]["grpo_batch"]
+    logps = torch.full(batch.completion_mask.shape, -1.0, requires_grad=True)
+    loss, _ = PolicyLoss(clip_low=0.2, clip_high=0.2)(logps, batch)
+    loss.backward()
+    assert logps.grad is not None
+    return logps.grad
 
 
 def _turns_with_gradient(gradient: torch.Tensor, lengths: Sequence[int]) -> list[bool]:

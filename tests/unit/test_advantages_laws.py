@@ -92,12 +92,6 @@ def test_a_constant_for_every_game_changes_nothing(
         assert moved == pytest.approx(game, rel=1e-6, abs=1e-3)
 
 
-@pytest.mark.parametrize("estimator", ALL[-1:], ids=["baseline"])
-def test_the_moving_baseline_does_feel_a_constant(estimator: Estimator) -> None:
-    one, other = build([[(0, {"score": 1.0})]]), build([[(0, {"score": 3.0})]])
-    assert (estimator(one, 0), estimator(other, 0)) == ([[-0.5]], [[1.5]])
-
-
 @pytest.mark.parametrize("estimator", ALL, ids=IDS)
 def test_numbers_too_large_to_compare_are_never_a_quiet_zero(estimator: Estimator) -> None:
     small = build([[(0, {"score": 1.0})], [(0, {"score": 0.0})]])

@@ -1,20 +1,16 @@
 import asyncio
 import json
 import math
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.growth import log_slope, slopes
-from bench.loop_lag import percentile, watched_loop
 from bench.pairing import Measure, Pair, Stopwatch, descendants, measure_pairs, ratios_of
-from bench.prefix_trie import PrefixTrie, sharing
-from bench.recording import Call, ForcedSampler, Recorder, mean_active, reply_tokens, tail_share
-from bench.row import Row, at_least, at_most, not_measured, quartiles
-from bench.show import notes
-from bench.stock_rows import seat_scripts
-from fake_engine import CHAT, FakeEngine
+from bench.prefix_trie import sharing
+from bench.recording import Call, ForcedSampler, Recorder
+from bench.row import Row, at_least, at_most, quartiles
+from fake_engine import FakeEngine
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.server.engine import SamplingConfig
 
@@ -86,31 +82,6 @@ def test_a_row_says_median_quartiles_and_whether_the_target_is_met() -> None:
     assert json.loads(json.dumps(row.as_json()))["quartiles"] == pytest.approx([0.875, 1.075])
 
 
-def test_a_missed_target_says_by_how_much_and_why_and_a_met_one_says_nothing() -> None:
-    row = partial(Row, id="R1", name="a ÷ b", arms=("a", "b"), target=at_least(0.9), if_missed="small models")
-    assert row(ratios=(0.8, 0.85, 0.7)).shortfall == "misses by 0.1: small models"
-    assert row(ratios=(0.8,)).as_json()["shortfall"] == "misses by 0.1: small models"
-    assert notes([row(ratios=(0.8,), how="so")]) == ["R1: so; misses by 0.1: small models"]
-    assert row(ratios=(0.9,)).shortfall == row().shortfall == ""
-    assert Row(id="R7", name="c", arms=("a", "b"), ratios=(0.8,), if_missed="no target").shortfall == ""
-
-
-def test_a_row_without_ratios_or_with_one_that_is_no_number_meets_nothing_and_is_still_json() -> None:
-    missing = not_measured("R8", "x", ("a", "b"), at_most(1), "no GPU")
-    assert (missing.median, missing.quartiles, missing.cpu_ratio, missing.met) == (None, None, None, None)
-    broken = Row(id="R8", name="x", arms=("a", "b"), ratios=(math.nan, math.nan), target=at_most(1))
-    assert broken.met is False
-    for row in (missing, broken):
-        assert json.loads(json.dumps(row.as_json(), allow_nan=False))["median"] is None
-
-
-def test_a_trie_knows_the_longest_beginning_that_was_added() -> None:
-    trie = PrefixTrie()
-    trie.add([1, 2, 3])
-    trie.add([1, 2, 9, 9])
-    assert [trie.shared(ids) for ids in ([1, 2, 3, 4], [1, 2, 9], [1, 5], [], [7])] == [3, 3, 1, 0, 0]
-
-
 def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_come_back() -> None:
     games = [
         (
@@ -127,11 +98,6 @@ def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_co
     assert (found.prompt, found.sharable, found.sharable_in_blocks, found.cached) == (19, 5 + 3, 4 + 2, 6)
 
 
-def test_a_reply_that_has_not_come_back_is_not_sharable() -> None:
-    games = [(_call([1, 2], [3, 4], 0.0, 9.0),), (_call([1, 2, 3, 7], [5], 1.0, 2.0),)]
-    assert sharing(games, block_size=1).sharable == 2
-
-
 def test_a_slope_is_the_exponent_of_the_growth() -> None:
     sizes = [2.0, 4.0, 8.0]
     assert log_slope(sizes, [3 * size**2 for size in sizes]) == pytest.approx(2.0)
@@ -139,33 +105,6 @@ def test_a_slope_is_the_exponent_of_the_growth() -> None:
     for bad in (([1.0], [1.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 1.0]), ([1.0, 2.0], [math.nan, 1.0])):
         with pytest.raises(SettingsError, match="slope"):
             log_slope(*bad)
-
-
-def test_the_tail_is_the_time_after_nine_tenths_of_the_games_ended() -> None:
-    games = [(_call([1], [2], 0.0, float(end)),) for end in range(1, 10)] + [(_call([1], [2], 0.0, 19.0),)]
-    assert tail_share(games) == pytest.approx(10 / 19)
-    assert mean_active(games) == pytest.approx((45 + 19) / 19 / 10)
-    assert tail_share([games[0]]) == 0.0
-    assert reply_tokens(games) == 10
-
-
-@pytest.mark.parametrize(("share", "expected"), [(0.99, 99), (0.5, 50), (1.0, 100), (0.001, 1)])
-def test_a_percentile_is_a_value_that_was_seen(share: float, expected: float) -> None:
-    assert percentile(list(range(100, 0, -1)), share) == expected
-    assert percentile([], share) == 0.0
-
-
-def test_a_callback_that_keeps_the_loop_busy_is_seen_as_lag() -> None:
-    async def work() -> float:
-        async with watched_loop() as lags:
-            await asyncio.sleep(0.02)
-            deadline = asyncio.get_running_loop().time() + 0.05
-            while asyncio.get_running_loop().time() < deadline:
-                pass
-            await asyncio.sleep(0.01)
-        return max(lag.late for lag in lags)
-
-    assert asyncio.run(work()) > 0.03
 
 
 def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:
@@ -200,10 +139,3 @@ def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None
     asyncio.run(play(forced, first))
     with pytest.raises(ServerError, match="1 of 2 games did not follow"):
         forced.check_complete()
-
-
-def test_recorded_replies_are_dealt_out_to_the_seats_in_turn_order() -> None:
-    words = ("Play 0", "Hint R", "Discard 1")
-    ids = [(*CHAT.tokenizer.encode(word, add_special_tokens=False), CHAT.eos_id) for word in words]
-    scripts = seat_scripts(tuple(Call(reply_ids=one) for one in ids), 2, CHAT)
-    assert scripts == [[("Play 0", ids[0]), ("Discard 1", ids[2])], [("Hint R", ids[1])]]

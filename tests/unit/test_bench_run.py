@@ -7,12 +7,12 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import env_rows
+from bench.__main__ import app
 from bench.catalogue import FAMILIES, Family, chosen
 from bench.context import Bench, board_of
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, markdown, notes, title
-from hanabi_grpo.cli import app
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.settings import load_settings
 
@@ -92,7 +92,7 @@ def test_every_ratio_of_the_plan_has_a_family_and_can_be_chosen_alone() -> None:
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
     out = tmp_path / "new" / "bench"
-    result = CliRunner().invoke(app, ["bench", "--quick", "--no-engine", "--only", "R9a", "--out", str(out)])
+    result = CliRunner().invoke(app, ["--quick", "--no-engine", "--only", "R9a", "--out", str(out)])
     assert result.exit_code == 0, result.output
     document = json.loads((out / "bench.json").read_text())
     assert [row["id"] for row in document["rows"]] == ["R9a"]
@@ -103,7 +103,7 @@ def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) ->
 
 @pytest.mark.parametrize("words", [["--only", "R0"], ["--out", "/dev/null/x"]])
 def test_the_command_refuses_what_it_cannot_do_before_it_measures(words: list[str]) -> None:
-    result = CliRunner().invoke(app, ["bench", "--no-engine", *words])
+    result = CliRunner().invoke(app, ["--no-engine", *words])
     assert result.exit_code == 2
     assert "error: --o" in result.output
 

@@ -4,11 +4,8 @@ import asyncio
 
 import pytest
 
-from bench.prefix_rows import group_rows
 from bench.stand_in import compact_config
 from bench.training_rows import (
-    gradient_of,
-    learn,
     made_rows,
     sequences_against_turns,
     small_model,
@@ -16,7 +13,6 @@ from bench.training_rows import (
     useful_share_of_bots,
 )
 from hanabi_grpo.training.batching import TokenRow
-from hanabi_grpo.training.shared_prefixes import share_prefixes
 
 
 def test_each_reply_becomes_a_sequence_with_all_that_came_before_it() -> None:
@@ -38,28 +34,6 @@ def test_conversations_give_the_gradient_of_their_turns_and_read_fewer_tokens() 
     assert found.largest_difference < 1e-3
     assert found.tokens == (3 * 32, 3 * (8 + 16 + 24 + 32))
     assert [(pair.first.amount, pair.second.amount) for pair in found.pairs] == [(24, 24)]
-
-
-def test_another_loss_has_another_gradient() -> None:
-    rows = made_rows(num_games=2, turns=2, prompt=4, reply=2, seed=0)
-    model = small_model()
-    learn(model, rows, 64)
-    one = [value.grad.clone() for value in model.parameters() if value.grad is not None]
-    learn(model, rows[:1], 64)
-    other = [value.grad for value in model.parameters() if value.grad is not None]
-    assert len(one) == 2 * 3 * 7
-    assert any(not a.allclose(b) for a, b in zip(one, other, strict=True))
-
-
-def test_shared_beginnings_have_the_gradient_of_each_sequence_by_itself() -> None:
-    rows = asyncio.run(group_rows(deals=2, games=4, seed=1))
-    assert 2 < len(rows) <= 8 and all(any(row.mask) for row in rows)
-    plain, sharing = small_model(), small_model()
-    assert share_prefixes(sharing)
-    learn(plain, rows, 512)
-    learn(sharing, rows, 512, shared=True)
-    found, expected = gradient_of(sharing), gradient_of(plain)
-    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("limit", [300, 2048])

@@ -74,11 +74,13 @@ def test_training_starts_in_any_folder(tmp_path: Path) -> None:
     assert done.returncode == 2 and "127.0.0.1" in done.stderr and "DATASET" not in done.stderr
 
 
-def test_the_tiny_model_is_that_of_the_board_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[dict[str, Any]] = []
-    monkeypatch.setattr(tiny_model, "build_tiny_model", lambda out, **given: made.append({"out": str(out), **given}))
+def test_the_tiny_model_is_that_of_the_board_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where the one of the default board is not shipped, it is made like the others.
+    monkeypatch.chdir(tmp_path)
+    made: list[tuple[str, Any]] = []
+    monkeypatch.setattr(tiny_model, "build_tiny_model", lambda out, recipe, force: made.append((str(out), recipe)))
     for environ, words, folder, boards in (
-        ({}, [], "outputs/tiny-model", ("laptop",)),
+        ({}, [], "data/tiny-model", ("laptop",)),
         ({"HANABI_PRESET": "marshal-mini"}, [], "outputs/tiny-marshal-mini", ("marshal-mini",)),
         ({"HANABI_PLAYERS": "3"}, [], "outputs/tiny-mini-3-players", ("mini",)),
         ({}, ["--preset", "mini", "--players", "3"], "outputs/tiny-mini-3-players", ("mini",)),
@@ -88,11 +90,11 @@ def test_the_tiny_model_is_that_of_the_board_that_is_set(monkeypatch: pytest.Mon
             app, ["tiny-model", *words], env={"HANABI_PRESET": "", "HANABI_PLAYERS": "", **environ}
         )
         assert result.exit_code == 0, result.output
-        assert (made[-1]["out"], made[-1]["preset"]) == (folder, boards)
+        assert (made[-1][0], made[-1][1].presets) == (folder, boards)
         if not words:
             # What the script of terminal 1 makes is what both terminals take.
             assert settings(**environ).model == folder
-    assert (made[2]["players"], made[3]["players"]) == (3, 3)
+    assert (made[2][1].players, made[3][1].players) == (3, 3)
 
 
 def test_a_missing_model_names_the_command_for_its_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

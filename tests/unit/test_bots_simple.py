@@ -80,38 +80,6 @@ def test_a_play_takes_back_the_marks_of_cards_that_may_be_the_same() -> None:
     assert play(game, 4) == [told, Action("play", slot=1), told, Action("play", slot=1)]
 
 
-def test_the_mark_of_a_highest_card_stays_since_there_is_one_of_each() -> None:
-    game = deal("R1 Y1 G1 G1  R2 Y2 R1 R1", preset="simple")
-    for action in (PLAY_0, rank_hint(0, 0), PLAY_0, rank_hint(0, 0), rank_hint(1, 1)):
-        game.apply(action)
-    assert play(game, 1) == [PLAY_0]
-    game.apply(DISCARD_0)
-    assert play(game, 1) == [PLAY_0]
-
-
-def test_of_its_marked_cards_it_plays_the_lowest_rank() -> None:
-    game = deal("R1 Y3 G3 W3 B2  Y3 Y4 G4 W4 B4  R2 G1 W3 W4 B3", num_players=3)
-    for action in (PLAY_0, color_hint(0, 1), color_hint(0, 1), color_hint(2, 0), rank_hint(2, 0)):
-        game.apply(action)
-    assert answer(game) == Action("play", slot=1)
-
-
-def test_the_colour_of_a_complete_stack_marks_nothing() -> None:
-    game = deal("R1 R2 G1 G1  Y1 Y1 R1 Y2", preset="simple")
-    for action in (PLAY_0, rank_hint(0, 0), PLAY_0, rank_hint(0, 0), color_hint(1, 0)):
-        game.apply(action)
-    assert game.events[-1].touched == (2,)
-    assert answer(game).kind != "play"
-
-
-def test_it_stalls_with_the_nearest_earlier_player_that_still_holds_a_card() -> None:
-    game = deal("Y2 R2 R1 Y1 R1 Y1 Y1 R1", preset="mini", num_players=5)
-    play(game, 8)
-    assert [len(hand) for hand in game.hands] == [1, 0, 0, 1, 1]
-    assert (game.current_player, game.hints) == (3, 3)
-    assert answer(game) == rank_hint(0, 0)
-
-
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 def test_a_team_of_it_never_loses_a_life(preset: str, num_players: int) -> None:
     spec = make_spec(preset, num_players)

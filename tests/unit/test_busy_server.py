@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -41,19 +41,19 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApp]:
         yield app
 
 
-def play(client: RolloutClient, adapters: dict[str, str | None] | None = None) -> Any:
-    return client.play([deal(1)], num_games=1, max_tokens=4, temperature=1.0, adapters=adapters or BASE)
+def play(client: RolloutClient, seats: Sequence[str] = BASE) -> Any:
+    return client.play([deal(1)], num_games=1, max_tokens=4, temperature=1.0, seats=seats)
 
 
 @contextlib.contextmanager
-def guests(app: RunningApp, adapters: dict[str, str | None] | None = None, number: int = GUESTS) -> Iterator[list[Any]]:
+def guests(app: RunningApp, seats: Sequence[str] = BASE, number: int = GUESTS) -> Iterator[list[Any]]:
     """So many guests whose games stand still until the block lets the engine go on."""
     engine, played = app.engine, []
     assert isinstance(engine, HeldEngine)
 
     def visit() -> None:
         with RolloutClient(app.url) as client:
-            played.append(play(client, adapters))
+            played.append(play(client, seats))
 
     engine.held, before = True, app.scheduler.games_in_flight
     threads = [threading.Thread(target=visit) for _ in range(number)]
@@ -95,7 +95,7 @@ def test_guests_cannot_take_the_owners_place_and_a_guest_too_many_waits_for_one_
             ):
                 play(hasty)
             assert not played
-            answer = httpx.post(f"{busy.url}/infer/", json={}, headers=trainer.headers, trust_env=False)
+            answer = httpx.post(f"{busy.url}/rollout/", json={}, headers=trainer.headers, trust_env=False)
             assert answer.status_code == 422, "the owner's request is looked at"
             waiting = waits(caplog, busy.engine)
             assert len(play(guest).groups[0]) == 1
@@ -117,7 +117,7 @@ def test_a_push_waits_for_games_that_hold_older_versions_and_names_them(
     with RolloutClient(busy.url) as trainer, contextlib.ExitStack() as stack:
         push_to(trainer, busy, version=1)
         for version in (1, 2):
-            stack.enter_context(guests(busy, {name: f"{name}@{version}" for name in PLAYERS}, number=1))
+            stack.enter_context(guests(busy, [f"{name}@{version}" for name in PLAYERS], number=1))
             push(version + 1)
         waiting = waits(caplog, busy.engine)
         push(4)

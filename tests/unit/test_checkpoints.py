@@ -1,19 +1,14 @@
 import json
 import os
-import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, rotate, write_checkpoint
 from hanabi_grpo.runs.manifest import check_checkpoint, describe_step, manifest_sha256, read_manifest
-from torn_checkpoints import FILES, copy_run, die_at_call, in_child, kill_writers, text_of, write
+from torn_checkpoints import FILES, copy_run, die_at_call, text_of, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,23 +59,6 @@ def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_t
     rotate(run, 1)
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-4", "checkpoint-9"]
     assert sorted(elsewhere.rglob("*")) == before and (run / "checkpoint-9").is_symlink()
-
-
-def test_facts_come_back_as_json_holds_them(tmp_path: Path) -> None:
-    facts = {"é": float("nan"), "by_rank": {10: (1, 2), 9: None}, "model": "m"}
-    folder = write_checkpoint(tmp_path, 1, lambda folder: None, facts, needed_bytes=0)
-    assert check_checkpoint(folder).facts == {"é": None, "by_rank": {"10": [1, 2], "9": None}, "model": "m"}
-
-
-def test_a_fact_cannot_take_a_name_of_the_manifest(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="checkpoint facts files, step: the manifest has such keys itself"):
-        write_checkpoint(tmp_path, 1, lambda folder: None, {"step": 2, "files": []}, needed_bytes=0)
-
-
-def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
-    write(tmp_path, 5, "first")
-    write(tmp_path, 5, "second")
-    assert text_of(find_checkpoint(tmp_path)) == "second" and names(tmp_path) == ["checkpoint-5"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bad"), SettingsError("ours")])
@@ -141,12 +119,6 @@ def test_a_checkpoint_survives_a_kill_at_every_call_that_changes_the_disk(tmp_pa
     assert seen == {"3 old", "3 new", "4 new"} and number > 50
 
 
-def test_kill_9_at_random_moments_always_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    report = kill_writers(tmp_path, kills=30, seed=1)
-    assert report.kills == 30 and report.checkpoints >= 30
-    assert report.leftovers > 0, "no kill fell into a write; the test tests nothing"
-
-
 def test_a_flipped_bit_in_any_file_is_found(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     for name in FILES:
@@ -200,13 +172,14 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
             assert f"{folder}: " in str(caught.value) and message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", "./a", "a//b", "", ".", "manifest.json", "a\0b"])
-def test_a_manifest_that_names_files_outside_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_manifest_that_names_files_outside_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, 1)
     files = json.loads((folder / "manifest.json").read_text())["files"]
-    edit_manifest(folder, files=files | {name: files[FILES[0]]})
-    with pytest.raises(RunFolderError, match="is not the name of a file inside the checkpoint"):
-        read_manifest(folder)
+    outside = ["../x", "/etc/passwd", "//etc/passwd", "a/../../x", "..", "../checkpoint-0/x", "a/"]
+    for name in [*outside, "./a", "a//b", "", ".", "manifest.json", "a\0b"]:
+        edit_manifest(folder, files=files | {name: files[FILES[0]]})
+        with pytest.raises(RunFolderError, match="is not the name of a file inside the checkpoint"):
+            read_manifest(folder)
 
 
 def test_the_newest_valid_one_is_found_and_newer_ones_are_named(tmp_path: Path) -> None:
@@ -283,70 +256,3 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
     assert "checkpoint-7: needs " in str(caught.value) and " MiB are left. Free space there" in str(caught.value)
     assert f"{(2 * free + 2 * free // 10 + 2**24) / 2**20:.0f} MiB of free space" in str(caught.value)
     assert names(tmp_path) == []
-
-
-def test_a_limit_on_file_sizes_is_an_error_of_ours_whoever_writes(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    fills = {
-        "plain": lambda folder: (folder / "x").write_bytes(bytes(200_000)) and None,
-        "safetensors": lambda folder: save_file({"a": np.zeros(50_000, np.float32)}, folder / "x"),
-    }
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        for fill in fills.values():
-            with pytest.raises(RunFolderError, match=r"File too large.*ulimit -f unlimited.*RESUME=latest"):
-                write_checkpoint(tmp_path, 2, fill, {}, needed_bytes=0)
-
-    _, status = os.waitpid(in_child(limited), 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert names(tmp_path) == ["checkpoint-1"] and find_checkpoint(tmp_path).manifest.step == 1
-
-
-_FULL_DISK = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from safetensors.numpy import save_file
-from torn_checkpoints import find_checkpoint, text_of, write, write_checkpoint
-from hanabi_grpo.errors import RunFolderError
-
-run = Path(sys.argv[1])
-write(run, 1, "first")
-big = 30 << 20
-fills = [
-    lambda folder: (folder / "x").write_bytes(bytes(big)) and None,
-    lambda folder: save_file({"a": np.zeros(big // 4, np.float32)}, folder / "x"),
-]
-for fill, needed in [(fills[0], 0), (fills[1], 0), (fills[0], big)]:
-    try:
-        write_checkpoint(run, 1, fill, {}, needed_bytes=needed)
-        print("written?!")
-    except RunFolderError as error:
-        print(str(error).split(". ")[0])
-    print(sorted(os.listdir(run)), text_of(find_checkpoint(run)))
-"""
-
-
-def test_a_full_disk_keeps_the_earlier_checkpoint_and_leaves_nothing(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o size=20m tmpfs {tmp_path}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
-        pytest.skip("a small file system of one's own cannot be mounted here (unshare -rm)")
-    script = f'{mount} && exec "$0" -c "$1" {tmp_path}'
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script, sys.executable, _FULL_DISK],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
-    )
-    left = "['checkpoint-1'] first"
-    lines = done.stdout.splitlines()
-    full = f"{tmp_path}/checkpoint-1: cannot be written (No space left on device)"
-    assert lines[:5] == [
-        full,
-        left,
-        full,
-        left,
-        f"{tmp_path}/checkpoint-1: needs 49 MiB of free space, 20 MiB are left",
-    ]
-    assert lines[5:] == [left], done.stderr

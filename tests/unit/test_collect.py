@@ -1,10 +1,4 @@
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +20,6 @@ from server_app import running_app
 
 RUNNER = CliRunner()
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
-_WAIT_SECONDS = 60
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +60,6 @@ def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> N
     assert shown.exit_code == 0 and "15 of 15 games" in shown.stdout
 
 
-def test_games_of_a_deal_differ_where_the_players_draw_lots() -> None:
-    assert collect("random", "--preset", "laptop", "--deals", "4", "--games", "6").exit_code == 0
-    moves = {tuple(turn.action for turn in one.turns) for one in episodes() if one.seed == 0}
-    assert len(moves) > 1
-
-
 @pytest.mark.parametrize("preset", ["laptop", "full"])
 def test_prompts_of_scripts_are_those_that_the_environment_shows(preset: str) -> None:
     config = EnvConfig(preset=preset, observation="full", legal_moves=True)
@@ -109,21 +96,6 @@ def test_the_same_command_again_does_nothing_and_more_deals_are_added() -> None:
     assert Path("games/games_000000.jsonl").read_bytes() == before
     assert collect(*words, "--deals", "5").exit_code == 0
     assert [(one.seed, one.game) for one in episodes()] == [(deal, game) for deal in range(5) for game in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--deals", "0"], "--deals 0: must be 1 or more"),
-        (["--games", "0"], "--games 0: must be 1 or more"),
-        (["--suite", "../x"], "a suite is 1 to 64 letters"),
-        (["--players", "4"], "players"),
-    ],
-)
-def test_bad_options_leave_no_folder(words: list[str], message: str) -> None:
-    answer = collect("iggi", "--preset", "laptop", *words)
-    assert answer.exit_code == 2 and message in answer.stderr
-    assert not Path("games").exists()
 
 
 def test_other_games_in_the_folder_are_never_mixed_in() -> None:
@@ -171,36 +143,6 @@ def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: p
         collect_games(what, folder)
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)
-
-
-def test_a_killed_command_goes_on_and_no_game_is_there_twice(
-    start_process: Callable[..., "subprocess.Popen[str]"],
-) -> None:
-    words = ["iggi", "--preset", "full", "--deals", "200", "--games", "2", "--no-prompts"]
-    for number in (signal.SIGKILL, signal.SIGINT):
-        process = start_process(
-            [sys.executable, "-m", "hanabi_grpo.cli", "collect", *words, "--out", "games"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        ledger, end = Path("games/collection.ledger"), time.monotonic() + _WAIT_SECONDS
-        before = ledger.read_bytes().count(b"\n") if ledger.exists() else 1
-        while not ledger.exists() or ledger.read_bytes().count(b"\n") <= before:
-            assert process.poll() is None and time.monotonic() < end
-            time.sleep(0.01)
-        os.kill(process.pid, number)
-        _, err = process.communicate(timeout=_WAIT_SECONDS)
-        if number is signal.SIGINT:
-            assert process.returncode == 130
-            assert "of 200 deals are done and kept; the same command goes on" in err
-            assert about()["complete"] is False
-    assert collect(*words).exit_code == 0
-    found = episodes()
-    assert [(one.seed, one.game) for one in found] == [(deal, game) for deal in range(200) for game in range(2)]
-    expected = play_episodes_sync(EnvConfig.parse(about()["env_config"]), [make_policy("iggi")] * 2, "collect", [199])
-    assert found[-2].score == expected[0].score
-    assert about()["complete"] is True
 
 
 def test_models_play_beside_scripts_and_everybody_has_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,8 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison import Axis, Curve
+from hanabi_grpo.evaluation.comparison import Curve
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
-from hanabi_grpo.report.charts.bands import draw_bands
 from hanabi_grpo.report.charts.labels import spread
 from training_runs import made_evaluation, made_run
 
@@ -127,39 +124,6 @@ def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path, words: list[
     answer = RUNNER.invoke(app, ["compare", *(word.replace("RUN", str(run)) for word in words)])
     assert answer.exit_code == 2, answer.output
     assert message in answer.output.replace("\n", " ")
-
-
-@pytest.mark.parametrize(("count", "length"), [(1, 1), (2, 2), (9, 40)])
-def test_many_arms_long_names_and_single_steps_are_drawn(tmp_path: Path, count: int, length: int) -> None:
-    curves = [
-        curve(
-            f"{number} ünïcode $x_1$ <b> {{}} " + "long " * 9,
-            [number / 4 + step / 20 for step in range(length)],
-            1 + number % 3,
-        )
-        for number in range(count)
-    ]
-    picture = tmp_path / "p.png"
-    draw_bands(
-        picture, curves, axis=Axis.GAMES, window=5, title="t " * 90, board="laptop", most_points=4,
-        references={f"bot {number}": 2.0 for number in range(4)},
-    )  # fmt: skip
-    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
-    assert (width, height) == (1300, 780)
-    assert of(BLUE) in colors(picture)
-
-
-def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SettingsError, match=r"p\.png: cannot be written \(File exists\)"):
-        draw_bands(tmp_path / "file" / "p.png", [curve("a", [1.0])], axis=Axis.STEPS, window=1)
-
-
-def test_labels_at_one_height_stand_beside_it() -> None:
-    assert spread([0.5, 0.5], [0.1, 0.1]) == pytest.approx([0.45, 0.55])
-    assert spread([0.2, 0.8], [0.1, 0.1]) == pytest.approx([0.2, 0.8])
-    assert spread([0.0, 1.0], [0.1, 0.1]) == pytest.approx([0.05, 0.95])
-    assert spread([], []) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.04, 0.08])), max_size=12))

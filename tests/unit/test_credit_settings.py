@@ -1,26 +1,19 @@
 """Settings of advantages: what they are called, what a resume keeps, what a view shows, what a checkpoint holds."""
 
-import json
 import random
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from doctor_machines import ROOT, find, only
-from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor.games import batch_checks
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.runs.recordings import write_episodes
-from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import Settings, load_settings, settings_values
+from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
 from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
 from hanabi_grpo.training.batching import next_baselines
@@ -70,20 +63,6 @@ def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str, allo
         _load({name: value})
 
 
-@pytest.mark.parametrize(("name", "value"), OURS.items())
-def test_a_resumed_run_cannot_change_them_and_a_fork_can(name: str, value: str) -> None:
-    saved = {"settings": settings_values(Settings())}
-    now = _load({name: value})
-    with pytest.raises(SettingsError, match=f"{name}: was "):
-        check_compatible(saved, now)
-    assert any(line.startswith(f"{name}: was ") for line in check_compatible(saved, now, fork=True))
-    # A run from before there was such a setting had the default.
-    del saved["settings"][name]
-    assert check_compatible(saved, Settings()) == []
-    with pytest.raises(SettingsError, match=f"{name}: was "):
-        check_compatible(saved, now)
-
-
 def _game(number: int, *scores: float, seats: tuple[str, ...] = ()) -> Episode:
     turns = (made_turn(place % 2, rewards={"score": score}) for place, score in enumerate(scores))
     return made_episode(*turns, game=number, seats=seats)
@@ -116,12 +95,6 @@ def test_baselines_come_back_from_a_checkpoint_bit_by_bit(tmp_path: Path) -> Non
     assert moving_baseline(cut)(groups[0], 0) == choose_estimator("baseline", None, whole)(groups[0], 0)
 
 
-def test_a_checkpoint_from_before_there_were_baselines_has_none(tmp_path: Path) -> None:
-    assert load_baselines(tmp_path) == {}
-    save_training_state(tmp_path / "trainer", {}, [], [])
-    assert load_baselines(tmp_path / "trainer") == {}
-
-
 def _said(*lengths: int) -> Episode:
     game = _game(0, *(0.0 for _ in lengths))
     turns = [replace(turn, reply_ids=(5,) * length) for turn, length in zip(game.turns, lengths, strict=True)]
@@ -143,32 +116,6 @@ def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
     assert with_length_penalty(plain, per_token=0.5, free=10) is plain
 
 
-def test_a_view_shows_the_estimator_and_the_scale_of_the_run(tmp_path: Path) -> None:
-    games = play_episodes_sync(EnvConfig(preset="laptop"), [HintBot(noise=0.4)] * 2, "train", [0] * 1)
-    games = [games[0], replace(games[0], game=1, turns=(replace(games[0].turns[0], rewards={}), *games[0].turns[1:]))]
-    games[0] = replace(games[0], turns=(replace(games[0].turns[0], rewards={"score": 3.0}), *games[0].turns[1:]))
-    write_episodes(tmp_path, 0, [games])
-
-    def shown(**values: object) -> float:
-        (tmp_path / "settings.json").write_text(json.dumps({"settings": values}))
-        output = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"]).output
-        return float(re.findall(r"advantage (\S+)", output)[0])
-
-    assert shown(HANABI_ADVANTAGE="rloo") == pytest.approx(3.0)
-    assert shown(HANABI_ADVANTAGE="grpo") == pytest.approx(0.71, abs=0.01)
-    assert shown(HANABI_ADVANTAGE="grpo", HANABI_ADVANTAGE_SCALE=None) == pytest.approx(0.71, abs=0.01)
-    assert shown(HANABI_ADVANTAGE="grpo", HANABI_ADVANTAGE_SCALE="none") == pytest.approx(1.5)
-    (tmp_path / "settings.json").write_text(
-        json.dumps({"settings": {"HANABI_ADVANTAGE": "grpo", "HANABI_ADVANTAGE_SCALE": "max"}})
-    )
-    refused = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
-    assert refused.exit_code == 2 and "known: std, none" in refused.stderr
-    page = tmp_path / "page.html"
-    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "reinforce_pp"}}))
-    assert CliRunner().invoke(app, ["view", str(tmp_path), "--html", str(page)]).exit_code == 0
-    assert "advantage by reinforce_pp, among all games of the step" in page.read_text()
-
-
 def test_a_weight_of_points_scales_the_teams_part_or_is_refused_where_it_is_divided_out(tmp_path: Path) -> None:
     def games(weight: float) -> list[Episode]:
         turns = [[made_turn(0, rewards={"score": weight * points})] for points in (0, 1, 2)]
@@ -188,4 +135,4 @@ def test_a_weight_of_points_scales_the_teams_part_or_is_refused_where_it_is_divi
     check_rewards(Settings(advantage="rloo"), row)
     check_rewards(Settings(), [{"env_config": EnvConfig(preset="laptop").model_dump()}])
     check = only(find(batch_checks, HANABI_REWARD_SCORE=3, DATASET=ROOT / "data" / "hanabi.laptop.jsonl"))
-    assert (check.status, check.remedy) == ("fail", "export HANABI_ADVANTAGE_SCALE=none")
+    assert check.status == "fail" and "HANABI_ADVANTAGE_SCALE=none" in check.finding

@@ -1,20 +1,11 @@
 import json
 import re
-import shlex
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
-from crossplay_parts import save_checkpoint
 from hanabi_grpo.cli import app
-from server_app import running_app
 
 RUNNER = CliRunner()
 FILES = {"cells", "cross_play.json", "cross_play.md", "cross_play.html", "heat_map.png"}
@@ -52,90 +43,3 @@ def test_a_folder_is_gone_on_with_and_refused_for_other_work(tmp_path: Path) -> 
     other = cross_play("iggi", "random", *options, "6")
     assert other.exit_code == 2
     assert re.search(r"0-0\.json: was played otherwise \(deals: there 5, here 6\)", other.stderr)
-
-
-def test_a_new_folder_is_named_after_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cross_play("iggi", "random", "--preset", "laptop", "--deals", "3").exit_code == 0
-    [folder] = (tmp_path / "outputs").iterdir()
-    assert re.fullmatch(r"cross-play-laptop-\d{8}-\d{6}", folder.name)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["iggi"], "cross-play needs 2 to 64"),
-        (["iggi", "piers", "--deals", "1"], "--deals 1: a mean with an error"),
-        (["iggi", "piers", "--suite", "train"], "training may have seen"),
-        (["iggi", "piers", "--temperature", "-1"], "must be 0"),
-        (["iggi", "piers", "--players", "7"], "players"),
-        (["iggi", "iggy"], "Did you mean 'iggi'"),
-        (["iggi", "piers", "--out", "/dev/null"], "cannot be used"),
-    ],
-)
-def test_bad_options_are_one_line_on_standard_error(tmp_path: Path, words: list[str], message: str) -> None:
-    base = [] if "--out" in words else ["--out", str(tmp_path)]
-    answer = cross_play(*words, "--preset", "laptop", *base)
-    assert answer.exit_code == 2 and message in answer.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_command_keeps_its_cells_and_says_how_to_go_on(
-    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"], number: int
-) -> None:
-    words = ["iggi", "mine=piers", "simple-bot", "--preset", "full", "--players", "2", "--deals", "150", "--out"]
-    command = [sys.executable, "-m", "hanabi_grpo.cli", "cross-play", *words, str(tmp_path / "cut")]
-    process = start_process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "cut" / "cells" / "0-1.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    [line] = [line for line in errors.splitlines() if "stopped: " in line]
-    found = re.search(r"stopped: (\d) of 9 pairs are done and in .*\. To go on: hanabi-grpo (.*)", line)
-    assert found and "Traceback" not in errors
-    assert {path.name for path in (tmp_path / "cut").iterdir()} == FILES
-    partial = json.loads((tmp_path / "cut" / "cross_play.json").read_text())
-    assert partial["num_played"] == int(found[1]) and not partial["complete"]
-    again = RUNNER.invoke(app, [*shlex.split(found[2])])
-    assert again.exit_code == 0, again.output
-    whole = cross_play(*words, str(tmp_path / "whole"))
-    assert whole.exit_code == 0
-    for name in ("cross_play.json", "cross_play.md", "cross_play.html", "cells/2-2.json"):
-        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
-    assert not list((tmp_path / "cut" / "cells").glob("*.part.jsonl"))
-
-
-def test_a_server_that_dies_ends_the_command_and_finished_cells_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_checkpoint(tmp_path / "run", 5, [0.1, 0.2])
-    words = ["random", f"mine={folder}", "--preset", "laptop", "--deals", "20", "--out", str(tmp_path / "out")]
-    with running_app() as server:
-        monkeypatch.setenv("VLLM_SERVER_HOST", "127.0.0.1")
-        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        monkeypatch.setenv("HANABI_SERVER_TIMEOUT", "10")
-        monkeypatch.setenv("HANABI_OBSERVATION", "compact")
-        monkeypatch.setenv("HANABI_LEGAL_MOVES", "false")
-        load, loads = server.engine.generate, []
-
-        async def dies(*args: Any) -> Any:
-            loads.append(args)
-            server.engine.is_dead = len(loads) > 60
-            return await load(*args)
-
-        monkeypatch.setattr(server.engine, "generate", dies)
-        answer = cross_play(*words)
-        assert answer.exit_code == 2, answer.output
-        assert "of 4 pairs are done" in answer.stderr and "error: " in answer.stderr
-    finished = [path for path in (tmp_path / "out" / "cells").glob("?-?.json")]
-    assert 1 <= len(finished) < 4 and (tmp_path / "out" / "heat_map.png").exists()
-    with running_app() as server:
-        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        answer = cross_play(*words)
-    assert answer.exit_code == 0, answer.output
-    assert "player_1, player_0" in answer.output and "temperature 1" in answer.output
-    assert len(list((tmp_path / "out" / "cells").iterdir())) == 4 + 3

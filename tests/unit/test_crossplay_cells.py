@@ -65,26 +65,6 @@ def test_cells_of_other_work_are_refused(tmp_path: Path, texts: list[str], optio
         play(plan_of(*texts, **options), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda text: text[:50], "not an evaluation"),
-        (lambda text: "[]", "not an evaluation"),
-        (lambda text: text.replace('"key"', '"lock"'), "not a cell of a cross-play"),
-        (lambda text: text.replace('"interval_95"', '"interval"'), "not a cell of a cross-play"),
-        (lambda text: text.replace('"interval_95": [', '"interval_95": [null, '), "not a cell of a cross-play"),
-        (lambda text: text.replace('"seeds": [', '"seeds": [9,'), "need the same number"),
-    ],
-)
-def test_damaged_cells_are_refused_and_not_overwritten(tmp_path: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
-    play(plan_of("iggi", "random"), tmp_path)
-    path = tmp_path / "cells" / "0-1.json"
-    path.write_text(damaged := change(path.read_text()))
-    with pytest.raises(SettingsError, match=message):
-        play(plan_of("iggi", "random"), tmp_path)
-    assert path.read_text() == damaged
-
-
 def test_an_interrupted_cell_goes_on_from_its_finished_deals(tmp_path: Path) -> None:
     plan = plan_of("iggi", "random", deals=120)
     seen: list[int] = []
@@ -104,23 +84,6 @@ def test_an_interrupted_cell_goes_on_from_its_finished_deals(tmp_path: Path) -> 
     whole = play(plan, tmp_path / "whole")
     assert rest.cells == whole.cells
     assert not list((tmp_path / "cut" / "cells").glob("*.part.jsonl"))
-
-
-def test_the_same_players_twice_are_refused(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "run", 5, [0.1], shared=True)
-    with (
-        running_app() as app,
-        RolloutClient(app.url) as client,
-        pytest.raises(SettingsError, match="a and b are the same players"),
-    ):
-        plan_of(f"a={folder}", f"b={folder}:shared", served=served_by(client))
-
-
-def test_the_rest_of_a_cell_that_was_finished_is_removed(tmp_path: Path) -> None:
-    play(plan_of("iggi", "random"), tmp_path)
-    rest = tmp_path / "cells" / "0-1.part.jsonl"
-    rest.write_text("x")
-    assert play(plan_of("iggi", "random"), tmp_path).begun == [] and not rest.exists()
 
 
 def test_adapters_of_each_player_are_also_played_in_the_other_seat(tmp_path: Path) -> None:
@@ -154,36 +117,3 @@ def test_adapters_of_each_player_are_also_played_in_the_other_seat(tmp_path: Pat
         # Another adapter under the same name and version is other work.
         key = json.loads((tmp_path / "out" / "cells" / "2-2.json").read_text())["key"]
         assert key["policies"]["player_0"] != key["policies"]["player_1"]
-
-
-def test_more_checkpoints_than_the_server_can_be_lent_at_once(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path / f"run-{n}", 5, [n + 0.1, n + 0.2]) for n in range(9)]
-    with running_app() as app, RolloutClient(app.url) as client:
-        served = served_by(client)
-        plan = plan_of(*map(str, folders), deals=2, served=served)
-        assert len({seat for seats in plan.seats for seat in seats}) == 18
-        played = play(plan, tmp_path / "out", served)
-    assert len(played.cells) == 81 + 27
-    assert summarise(plan, played.cells).unit == "training seeds"
-
-
-def test_cells_of_models_are_refused_at_another_temperature_or_with_other_weights(tmp_path: Path) -> None:
-    texts = ("random", "player_0@latest")
-    with running_app() as app, RolloutClient(app.url) as client:
-        push_to(client, app)
-        warm = served_by(client)
-        assert len(play(plan_of(*texts, served=warm), tmp_path, warm).begun) == 4
-        cold = served_by(client, 0.0)
-        with pytest.raises(SettingsError, match=r"0-1\.json: .*temperature: there 1\.0, here 0\.0"):
-            play(plan_of(*texts, served=cold), tmp_path, cold)
-    with running_app() as app, RolloutClient(app.url) as client:
-        push_to(client, app, 2)
-        with pytest.raises(
-            SettingsError, match=r"0-1\.json: .*policies: there .*seats: there .*player_0@1.*player_0@2"
-        ):
-            play(plan_of(*texts, served=served_by(client)), tmp_path)
-
-
-def test_a_server_is_needed_for_models_only() -> None:
-    with pytest.raises(SettingsError, match="needs a rollout server"):
-        plan_of("iggi", "base")

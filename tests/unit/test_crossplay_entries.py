@@ -65,11 +65,6 @@ def test_a_run_stands_for_the_checkpoint_that_is_newest_now(tmp_path: Path) -> N
     assert [entry.run for entry in entries] == [run, run, run, None]
 
 
-def test_checkpoints_of_runs_with_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path / name / "run", 5, [0.1, 0.2]) for name in ("a", "b")]
-    assert [entry.label for entry in parse_entries([*map(str, folders), "iggi"], 2)] == [*map(str, folders), "iggi"]
-
-
 def test_a_cell_seats_the_row_first_and_the_column_everywhere_else() -> None:
     row, column = parse_entries(["iggi", "piers"], 4)
     assert cell_line_up(row, column, 4).words == ("iggi", "piers", "piers", "piers")

@@ -1,12 +1,10 @@
 """Where a player's sequences are cut into micro-batches."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.cutting import USEFUL_SHARE, cut_by_rows, cut_by_tokens
+from hanabi_grpo.training.model.cutting import USEFUL_SHARE, cut_by_rows, cut_by_tokens
 
 
 def test_rows_are_shared_out_evenly() -> None:
@@ -58,15 +56,3 @@ def test_every_row_is_in_one_span_and_no_process_holds_more_than_the_limit(
         padded = -(-len(held) // ranks) * held[0]
         # Below the share only where the micro-batch is small, or by rows that were taken together, one for each rank.
         assert sum(held) >= USEFUL_SHARE * (len(held) - ranks + 1) * held[0] or padded < limit / 8 + held[0]
-
-
-@pytest.mark.parametrize(("limit", "ranks", "games"), [(2048, 1, 128), (16384, 4, 64)])
-def test_games_of_very_different_lengths_are_hardly_padded(limit: int, ranks: int, games: int) -> None:
-    seeded = random.Random(0)
-    scale = 35 if ranks == 1 else 400
-    lengths = sorted((scale * seeded.randint(1, 12) + seeded.randint(0, scale) for _ in range(games)), reverse=True)
-    spans = cut_by_tokens(lengths, limit, ranks)
-    shares = [lengths[start:end][rank::ranks] for start, end in spans for rank in range(ranks)]
-    padded = sum(len(share) * share[0] for share in shares if share)
-    assert sum(lengths) / padded >= 0.9
-    assert len(spans) <= sum(lengths) / ranks / limit * 8 + 2

@@ -81,19 +81,3 @@ def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(
     out = tmp_path / "new" / "mix.jsonl"
     assert problem in refused(*words, "--out", out)
     assert not out.exists()
-
-
-def test_a_file_stays_as_it_was_when_rows_cannot_be_added(tmp_path: Path) -> None:
-    out = tmp_path / "mix.jsonl"
-    assert "there is no such file to add to; leave out --add" in refused("--preset", "mini", "--out", out, "--add")
-    run("--preset", "mini", "--players", 3, "--out", out)
-    before = out.read_bytes()
-    assert "rows for 3, 4 players; all games of a run have as many" in refused(
-        "--preset", "mini", "--players", 4, "--out", out, "--add"
-    )
-    assert "preset 'laptop' is for 2 players" in refused("--preset", "laptop", "--out", out, "--add")
-    assert out.read_bytes() == before
-    for torn in (b'{"messages": [', b"\xff\xfe", b"[]", b'{"env_config": 3}', b"null"):
-        out.write_bytes(torn)
-        assert "line 1: " in refused("--preset", "laptop", "--out", out, "--add")
-        assert out.read_bytes() == torn

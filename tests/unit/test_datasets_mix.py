@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps
-from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, block_order, locate, plan_phases
+from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.deals import DealDataset, DealSampler
 
@@ -41,15 +41,6 @@ def write(folder: Path, *rows: dict[str, Any]) -> Path:
 
 def played(rows: list[dict[str, Any]], start: int, count: int) -> list[str]:
     return [deal["env_config"]["preset"] for deal in deals(rows, start, count)]
-
-
-def test_a_block_has_each_row_as_often_as_its_share_says_and_spreads_it() -> None:
-    assert block_order([Fraction(1), Fraction(1), Fraction(1)]) == [0, 1, 2]
-    assert block_order([Fraction(3), Fraction(1)]) == [0, 0, 1, 0]
-    assert block_order([Fraction(6), Fraction(2)]) == [0, 0, 1, 0]
-    assert block_order([Fraction("0.5"), Fraction("0.25"), Fraction("0.25")]) == [0, 1, 2, 0]
-    assert block_order([Fraction("0.1"), Fraction("0.2")]) == [1, 0, 1]
-    assert block_order([Fraction(7)]) == [0]
 
 
 @examples(deadline=None)
@@ -90,14 +81,6 @@ def test_a_row_never_skips_or_repeats_a_visit_whatever_the_others_do(
         seen[row].append(visit)
     assert all(visits == list(range(len(visits))) for visits in seen.values())
     assert all(a.first < b.first and a.end is not None for a, b in pairwise(plan_phases(terms)))
-
-
-def test_every_step_has_the_shares_and_no_two_deals_have_one_seed(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, {"share": 3}, {"preset": "marshal-mini", "share": 1})
-    assert mix_line(rows, Settings(deals_per_step=8)) == "laptop 75 %, marshal-mini 25 %"
-    for step in range(20):
-        assert Counter(played(rows, 8 * step, 8)) == {"laptop": 6, "marshal-mini": 2}
-    assert [deal["seed"] for deal in deals(rows, 0, 400)] == list(range(400))
 
 
 def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tmp_path: Path) -> None:

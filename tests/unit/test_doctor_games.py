@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 
 from doctor_machines import find, make_model, only
-from hanabi_grpo.commands.doctor import context_budget, games, model, trackers
+from hanabi_grpo.commands.doctor import games, model, trackers
+from hanabi_grpo.commands.doctor.budget import measure_budget
 from hanabi_grpo.commands.doctor.context import read_chat
-from hanabi_grpo.commands.doctor.context_budget import measure_budget
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
@@ -42,7 +38,7 @@ def test_a_missing_folder_names_the_command_that_makes_it(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     # The script of terminal 1 makes the default one.
     for given, status, remedy in (
-        ({}, "warn", "--preset laptop --players 2 --out outputs/tiny-model"),
+        ({}, "warn", "--preset laptop --players 2 --out data/tiny-model"),
         (
             {"HANABI_PRESET": "mini", "HANABI_PLAYERS": 3},
             "warn",
@@ -115,73 +111,40 @@ def test_a_dataset_is_summed_up_and_a_bad_row_fails(tmp_path: Path) -> None:
     assert check.finding.endswith("1 row(s), 3 fixed deals; laptop (2 players, compact)")
     bad = only(find(games.dataset_checks, DATASET=dataset(tmp_path / "bad.jsonl", seeds=[-1])))
     assert bad.status == "fail" and "bad.jsonl line 1" in bad.finding
-    for function in (games.game_checks, games.batch_checks, context_budget.context_checks):
+    for function in (games.batch_checks, games.context_checks):
         assert only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path)).status == "skip"
 
 
-def test_the_batch_is_shown_in_the_words_of_train(tmp_path: Path) -> None:
+def test_the_batch_is_shown_in_the_words_of_train_or_what_train_would_refuse(tmp_path: Path) -> None:
     good = dataset(tmp_path / "good.jsonl")
-    assert only(find(games.batch_checks, DATASET=good)).finding.startswith(
-        "500 steps of 8 deals × 16 games = 128 games"
-    )
-    by_rows = {"PER_DEVICE_TRAIN_BATCH_SIZE": 64}
-    for settings, remedy in (
-        ({"NUM_GENERATIONS": 5, **by_rows}, "export PER_DEVICE_TRAIN_BATCH_SIZE=40"),
-        ({"NPROC_PER_NODE": 3, "DEEPSPEED": "zero2", **by_rows}, "export HANABI_DEALS_PER_STEP=192"),
-        ({"NPROC_PER_NODE": 2}, "export DEEPSPEED=zero2"),
-        ({"NUM_TRAIN_EPOCHS": 1}, "export MAX_STEPS=500; unset NUM_TRAIN_EPOCHS"),
+    check = only(find(games.batch_checks, DATASET=good))
+    assert check.finding.startswith("500 steps of 8 deals × 16 games = 128 games")
+    for settings, said in (
+        ({"NUM_GENERATIONS": 5, "PER_DEVICE_TRAIN_BATCH_SIZE": 64}, "games do not divide by NPROC_PER_NODE="),
+        ({"NPROC_PER_NODE": 2}, "several processes need DEEPSPEED=zero1, zero2 or zero3"),
+        ({"NUM_TRAIN_EPOCHS": 1}, "so an epoch has no end"),
     ):
         check = only(find(games.batch_checks, DATASET=good, **settings))
-        assert (check.status, check.remedy) == ("fail", remedy)
-
-
-def test_a_remedy_for_the_batch_is_taken_when_it_is_typed(tmp_path: Path) -> None:
-    good = dataset(tmp_path / "good.jsonl")
-    for given in (
-        {"NUM_GENERATIONS": 5, "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
-        {"NUM_GENERATIONS": 7, "NPROC_PER_NODE": 3, "DEEPSPEED": "zero2", "PER_DEVICE_TRAIN_BATCH_SIZE": 64},
-    ):
-        remedy = only(find(games.batch_checks, DATASET=good, **given)).remedy
-        name, _, value = remedy.removeprefix("export ").partition("=")
-        assert only(find(games.batch_checks, DATASET=good, **{**given, name: value})).status == "ok"
-
-
-def test_one_game_is_played_on_the_datasets_board(tmp_path: Path) -> None:
-    check = only(find(games.game_checks, DATASET=dataset(tmp_path / "d.jsonl", preset="marshal-mini")))
-    assert (
-        check.status == "ok" and "a random one on marshal-mini: " in check.finding and " of 4 points" in check.finding
-    )
+        assert check.status == "fail" and said in check.finding
 
 
 def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
     budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
     assert budget.turns == 4 and budget.longest == budget.prompts + 40
-    assert budget.opening <= budget.ordinary <= budget.longest <= budget.bound
-
-
-def test_a_stretched_game_is_nearly_as_long_as_the_rules_allow() -> None:
-    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
-    chat = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(make_spec("full"))))
-    bound = make_spec("full").max_turns / 2
-    assert bound - 5 <= measure_budget([full], chat, 1).turns <= bound
-
-
-def test_the_hungriest_board_decides(folder: Path) -> None:
-    full = EnvConfig(preset="full", observation="compact", legal_moves=False)
-    assert measure_budget([LAPTOP, full], read_chat(folder, False), 4).preset == "full"
+    assert budget.opening <= budget.longest
 
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
     usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl")}
     longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest
-    fits = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
+    fits = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
     assert fits.status == "ok" and f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
-    short = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))
+    short = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))
     assert short.status == "warn"
     assert short.remedy.splitlines() == ["export HANABI_MAX_MODEL_LEN=256", "export MAX_COMPLETION_LENGTH=3"]
-    none = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=64, MAX_COMPLETION_LENGTH=100, **usual))
+    none = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=64, MAX_COMPLETION_LENGTH=100, **usual))
     assert none.status == "fail" and "no move can be made" in none.finding
-    beyond = only(find(context_budget.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))
+    beyond = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))
     assert (beyond.status, beyond.remedy) == ("fail", "export HANABI_MAX_MODEL_LEN=4096")
 
 
@@ -194,21 +157,21 @@ def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_
             assert given.max_completion_length == limit
             assert Settings(device=device, thinking=thinking, max_completion_length=9).max_completion_length == 9
     usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl"), "HANABI_THINKING": "true"}
-    fits = only(find(context_budget.context_checks, **usual))
+    fits = only(find(games.context_checks, **usual))
     assert fits.status == "ok" and "4 turns a player" in fits.finding and "4 replies of 51 = " in fits.finding
-    long = only(find(context_budget.context_checks, MAX_COMPLETION_LENGTH=250, **usual))
+    long = only(find(games.context_checks, MAX_COMPLETION_LENGTH=250, **usual))
     assert long.status == "warn" and "4 replies of 250 = " in long.finding
     reply, thinking = long.remedy.splitlines()[-2:]
     assert thinking == "export HANABI_THINKING=false"
     name, _, value = reply.removeprefix("export ").partition("=")
-    assert only(find(context_budget.context_checks, **{**usual, name: value})).status == "ok"
+    assert only(find(games.context_checks, **{**usual, name: value})).status == "ok"
 
 
 def test_words_that_the_tokenizer_does_not_know_are_warned_of(folder: Path, tmp_path: Path) -> None:
-    known = only(find(context_budget.vocabulary_checks, MODEL=folder, DATASET=dataset(tmp_path / "a.jsonl")))
+    known = only(find(games.vocabulary_checks, MODEL=folder, DATASET=dataset(tmp_path / "a.jsonl")))
     assert known.status == "ok"
     other = dataset(tmp_path / "b.jsonl", preset="full")
-    check = only(find(context_budget.vocabulary_checks, MODEL=folder, DATASET=other))
+    check = only(find(games.vocabulary_checks, MODEL=folder, DATASET=other))
     assert (
         check.status == "fail"
         and check.remedy == ".venv/bin/hanabi-grpo tiny-model --preset full --players 2\nexport MODEL=outputs/tiny-full"
@@ -235,8 +198,3 @@ def test_wandb_online_needs_a_key(tmp_path: Path) -> None:
     assert wandb(tmp_path, WANDB_BASE_URL="https://wandb.example.org")[0] == "fail"
     status, finding = wandb(tmp_path, "machine\ntopsecret topsecret topsecret")
     assert status == "fail" and "is not in netrc's format" in finding
-
-
-def test_trackers_that_are_not_asked_for_are_skipped() -> None:
-    assert only(find(trackers.tracker_checks)).status == "skip"
-    assert [check.name for check in find(trackers.tracker_checks, REPORT_TO="tensorboard")] == ["tensorboard", "wandb"]

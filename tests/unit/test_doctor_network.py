@@ -1,4 +1,4 @@
-"""Ports, proxies, the running server, leftovers; with real sockets, processes and folders."""
+"""Ports and the running server; with real sockets and processes."""
 
 import os
 import socket
@@ -13,17 +13,15 @@ import pytest
 from doctor_machines import answering, find, free_port, make_model, named, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
-from hanabi_grpo.commands.doctor import network, processes, server
+from hanabi_grpo.commands.doctor import network, server
+from hanabi_grpo.commands.doctor.answer import port_owner, rollout_servers
 from hanabi_grpo.commands.doctor.context import read_chat
-from hanabi_grpo.commands.doctor.processes import port_owner, rollout_servers
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import public_run, run_identity
-from hanabi_grpo.server.adapter_folders import PREFIX
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.owned_folders import OwnedFolder
-from hanabi_grpo.server.starting import StartingServer
+from hanabi_grpo.server.serving import StartingServer
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 
@@ -52,25 +50,6 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
-def test_a_port_that_never_answers_is_held_by_something_else() -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        check = only(find(network.port_checks, PORT=silent.getsockname()[1]))
-    assert check.status == "fail" and check.seconds < 30
-
-
-def test_a_rollout_server_on_the_port_is_known(tmp_path: Path) -> None:
-    with answering(200, {"instance_id": "abc"}) as port:
-        assert only(find(network.port_checks, PORT=port)).status == "ok"
-        assert only(find(network.port_checks, role="server", PORT=port)).status == "warn"
-
-
-def test_an_address_of_another_machine_fails() -> None:
-    check = only(find(network.port_checks, HANABI_HOST="192.0.2.1", HANABI_API_KEY="k" * 16))
-    assert (check.status, check.remedy) == ("fail", "unset HANABI_HOST")
-
-
 def test_ports_that_differ_are_warned_of() -> None:
     check = only(find(network.port_agreement_checks, PORT=8001))
     assert (check.status, check.remedy) == ("warn", "export VLLM_SERVER_PORT=8001")
@@ -80,32 +59,6 @@ def test_ports_that_differ_are_warned_of() -> None:
     assert (one.status, one.remedy) == ("warn", "export PORT=8002")
     two = only(find(network.port_agreement_checks, VLLM_SERVER_HOST="127.0.0.1:8001,127.0.0.1:8002"))
     assert two.status == "ok" and "[8001, 8002]" in two.finding
-
-
-@pytest.mark.parametrize(
-    ("shell", "host", "remedy"),
-    [
-        ({}, "127.0.0.1", None),
-        ({"http_proxy": "http://p:1"}, "127.0.0.1", 'export NO_PROXY="127.0.0.1,localhost"'),
-        (
-            {"ALL_PROXY": "http://p:1", "NO_PROXY": "a.b"},
-            "127.0.0.1",
-            'export NO_PROXY="$NO_PROXY,127.0.0.1,localhost"',
-        ),
-        ({"HTTP_PROXY": "http://p:1", "no_proxy": "x"}, "gpu7", 'export no_proxy="$no_proxy,gpu7,localhost"'),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.b, 127.0.0.1"}, "127.0.0.1", None),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": ".example.org"}, "gpu7.example.org", None),
-        ({"HTTP_PROXY": "http://p:1", "NO_PROXY": "*"}, "gpu7", None),
-        (
-            {"HTTP_PROXY": "http://p:1", "NO_PROXY": "gpu7"},
-            "gpu7:8001,gpu8",
-            'export NO_PROXY="$NO_PROXY,gpu8,localhost"',
-        ),
-    ],
-)
-def test_a_proxy_without_an_exemption_is_warned_of(shell: dict[str, str], host: str, remedy: str | None) -> None:
-    check = only(find(network.proxy_checks, shell=shell, VLLM_SERVER_HOST=host))
-    assert (check.status, check.remedy) == (("warn", remedy) if remedy else ("ok", ""))
 
 
 @pytest.fixture(scope="module")
@@ -138,13 +91,13 @@ def test_a_server_that_fits_is_ok(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "settings", "finding"),
     [
-        ({"protocol": -1}, {}, "it speaks protocol -1"),
-        ({"dtype": "bfloat16"}, {}, "HANABI_DTYPE is bfloat16 there and float32 here"),
-        ({}, {"LORA_RANK": 32}, "LORA_RANK is 16 there and 32 here"),
-        ({}, {"HANABI_PLAYERS": 3}, "HANABI_PLAYERS is 2 there and 3 here"),
-        ({"model_fingerprint": "other"}, {}, "its weights are not those of"),
-        ({"chat_hash": "other"}, {}, "the chat format differs"),
-        ({"tokenizer_hash": "other"}, {}, "the tokenizer differs"),
+        ({"protocol": -1}, {}, "protocol differs: server -1, trainer "),
+        ({"dtype": "bfloat16"}, {}, "number format differs: server bfloat16 ("),
+        ({}, {"LORA_RANK": 32}, "LORA_RANK=32: this server was started with LORA_RANK=16"),
+        ({}, {"HANABI_PLAYERS": 3}, "3 adapters: this server was started for 2 players"),
+        ({"model_fingerprint": "other"}, {}, "base model differs: server other ("),
+        ({"chat_hash": "other"}, {}, "chat format differs: server other ("),
+        ({"tokenizer_hash": "other"}, {}, "tokenizer differs: server other ("),
     ],
 )
 def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, finding: str) -> None:
@@ -170,16 +123,17 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
             assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
         # Also where something else differs, nobody is told to stop it.
         check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
-        assert "HANABI_DTYPE is float32 there" in check.finding and "Ctrl-C" not in check.remedy
+        assert "number format differs: server float32 (" in check.finding and "Ctrl-C" not in check.remedy
         own = {"OUTPUT_DIR": run, "RESUME": "latest"}
         assert only(find(server.server_checks, "trainer", **given, **own)).status == "ok"
         client.release()
         assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
-def test_a_field_that_the_server_does_not_tell_is_not_compared(folder: Path) -> None:
+def test_a_server_that_does_not_say_what_it_is_may_be_of_another_version(folder: Path) -> None:
     with answering(200, {"instance_id": "abc"}) as port:
-        assert only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port)).status == "ok"
+        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port))
+    assert check.status == "fail" and "does not say what it is" in check.finding
 
 
 def test_another_context_length_is_warned_of(folder: Path) -> None:
@@ -208,8 +162,21 @@ def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
 def test_the_owner_of_a_port_is_found_and_nobody_where_none_listens(start_process: Callable[..., Any]) -> None:
     process = start_process([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     owner = port_owner(int(process.stdout.readline()))
-    assert owner is not None and owner.pid == process.pid and owner.parent == os.getpid()
+    assert owner is not None and owner.pid == process.pid and owner.ppid() == os.getpid()
     assert port_owner(free_port()) is None
+
+
+def test_of_two_processes_that_hold_one_port_the_parent_is_the_owner_and_the_server(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    script = tmp_path / "hanabi-grpo"
+    script.write_text(LISTENER.replace("print", "import os; child = os.fork()\nif child: print"))
+    process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    owner = port_owner(int(process.stdout.readline()))
+    assert owner is not None and owner.pid == process.pid
+    [child] = owner.children()
+    pids = {found.pid for found in rollout_servers()}
+    assert process.pid in pids and child.pid not in pids
 
 
 @pytest.fixture
@@ -220,26 +187,6 @@ def fake_server(tmp_path: Path, start_process: Callable[..., Any]) -> Iterator[A
     process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.port = int(process.stdout.readline())
     yield process
-
-
-def test_another_rollout_server_is_listed_and_the_configured_one_is_not(fake_server: Any) -> None:
-    assert fake_server.pid in {process.pid for process in rollout_servers()}
-    others = "\n".join(check.remedy for check in find(network.leftover_checks, PORT=free_port()))
-    assert f"-p {fake_server.pid} " in others and f"kill {fake_server.pid}" not in others
-    expected = [check.remedy for check in find(network.leftover_checks, PORT=fake_server.port)]
-    assert not any(str(fake_server.pid) in remedy for remedy in expected)
-
-
-@pytest.mark.parametrize(("first", "orphans"), [("/sbin/init", [7]), ("python -m vllm.entrypoints.openai", [])])
-def test_an_engine_that_the_first_process_of_a_container_started_is_no_orphan(
-    first: str, orphans: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid, command, parent in ((1, first, 0), (7, "VLLM::EngineCore", 1), (8, "VLLM::Worker", 7)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "cmdline").write_text(command.replace(" ", "\0"))
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (x) S {parent} 0")
-    monkeypatch.setattr(processes, "_PROC", tmp_path)
-    assert [process.pid for process in processes.orphaned_engines()] == orphans
 
 
 def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
@@ -261,23 +208,6 @@ def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]
     words = ["sh", "-c", "read line", "hanabi-grpo", "serve"]
     process = start_process(words, stdin=subprocess.PIPE)
     assert process.pid not in {found.pid for found in rollout_servers()}
-
-
-def test_adapters_of_a_killed_server_are_listed_and_the_remedy_removes_them_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(network, "adapter_home", lambda: tmp_path)
-    alive, killed = OwnedFolder(tmp_path, PREFIX), OwnedFolder(tmp_path, PREFIX)
-    os.close(killed._descriptor)  # what the kernel does for a killed process
-    check = only(
-        [check for check in find(network.leftover_checks, PORT=free_port()) if "adapter folder" in check.finding]
-    )
-    assert check.finding.startswith("1 adapter folder(s) of servers that were killed")
-    assert str(killed.path) in check.remedy and str(alive.path) not in check.remedy
-    subprocess.run(check.remedy.replace(str(killed.path), str(alive.path)), shell=True, check=False)
-    subprocess.run(check.remedy, shell=True, check=True)
-    assert list(tmp_path.iterdir()) == [alive.path]
-    alive.close()
 
 
 def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_one_that_it_does() -> None:

@@ -4,22 +4,19 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from doctor_machines import ROOT, find, free_port, make_gpu_machine, make_model, only
+from doctor_machines import ROOT, find, free_port, make_model, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import starts
-from hanabi_grpo.commands.doctor.processes import rollout_servers
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import save_checkpoint
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 RUNNER = CliRunner()
@@ -105,14 +102,6 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monk
     assert code == 1 and "nothing was started, and nothing could be: see what failed above." in text
 
 
-def test_keys_are_masked_in_what_would_be_started(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HANABI_API_KEY", "topsecret")
-    for words in (("train", "--dry-run"), ("train", "--dry-run", "--json"), ("serve", "--dry-run")):
-        code, text = seen(*words)
-        assert code == 0 and "topsecret" not in text
-    assert json.loads(seen("train", "--dry-run", "--json")[1])["would_start"]["environ"]["HANABI_API_KEY"] == "********"
-
-
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
@@ -124,31 +113,6 @@ def test_keys_are_masked_in_what_would_be_started(sound: Path, monkeypatch: pyte
 def test_the_two_exclude_each_other(command: str, words: tuple[str, ...], refusal: str, sound: Path) -> None:
     result = RUNNER.invoke(app, [command, *words])
     assert result.exit_code == 2 and refusal in result.stderr
-
-
-def test_a_profile_of_four_gpus_gives_each_terminal_its_half(tmp_path: Path) -> None:
-    machine = make_gpu_machine(tmp_path / "machine", 4)
-    profile = ROOT / "tools" / "profiles" / "gpu-4.env"
-    environ = {**machine, "HOME": str(tmp_path), "MODEL": str(make_model(tmp_path / "model")), "REPORT_TO": "none"}
-    for command, gpus in (("serve", "0,1"), ("train", "2,3")):
-        done = subprocess.run(
-            [sys.executable, "-m", "hanabi_grpo.cli", command, "--dry-run", "--json"],
-            env={**environ, "HANABI_PROFILE": str(profile), "PORT": str(free_port())},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        report = json.loads(done.stdout)
-        checks = {check["name"]: check for check in report["doctor"]["checks"]}
-        plan: dict[str, Any] = report["would_start"]
-        assert plan["gpus"] == plan["environ"]["CUDA_VISIBLE_DEVICES"] == gpus
-        assert checks["torch gpus"]["finding"] == f"torch sees 2 of CUDA_VISIBLE_DEVICES={gpus}"
-        assert checks["server gpus" if command == "serve" else "trainer gpus"]["status"] == "ok"
-        if command == "train":
-            assert plan["command"][1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-            assert plan["processes"] == 2
-        else:
-            assert plan["engine"]["tensor_parallel_size"] == 2
 
 
 def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
@@ -188,38 +152,6 @@ def test_a_start_is_read_as_the_trainer_reads_it(checkpoint: Path, tmp_path: Pat
     assert check.status == "fail" and "was trained with another base model" in check.finding
 
 
-def test_a_torn_checkpoint_is_no_start_and_no_partner(checkpoint: Path, tmp_path: Path) -> None:
-    torn = shutil.copytree(checkpoint, tmp_path / "checkpoint-7")
-    weights = torn / "player_0" / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    for function, name in ((starts.start_checks, "HANABI_START_FROM"), (starts.partner_checks, "HANABI_PARTNERS")):
-        check = only(find(function, **{name: torn, "OUTPUT_DIR": tmp_path / "run"}))
-        assert check.status == "fail" and "has sha256" in check.finding
-
-
-def test_partners_on_disk_are_read_and_the_others_need_nothing(checkpoint: Path) -> None:
-    model = checkpoint.parents[1] / "model"
-    assert find(starts.partner_checks, MODEL=model) == []
-    assert find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="iggi,base,earlier") == []
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"iggi,{checkpoint.parent}"))
-    assert check.status == "ok" and check.finding.endswith(f"{checkpoint}, step 7, adapters player_0, player_1")
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS="./no/such/run"))
-    assert check.status == "fail" and "no such folder" in check.finding
-    check = only(find(starts.partner_checks, MODEL=model, HANABI_PARTNERS=f"player_2={checkpoint}", HANABI_PLAYERS=3))
-    assert check.status == "fail" and "no adapter player_2 in it; it has player_0, player_1" in check.finding
-
-
-def test_a_dry_run_is_not_taken_for_a_server(start_process: Any) -> None:
-    # A program that is called as the server is, and stays.
-    words = ["-c", "import time; print(1, flush=True); time.sleep(60)", "hanabi-grpo", "serve"]
-    one, other = (
-        start_process([sys.executable, *words, *more], stdout=subprocess.PIPE) for more in ([], ["--dry-run"])
-    )
-    assert one.stdout.readline() == other.stdout.readline() == "1\n"
-    pids = {process.pid for process in rollout_servers()}
-    assert one.pid in pids and other.pid not in pids
-
-
 @pytest.mark.parametrize("option", ["--print-config", "--dry-run"])
 def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(option: str, tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
@@ -253,16 +185,3 @@ def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(optio
         check=True,
     )
     assert train_output.stdout == f"train {option}|wandb|\n"
-
-
-@pytest.mark.parametrize(("shell", "word"), [("bash", "COMPREPLY"), ("zsh", "#compdef"), ("fish", "complete ")])
-def test_completion_is_there_for_each_shell(shell: str, word: str) -> None:
-    def complete(**environ: str) -> str:
-        command = [sys.executable, "-c", "from hanabi_grpo.cli import app; app(prog_name='hanabi-grpo')"]
-        given = {"PATH": "/usr/bin:/bin", **environ}
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120).stdout
-
-    assert word in complete(_HANABI_GRPO_COMPLETE=f"source_{shell}")
-    if shell == "bash":
-        words = {"COMP_WORDS": "hanabi-grpo train --dry", "COMP_CWORD": "2", "_HANABI_GRPO_COMPLETE": "complete_bash"}
-        assert complete(**words).split() == ["--dry-run"]

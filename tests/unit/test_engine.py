@@ -13,8 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from bench_engine import engine_logprobs
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.server.engine import Engine, SamplingConfig, _sample
-from hanabi_grpo.server.pulse import Pulse
+from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample
 
 
 class _Core:

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
-from hanabi_grpo.runs.ledger import Ledger
 from server_app import running_app
 
 RUNNER = CliRunner()
@@ -89,11 +87,6 @@ def test_json_is_all_that_standard_output_holds() -> None:
     assert "300/300" in answer.stderr
 
 
-def test_no_rotate_plays_only_the_order_typed() -> None:
-    answer = evaluate("hint-bot,iggi", "--preset", "laptop", "--deals", "9", "--json", "--no-rotate")
-    assert [order["seats"] for order in json.loads(answer.stdout)["results"][0]["orders"]] == [["hint-bot", "iggi"]]
-
-
 def test_policy_and_checkpoint_are_other_spellings_of_a_line_up() -> None:
     by_policy = evaluate("--policy", "iggi", "--preset", "laptop", "--deals", "20", "--json")
     by_name = evaluate("iggi", "--preset", "laptop", "--deals", "20", "--json")
@@ -129,12 +122,6 @@ def test_bad_options_are_one_message(words: list[str], message: str) -> None:
     assert answer.stderr.startswith("error: ")
 
 
-def test_a_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    answer = evaluate("iggi", "--preset", "laptop", "--deals", "5", "--out", "file/a.json")
-    assert answer.exit_code == 2 and "file/a.part.jsonl: cannot be used" in answer.stderr
-
-
 def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_app() as server:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
@@ -145,13 +132,6 @@ def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.Mo
     assert [one["temperature"] for one in results] == [0.0, 0.0]
     assert [order["seats"] for order in results[1]["orders"]] == [["base", "iggi"], ["iggi", "base"]]
     assert nobody.exit_code == 2 and "serves no adapter for player_0" in nobody.stderr
-
-
-def test_two_commands_at_the_same_work_are_kept_apart() -> None:
-    with Ledger(Path("a.part.jsonl"), {}):
-        answer = evaluate("iggi", "--preset", "laptop", "--deals", "5", "--out", "a.json")
-    assert answer.exit_code == 2
-    assert "another process is at this work" in answer.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -174,22 +154,3 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), EnvConfig(preset="full"), 600)
     assert games(read_result(Path("a.json"))) == games(expected)
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]
-
-
-def test_a_killed_command_goes_on_with_its_second_line_up(start_process: StartProcess) -> None:
-    words = ["simple-bot", "iggi", "--preset", "full", "--deals", "400"]
-    process = start_evaluation(start_process, *words)
-    end = time.monotonic() + _WAIT_SECONDS
-    folder = Path("outputs/evaluations")
-    while not folder.is_dir() or len(list(folder.iterdir())) < 2:
-        assert process.poll() is None and time.monotonic() < end
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=_WAIT_SECONDS)
-    assert sorted(path.read_bytes().count(b"\n") for path in folder.iterdir())[-1] == 401, "the first one is complete"
-    answer = evaluate(*words, "--json")
-    assert answer.exit_code == 0, answer.output
-    for one in json.loads(answer.stdout)["results"]:
-        expected = evaluate_line_up(parse_line_up(one["label"], 2), EnvConfig(preset="full"), 400)
-        assert tuple(one["scores"]) == expected.scores
-    assert list(folder.iterdir()) == []

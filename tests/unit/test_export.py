@@ -29,8 +29,8 @@ from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.sft.tiny_model import build_tiny_model
-from hanabi_grpo.training.adapters import add_adapters, lora_layers, save_adapter
+from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
+from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
 from tracked_runs import LAPTOP, SECRET
 
 PLAYERS = ("player_0", "player_1")
@@ -40,7 +40,7 @@ PLAYERS = ("player_0", "player_1")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, and in `run` two adapters on it that change its logits."""
     place = tmp_path_factory.mktemp("somebody")
-    model = build_tiny_model(place / "model", seed=3, steps=2, num_games=40)
+    model = build_tiny_model(place / "model", Recipe(seed=3, steps=2, num_games=40))
     peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
     generator = torch.Generator().manual_seed(5)
     for layer in lora_layers(peft):
@@ -212,7 +212,7 @@ def test_a_merge_that_is_not_the_adapter_is_refused_and_leaves_nothing(
 
 
 def test_another_base_model_is_not_merged(trained: Path, tmp_path: Path) -> None:
-    other = build_tiny_model(tmp_path / "other", seed=4, steps=1, num_games=40)
+    other = build_tiny_model(tmp_path / "other", Recipe(seed=4, steps=1, num_games=40))
     answer = CliRunner().invoke(
         app, ["export", str(trained / "run"), "--out", "hub", "--merged"], env={"MODEL": str(other)}
     )

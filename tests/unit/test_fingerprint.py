@@ -74,7 +74,10 @@ def test_a_model_that_brings_code_is_refused(tmp_path: Path) -> None:
         resolve_model(str(folder))
 
 
-def test_a_missing_folder_is_not_looked_up_on_a_hub() -> None:
+def test_a_missing_folder_is_not_looked_up_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"no such folder in /.*is shipped with the repository, whose root folder"):
+        resolve_model("data/tiny-model")
     with pytest.raises(
         SettingsError, match=r"MODEL=outputs/nothing: no such folder in /.*tiny-model --out outputs/nothing"
     ):

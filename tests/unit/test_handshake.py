@@ -129,7 +129,7 @@ def test_a_trainer_that_fits_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"protocol": 1}, "protocol differs: server 4, trainer 1; install the same hanabi_grpo version on both sides"),
+        ({"protocol": 1}, "protocol differs: server 5, trainer 1; install the same hanabi_grpo version on both sides"),
         (
             {"model_fingerprint": "0000"},
             "base model differs: server ffffffffffffffff (test-model), trainer 0000; start both sides with the same",
@@ -182,7 +182,7 @@ def _raw(**other: Any) -> bytes:
         (b"", "session request: the whole body"),
         (b"[1]", "session request: the whole body"),
         (b"[" * 5000, "session request: the whole body"),
-        (_raw(protocol=7, new_field=1), "protocol differs: server 4, trainer 7"),
+        (_raw(protocol=7, new_field=1), "protocol differs: server 5, trainer 7"),
         (_raw(new_field=1), "session request: new_field=1"),
         (_raw(games=[]), "session request: games"),
         (_raw(games=[_claim()] * 65), "session request: games"),

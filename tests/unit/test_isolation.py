@@ -201,7 +201,10 @@ def test_several_updates_from_one_steps_games_count_once_and_clip_each_time() ->
         run.optimizer.step()
         assert run.guard.finish() == {"player_0": pytest.approx(8.0 * scale, rel=1e-5)}
         assert (weight - before).norm().item() == pytest.approx(0.1 * min(8.0 * scale, 1.0), rel=1e-3)
+        assert run.guard.stepping, "an interrupt now would find half a step"
         run.guard.again({"player_0"})
+    run.guard.settle()
+    assert not run.guard.stepping
     assert [one["updates"] for one in run.optimizer.param_groups] == [1, 0]
 
 

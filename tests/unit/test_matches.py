@@ -7,7 +7,7 @@ from fake_engine import LAPTOP
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.evaluation.matches import PlayedGame, Served, play_line_up, replay
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -39,14 +39,6 @@ def test_scripts_play_every_deal_in_every_seat_order() -> None:
         assert [one.score for one in alone] == [game.game.score for game in games if game.order == number]
 
 
-def test_a_cut_game_is_cut_at_the_same_move_with_and_without_text() -> None:
-    config = EnvConfig(preset="full", max_turns=7)
-    games = played("iggi", config, 5)
-    assert [game.game.num_turns for game in games] == [7] * 5
-    episodes = play_episodes_sync(config, [make_policy("iggi")] * 2, "eval", range(5))
-    assert [(one.score, one.score_kept) for one in episodes] == [(g.game.score, g.game.score_kept) for g in games]
-
-
 def test_a_model_and_a_script_change_seats_over_a_real_connection() -> None:
     with running_app() as app:
         games = played("base,hint-bot", LAPTOP, 130, served=served(app))
@@ -57,13 +49,6 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection() -> None:
         assert (game.game.score, game.game.num_turns) == (game.episode.score, len(game.episode.turns))
         for turn in game.episode.turns:
             assert bool(turn.reply_ids) == (game.episode.seats[turn.player] == "base")
-
-
-def test_models_without_a_server_and_wrong_numbers_of_seats_are_refused() -> None:
-    with pytest.raises(SettingsError, match="needs a rollout server"):
-        played("base", LAPTOP, 1)
-    with pytest.raises(SettingsError, match="2 seats for players=3"):
-        next(play_line_up(parse_line_up("iggi", 2), EnvConfig(preset="mini", players=3), range(1), suite="eval"))
 
 
 class Dropping:

@@ -109,7 +109,9 @@ def test_a_step_without_spread_warns_only_when_no_group_has_any() -> None:
     flat, spread = [game(turn(0)), game(turn(0))], [game(turn(0)), game(turn(0, score=1.0))]
     assert step_warnings(episode_metrics([flat, spread]), 2) == []
     (warning,) = step_warnings(episode_metrics([flat, flat]), 2)
-    assert warning.startswith("no group has any spread in rewards (2 of 2): comparing their games teaches nothing")
+    assert warning.startswith(
+        "every group has zero variance in rewards (2 of 2): comparing their games teaches nothing"
+    )
 
 
 def test_games_without_a_turn_of_a_trained_player_warn_and_say_why() -> None:

@@ -12,8 +12,8 @@ from hanabi_grpo.rollout.datasets import deals, load_rows
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import draw, own_seats, parse_pool
 from hanabi_grpo.training.batching import usable_groups
+from hanabi_grpo.training.deals import gather_groups, spread_deals
 from hanabi_grpo.training.link import ServerLink
-from hanabi_grpo.training.mixed_groups import gather_groups, spread_deals
 from hanabi_grpo.types import DroppedGame
 from server_app import PLAYERS, RunningApp, push_to, running_app
 
@@ -107,17 +107,17 @@ def seeds_of(groups: list[list[Any]], link: ServerLink) -> list[list[int]]:
     return [[episode.seed - first for episode in group] for group in groups]
 
 
-def test_a_server_plays_as_many_games_and_each_is_of_another_deal(app: RunningApp, tmp_path: Path) -> None:
+def test_a_mixed_group_is_of_as_many_deals_as_it_has_games(app: RunningApp, tmp_path: Path) -> None:
     link = linked(app, tmp_path / "mixed", group="mixed")
     groups = played(link, 4)
     assert seeds_of(groups, link) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert {episode.game for group in groups for episode in group} == {0}
-    link.client.close()
-
-
-def test_by_default_a_group_is_of_one_deal(app: RunningApp, tmp_path: Path) -> None:
-    link = linked(app, tmp_path / "deal")
-    assert seeds_of(played(link, 4), link) == [[seed] * 3 for seed in range(4)]
+    # A list that is shorter than a group repeats within it; a deal that comes twice is played twice.
+    short = tmp_path / "short.jsonl"
+    short.write_text(LISTED.replace("5, 9, 2, 70, 41, 8", "5, 9"))
+    link.settings = link.settings.model_copy(update={"dataset": str(short)})
+    names = [(episode.seed, episode.game) for group in played(link, 2) for episode in group]
+    assert names == [(5, 0), (9, 0), (5, 1), (9, 1), (5, 2), (9, 2)]
     link.client.close()
 
 
@@ -134,15 +134,6 @@ def test_all_games_of_a_mixed_group_have_the_seats_that_were_drawn_for_its_deal(
     assert [{episode.seats for episode in group} for group in groups] == expected
     assert sum(seats == {OWN} for seats in expected) == 8
     assert all(len({episode.seed for episode in group}) == 3 for group in groups)
-    link.client.close()
-
-
-def test_a_deal_that_comes_twice_in_a_step_is_played_twice(app: RunningApp, tmp_path: Path) -> None:
-    link = linked(app, tmp_path / "run", group="mixed")
-    Path(link.settings.dataset).write_text(LISTED.replace("5, 9, 2, 70, 41, 8", "5, 9"))
-    groups = played(link, 2)
-    names = [(episode.seed, episode.game) for group in groups for episode in group]
-    assert names == [(5, 0), (9, 0), (5, 1), (9, 1), (5, 2), (9, 2)]
     link.client.close()
 
 
@@ -168,10 +159,4 @@ def test_long_replies_cost_their_mover_on_the_way_to_the_trainer(app: RunningApp
     for turn in turns:
         beyond = len(turn.reply_ids) - 1
         assert turn.rewards.get("length") == (-0.25 * beyond if beyond > 0 else None)
-    link.client.close()
-
-
-def test_by_default_length_costs_nothing(app: RunningApp, tmp_path: Path) -> None:
-    link = linked(app, tmp_path / "free")
-    assert not any("length" in turn.rewards for group in played(link, 2) for one in group for turn in one.turns)
     link.client.close()

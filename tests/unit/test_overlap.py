@@ -17,16 +17,14 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from bench.overlap_rows import overlap_rows, simulate
 from fake_engine import deal
 from hanabi_grpo.client.rollout_client import RolloutResult
-from hanabi_grpo.errors import HanabiGrpoError, ParityError, ServerError, ServerGoneError, SettingsError, VersionError
-from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import Settings, batch_plan, settings_values, update_notes
+from hanabi_grpo.errors import ParityError, ServerError, ServerGoneError, SettingsError, VersionError
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import link as link_file
-from hanabi_grpo.training.adapters import use_adapter
 from hanabi_grpo.training.link import GamesRequest, ServerLink
-from hanabi_grpo.training.overlap import PlayAhead
-from hanabi_grpo.training.parity import ParityGate
-from hanabi_grpo.training.staleness import KeptAdapters
+from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.model.adapters import use_adapter
+from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app
 
 FIRST, SECOND = [deal(1), deal(2)], [deal(3), deal(4)]
@@ -311,7 +309,7 @@ def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_b
 def test_parity_is_that_of_the_version_that_sampled_and_a_sampler_of_the_version_before_is_caught(
     model: PeftModel,
 ) -> None:
-    kept, gate, sampled = KeptAdapters(), ParityGate(0.01), {}
+    kept, gate, sampled = KeptAdapters(), MismatchCheck(0.01), {}
     for version in (3, 4, 5):
         move(model)
         kept.keep(model, version)
@@ -339,28 +337,6 @@ def test_two_versions_are_kept_and_an_older_one_is_an_error(model: PeftModel) ->
         pass
     kept.keep(model, 9)
     assert kept.versions == (9,)
-
-
-def test_a_resumed_run_cannot_change_it_and_earlier_runs_had_none() -> None:
-    before = {"settings": settings_values(Settings())}
-    with pytest.raises(SettingsError, match="HANABI_OVERLAP: was False, is True"):
-        check_compatible(before, Settings(overlap=True))
-    del before["settings"]["HANABI_OVERLAP"]
-    assert check_compatible(before, Settings()) == []
-    with pytest.raises(SettingsError, match="HANABI_OVERLAP: was False, is True"):
-        check_compatible(before, Settings(overlap=True))
-    assert check_compatible(before, Settings(overlap=True), fork=True) == ["HANABI_OVERLAP: was False, is True"]
-
-
-def test_whole_adapters_are_needed_so_zero_3_is_refused() -> None:
-    with pytest.raises(HanabiGrpoError, match=r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"):
-        batch_plan(Settings(overlap=True, deepspeed="zero3"))
-    assert batch_plan(Settings(overlap=True, deepspeed="zero2")) == batch_plan(Settings(deepspeed="zero2"))
-
-
-def test_clips_have_an_effect_where_games_are_a_version_old() -> None:
-    assert update_notes(Settings(clip_high=0.3, overlap=True)) == []
-    assert len(update_notes(Settings(clip_high=0.3))) == 1
 
 
 def test_on_a_simulated_server_an_overlapped_step_takes_the_longer_part_and_a_plain_one_the_sum() -> None:

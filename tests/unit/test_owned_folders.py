@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.server.owned_folders import LOCK, OwnedFolder, leftovers
+from hanabi_grpo.server.adapter_folders import LOCK, OwnedFolder, leftovers
 
 HOLD = """
 import sys
 from pathlib import Path
-from hanabi_grpo.server.owned_folders import OwnedFolder
+from hanabi_grpo.server.adapter_folders import OwnedFolder
 print(OwnedFolder(Path(sys.argv[1]), "hanabi-test-").path, flush=True)
 sys.stdin.read()
 """

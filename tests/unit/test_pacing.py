@@ -8,21 +8,16 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi.responses import JSONResponse, StreamingResponse
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fake_engine import BASE, CHAT, LAPTOP, SAMPLING, deal, make_scheduler, sample
-from hanabi_grpo.rollout.deal_rows import rows_of
+from fake_engine import BASE, CHAT, LAPTOP, SAMPLING, deal, make_scheduler, sample, tasks_of
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.wire import episode_to_outputs
+from hanabi_grpo.runs.wire import episode_to_json
 from hanabi_grpo.server import pacing
-from hanabi_grpo.server.answers import json_list
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile, heap_left_alone, in_slices
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.server.tables import Table
-from server_app import WordEngine, running_app
+from server_app import WordEngine, rollout_body, running_app
 
 NUM_GAMES = 8
 
@@ -60,8 +55,7 @@ class Waves:
 def test_of_games_that_are_ready_together_one_goes_on_in_each_pass_of_the_event_loop() -> None:
     async def scenario() -> tuple[int, list[int], Counter[int]]:
         engine = Waves()
-        rows, _ = rows_of([deal(3)], NUM_GAMES)
-        request = asyncio.ensure_future(make_scheduler(engine).run(rows, SAMPLING, BASE))  # type: ignore[arg-type]
+        request = asyncio.ensure_future(make_scheduler(engine).run(tasks_of(deal(3), num_games=NUM_GAMES), SAMPLING))  # type: ignore[arg-type]
         asked, waves, before, idle = Counter[int](), [], 0, 0
         while not request.done():
             await asyncio.sleep(0)
@@ -71,7 +65,7 @@ def test_of_games_that_are_ready_together_one_goes_on_in_each_pass_of_the_event_
             if idle > 4 * NUM_GAMES:
                 waves.append(engine.answer())
                 idle = 0
-        turns = sum(output["rollout_infos"]["num_turns"] for output in await request)
+        turns = sum(len(game.turns) for games in await request for game in games)
         return turns, [wave for wave in waves if wave], asked
 
     turns, waves, asked = asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -125,43 +119,16 @@ def test_a_list_is_worked_through_whole_and_others_go_on_after_each_slice(
     assert others == [count + 1 for count in between]
 
 
-async def _body(response: StreamingResponse) -> bytes:
-    return b"".join([piece async for piece in response.body_iterator])  # type: ignore[misc]
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text('aä\n"\\😀'),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("aä"), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(st.lists(_JSON, max_size=5))
-def test_a_list_in_pieces_has_the_bytes_of_a_list_at_once(items: list[Any]) -> None:
-    async def scenario() -> None:
-        response, plain = await json_list(items), JSONResponse(items)
-        assert await _body(response) == plain.body
-        assert sorted(response.raw_headers) == sorted(plain.raw_headers)
-
-    asyncio.run(scenario())
-
-
-def test_a_number_that_json_cannot_hold_is_refused_before_the_answer_begins() -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        asyncio.run(json_list([1, {"a": float("nan")}]))
-
-
-def _plain_answer(num_deals: int, num_games: int) -> bytes:
-    """What a server answers that plays one game after the other and encodes the answers at once."""
+def _plain_answer(num_deals: int, num_games: int) -> dict[str, Any]:
+    """What a server answers that plays one game after the other and encodes the answer at once."""
 
     async def play() -> list[dict[str, Any]]:
         served = ServedPolicy(
             WordEngine(), CHAT, loras={}, sampling=SamplingConfig(max_tokens=4), config=LAPTOP, max_model_len=512
         )
         table = Table(("base", "base"), served)
-        outputs = []
-        for seed in range(num_deals):
-            games = [
+        return [
+            episode_to_json(
                 await play_episode(
                     LAPTOP,
                     table.policies,
@@ -171,29 +138,27 @@ def _plain_answer(num_deals: int, num_games: int) -> bytes:
                     names=table.seats,
                     instance_id="test-instance",
                 )
-                for game in range(num_games)
-            ]
-            pairs = [episode_to_outputs(one, model="hanabi_grpo", system_prompts=table.systems()) for one in games]
-            outputs += [pair[player] for player in range(2) for pair in pairs]
-        return outputs
+            )
+            for seed in range(num_deals)
+            for game in range(num_games)
+        ]
 
-    return bytes(JSONResponse(asyncio.run(play())).body)
+    return json.loads(json.dumps({"episodes": asyncio.run(play()), "dropped": []}))
 
 
 @pytest.mark.parametrize("slice_seconds", [pacing.SLICE, -1.0])
-def test_a_rollout_is_answered_with_the_bytes_of_the_plain_path(
+def test_a_rollout_is_answered_with_the_games_of_the_plain_path(
     monkeypatch: pytest.MonkeyPatch, slice_seconds: float
 ) -> None:
     monkeypatch.setattr(pacing, "SLICE", slice_seconds)
-    rows, _ = rows_of([deal(seed) for seed in range(3)], 4)
-    body = {"infer_requests": rows, "request_config": {"max_tokens": 4}, "adapters": BASE}
+    body = rollout_body(num_deals=3, num_games=4, seats=BASE)
     with running_app() as app:
-        answer = httpx.post(f"{app.url}/infer/", json=body, timeout=60, trust_env=False)
+        answer = httpx.post(f"{app.url}/rollout/", json=body, timeout=60, trust_env=False)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["content-length"] == str(len(answer.content))
-    assert len(json.loads(answer.content)) == 24
-    assert answer.content == _plain_answer(3, 4)
+    assert len(answer.json()["episodes"]) == 12
+    assert answer.json() == _plain_answer(3, 4)
 
 
 def test_the_collector_leaves_alone_what_was_there_and_takes_what_comes() -> None:

@@ -98,50 +98,6 @@ def test_other_tokens_of_a_partner_leave_the_batch_of_the_trained_player_bit_ide
     assert not same(flat(one, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
 
 
-def test_a_penalty_of_the_partner_does_not_reach_the_trained_player() -> None:
-    clean = [
-        replace(episode, turns=tuple(replace(one, rewards={"score": one.team_reward}) for one in episode.turns))
-        for episode in with_frozen()
-    ]
-    for estimator in ESTIMATORS.values():
-        assert sequences_of([clean], 0, estimator, OWN) == sequences_of([with_frozen()], 0, estimator, OWN)
-
-
-class _Words(torch.nn.Module):
-    """Next-token logits from one table for each player."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tables = torch.nn.ModuleDict({name: torch.nn.Embedding(16, 16) for name in player_names(2)})
-
-    def gradients(self, groups: Sequence[Sequence[Episode]]) -> dict[str, torch.Tensor | None]:
-        """Return each table's gradient of the policy loss over a step's batches."""
-        for parameter in self.parameters():
-            parameter.grad = None
-        for batch in plan(groups):
-            one, ids = batch["grpo_batch"], batch["model_inputs"]["input_ids"]
-            logps = torch.log_softmax(self.tables[one.player](ids[:, :-1]), -1).gather(-1, ids[:, 1:, None])[..., 0]
-            (-(logps * one.advantages * one.completion_mask).sum() / one.num_items_in_batch).backward()
-        return {name: table.weight.grad for name, table in self.tables.items()}
-
-
-def test_a_partner_s_turns_give_no_gradient_and_the_others_theirs() -> None:
-    model = _Words()
-    alone = {name: value.clone() for name, value in model.gradients([SELF_PLAY]).items() if value is not None}
-    mixed = model.gradients([SELF_PLAY, with_frozen()])
-    both = {name: value.clone() for name, value in mixed.items() if value is not None}
-    assert torch.equal(both["player_1"], alone["player_1"])
-    assert alone["player_1"].abs().max() > 0
-    assert not torch.equal(both["player_0"], alone["player_0"])
-    only = model.gradients([with_frozen()])
-    assert only["player_1"] is None or not only["player_1"].any()
-    assert only["player_0"] is not None and only["player_0"].any()
-    # As if the partner were trained: it would have had a gradient.
-    swapped = model.gradients([[replace(episode, seats=OWN) for episode in with_frozen()]])
-    assert swapped["player_1"] is not None and swapped["player_1"].any()
-
-
 def test_a_script_in_the_middle_of_three_trains_the_two_beside_it() -> None:
     seats = (OWN3[0], "iggi", OWN3[2])
     group = [

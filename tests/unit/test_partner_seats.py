@@ -17,7 +17,7 @@ from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.run_folder import SECRET
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.partners import MAX_LENT, choose_step, draw, own_seats, parse_pool
+from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_pool
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
@@ -80,17 +80,6 @@ def test_scripts_and_the_base_model_need_no_adapter_and_take_one_seat_each(tmp_p
         assert sum(one == own for one, own in zip(seats, OWN, strict=True)) == 1
     assert {one for seats in found if seats for one in seats} == {*OWN, "iggi", "base"}
     assert (lender.given, partners.names) == ([], {"iggi": "iggi", "base": "base"})
-
-
-def test_a_share_of_the_deals_is_left_as_it_is(tmp_path: Path) -> None:
-    lender, partners = Lender(), make(tmp_path, "iggi", partner_share=0.25)
-    answer = partners.seat(DEALS, OWN, 7, lender, "here")
-    assert sum("seats" in one for one in answer) == 8
-    assert [{key: value for key, value in one.items() if key != "seats"} for one in answer] == DEALS
-    assert all(one.get("seats") != list(OWN) for one in answer)
-    assert "seats" not in DEALS[0]
-    without = make(tmp_path)
-    assert without.seat(DEALS, OWN, 7, lender, "here") == DEALS
 
 
 def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None:
@@ -182,15 +171,6 @@ def test_a_damaged_earlier_version_is_passed_over(tmp_path: Path, caplog: pytest
     assert seated(partners, lender, version=30) == [None] * len(DEALS)
 
 
-def test_a_shared_adapter_s_earlier_version_sits_in_any_seat(tmp_path: Path) -> None:
-    save(tmp_path / "run", 10, "shared")
-    lender, own = Lender(), own_seats(2, ("shared",), 20)
-    found = seated(make(tmp_path, "earlier", adapters="shared"), lender, version=20, own=own)
-    lent = word(10, weights_of(10, "shared"))
-    assert {tuple(seats) for seats in found if seats} == {(lent, "shared@20"), ("shared@20", lent)}
-    assert len(lender.given) == 1
-
-
 def test_a_player_whose_seat_is_never_its_own_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path, "player_1=iggi").load({}, Lender(), "here")
     assert caplog.text.count("player_1: HANABI_PARTNER_SHARE=1 and every partner takes its seat") == 1
@@ -198,17 +178,6 @@ def test_a_player_whose_seat_is_never_its_own_is_named_once(tmp_path: Path, capl
     make(tmp_path, "player_1=iggi", partner_share=0.5).load({}, Lender(), "here")
     make(tmp_path, "player_1=iggi", adapters="shared").load({}, Lender(), "here")
     assert caplog.text == ""
-
-
-def test_no_more_is_remembered_as_lent_than_a_server_holds(tmp_path: Path) -> None:
-    assert MAX_LENT == MAX_FROZEN
-    folders = [str(save(tmp_path / f"run-{number}", 10 + number)) for number in range(10)]
-    lender, partners = Lender(), make(tmp_path, *folders)
-    partners.load({}, lender, "here")
-    assert len(lender.given) == 20
-    seated(partners, lender)
-    # 20 adapters do not fit: those that were lent first are lent again when they come up.
-    assert len(lender.given) > 20
 
 
 @pytest.fixture
@@ -310,17 +279,6 @@ def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(link.client, "introduce", introduce)
     return link
-
-
-def test_after_the_handshake_the_facts_of_the_server_are_known(
-    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    link = connectable(app, tmp_path / "run", monkeypatch)
-    assert link.server_facts == {}
-    link.connect(0)
-    expected = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
-    assert (link.server_facts, len(expected)) == (expected, 4)
-    link.disconnect()
 
 
 def test_a_trainer_of_the_run_folder_takes_over_at_once_and_one_that_knows_its_name_does_not(

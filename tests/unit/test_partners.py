@@ -16,9 +16,7 @@ from hanabi_grpo.settings.partners import (
     BLOCK,
     Draw,
     Partner,
-    always_partner,
     choose_step,
-    describe_pool,
     draw,
     num_adapters,
     own_seats,
@@ -105,14 +103,6 @@ def test_the_share_is_kept_within_one_block_of_deals(share: float, seed: int, de
         assert all(drawn)
 
 
-def test_which_deals_have_a_partner_follows_no_pattern_of_the_rows() -> None:
-    # Two rows of a dataset alternate: each must meet partners.
-    for seed in range(20):
-        drawn = [draw((IGGI,), deal, share=0.5, seed=seed, num_players=2) is not None for deal in range(320)]
-        assert sum(drawn) == 160
-        assert 55 < sum(drawn[::2]) < 105
-
-
 @pytest.mark.parametrize("players", [2, 3, 5])
 def test_every_partner_plays_equally_often_and_takes_every_seat_equally_often(players: int) -> None:
     pool = parse_pool(("iggi", "earlier", "player_1=piers"), players)
@@ -153,14 +143,6 @@ def test_earlier_versions_are_drawn_equally_often_and_a_missing_one_changes_only
     without = [choose_step((30, 10), deal, seed=3) for deal in range(3000)]
     assert all(new == old for new, old in zip(without, drawn, strict=True) if old != 20)
     assert choose_step((4,), 0, seed=0) == 4
-
-
-def test_a_player_that_never_plays_is_named() -> None:
-    assert always_partner(parse_pool(("player_1=iggi", "player_1=piers"), 3), 1.0) == "player_1"
-    assert always_partner(parse_pool(("player_1=iggi",), 3), 0.99) is None
-    assert always_partner(parse_pool(("player_1=iggi", "player_0=piers"), 3), 1.0) is None
-    assert always_partner(parse_pool(("player_1=iggi", "piers"), 3), 1.0) is None
-    assert always_partner((), 1.0) is None
 
 
 def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None:
@@ -209,9 +191,3 @@ def test_earlier_versions_that_are_never_kept_are_refused() -> None:
         read_pool(Settings(partners=("earlier",), save_steps=1, save_total_limit=1))
     assert read_pool(Settings(partners=("earlier",), save_steps=2, save_total_limit=1))
     assert read_pool(Settings(partners=("iggi",), save_steps=1, save_total_limit=1))
-
-
-def test_the_pool_is_told_in_one_line() -> None:
-    assert describe_pool(parse_pool(("iggi", "player_1=earlier"), 2), 0.5) == (
-        "partners: 50% of the deals (HANABI_PARTNER_SHARE=0.5) with one of iggi (any seat), earlier as player_1"
-    )

@@ -1,6 +1,5 @@
 """Profiles: every file of tools/profiles loads, and a profile is below shell and .env and above the defaults."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.commands.console import server_command, set_environ
 from hanabi_grpo.commands.doctor import resolve_settings
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import settings_checks
@@ -17,12 +15,10 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
     LoadedSettings,
-    Settings,
     batch_plan,
     load_settings,
     settings_json,
     settings_values,
-    variables,
 )
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.device import Device
@@ -110,15 +106,6 @@ def test_shell_beats_dotenv_beats_profile_beats_default(folder: Path) -> None:
     assert "lora_alpha" in settings.model_fields_set and "beta" not in settings.model_fields_set
 
 
-def test_dotenv_may_name_the_profile_and_an_empty_one_in_the_shell_is_none(folder: Path) -> None:
-    (folder / ".env").write_text("HANABI_PROFILE=tools/profiles/gpu-1.env\n")
-    loaded = load_settings({"HANABI_PROFILE": " "}, folder / ".env")
-    assert loaded.origins["profile"] == ".env" and loaded.origins["nproc_per_node"] == "profile"
-    assert loaded.settings.gpu_memory_utilization == 0.4
-    other = load_settings({"HANABI_PROFILE": "tools/profiles/gpu-4.env"}, folder / ".env")
-    assert other.settings.vllm_tensor_parallel_size == 2
-
-
 def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -> None:
     said = message({"HANABI_PROFILE": "tools/profiles/gpu1.env"})
     assert said.startswith(
@@ -150,11 +137,6 @@ def test_a_wrong_profile_is_refused_and_the_doctor_goes_on_without_it(folder: Pa
     assert loaded.settings.lora_alpha == (32 if b"\xff" in text else 7)
     [check] = settings_checks(Context(loaded=loaded, shell=shell), problems)
     assert check.status == "fail" and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
-
-
-def test_the_doctor_goes_on_without_a_profile_that_is_not_there(folder: Path) -> None:
-    loaded, problems = resolve_settings({"HANABI_PROFILE": "no.env", "SEED": "3"}, NOWHERE)
-    assert len(problems) == 1 and loaded.settings.seed == 3 and loaded.settings.profile is None
 
 
 def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:
@@ -219,17 +201,6 @@ def test_a_list_that_is_too_short_for_both_terminals_is_refused_with_the_ways_ou
     assert gpus(alone, "trainer") == "1,2 shell"
 
 
-def test_a_terminal_sets_its_own_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    loaded = profiled(folder, "CUDA_VISIBLE_DEVICES_SERVER=0\nCUDA_VISIBLE_DEVICES_TRAINER=1\n")
-    assert set_environ(loaded, "trainer") == ""
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
-    # Whoever is started from here reads the terminal's own list, and divides it no further.
-    again = load_settings({"CUDA_VISIBLE_DEVICES": "4,5", "NPROC_PER_NODE": "2"}, NOWHERE)
-    assert set_environ(again, "trainer") == "" and os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
-    assert server_command(loaded).startswith("HANABI_PROFILE=my.env ")
-
-
 def shell_answer(folder: Path, script: str, **environ: str) -> str:
     """Return what a script prints that has sourced launch.sh, in a folder whose set-up is done."""
     tools = folder / "tools"
@@ -258,14 +229,3 @@ def test_a_script_s_own_default_yields_to_the_profile_as_python_reads_it(
     shown = shell_answer(folder, script + '${NPROC_PER_NODE:-}|$DEEPSPEED|$SEED"', SEED="3", **environ)
     assert shown == "my.env||zero1|3"
     assert load_settings(environ, folder / ".env").settings.profile == Path("my.env")
-
-
-def test_without_a_profile_the_scripts_defaults_hold(folder: Path) -> None:
-    assert shell_answer(folder, 'default_env SEED 1; given SEED; echo "$SEED|$profile"') == "1|"
-
-
-@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
-def test_every_name_in_a_profile_is_a_setting_or_handed_on(path: Path) -> None:
-    names = [line.partition("=")[0] for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    known = {variable.env for variable in variables(Settings)} | set(PASSED_THROUGH)
-    assert set(names) <= known and len(names) == len(set(names))

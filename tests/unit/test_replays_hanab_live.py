@@ -18,7 +18,6 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
     live_games_from_text,
 )
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -130,29 +129,20 @@ def test_cards_that_were_never_dealt_may_be_missing() -> None:
         ({"options": {"variantID": 5}}, "variant id 5"),
         ({"options": {"cardCycle": True}}, "options.cardCycle=True: the game has other rules"),
         ({"options": {"deckPlays": True}}, "options.deckPlays=True"),
-        ({"options": {"emptyClues": True}}, "options.emptyClues=True"),
-        ({"options": {"oneExtraCard": True}}, "options.oneExtraCard=True"),
-        ({"options": {"oneLessCard": True}}, "options.oneLessCard=True"),
-        ({"options": {"allOrNothing": True}}, "options.allOrNothing=True"),
-        ({"options": {"detrimentalCharacters": True}}, "options.detrimentalCharacters=True"),
         ({"options": {"somethingNew": 3}}, "options.somethingNew=3"),
         ({"options": {"startingPlayer": 1}}, "options.startingPlayer=1: player 0 starts here"),
         ({"options": {"numPlayers": 3}}, "options.numPlayers=3, but 2 players are named"),
         ({"characters": [{"name": "Fuming", "metadata": 2}]}, "characters: detrimental characters"),
         ({"firstPlayer": 1}, "firstPlayer=1"),
         ({"players": ["a", "b", "c", "d", "e", "f"]}, "6 players; the board full is for 2 to 5"),
-        ({"players": ["a"]}, "players"),
         ({"players": ["a", 5]}, "players.1=5"),
         ({"deck": [{"suitIndex": 5, "rank": 1}]}, "deck.0.suitIndex=5"),
         ({"deck": [{"suitIndex": 0, "rank": 1}] * 4}, "deck has R1 4 times, the game has it 3 times"),
-        ({"deck": [{"rank": 1}]}, "deck.0.suitIndex: Field required"),
         ({"actions": [{"type": 7, "target": 0}]}, "action 0: type=7; allowed are 0 (play) to 5"),
-        ({"actions": [{"type": True, "target": 0}]}, "actions.0.type=True"),
         ({"actions": [{"type": 0, "target": 5}]}, "plays card 5 of the deck, but player 0 holds 0, 1, 2, 3, 4"),
         ({"actions": [{"type": 1, "target": 0}]}, "not legal for player_0"),
         ({"actions": [{"type": 2, "target": 0, "value": 0}]}, "a hint of player 0 for player 0"),
         ({"actions": [{"type": 2, "target": 1, "value": 5}]}, "colour 5; allowed are 0 (red) to 4"),
-        ({"actions": [{"type": 2, "target": 1}]}, "colour None"),
         ({"actions": [{"type": 3, "target": 1, "value": 0}]}, "rank 0; allowed are 1 to 5"),
         ({"actions": [{"type": 2, "target": 1, "value": 4}]}, "not legal for player_0"),
     ],
@@ -181,13 +171,6 @@ def test_a_game_without_its_deck_says_where_to_get_it() -> None:
 def test_a_broken_fragment_is_refused(text: str) -> None:
     with pytest.raises(SettingsError):
         import_game(expand(text), "game")
-
-
-def test_a_fragment_of_another_variant_is_refused() -> None:
-    fragment = compact(export_game(Recording(episode=full_episode())).game).replace("-", "")
-    for variant in ("5", "x", ""):
-        with pytest.raises(SettingsError, match=f"variant id {variant}: only 0 "):
-            expand(fragment[:-1] + variant)
 
 
 def test_urls_and_fragments_are_told_from_file_names() -> None:
@@ -221,14 +204,6 @@ def test_only_the_real_game_is_exported(tmp_path: Path) -> None:
     write_recordings(path, [Recording(episode=laptop)])
     answer = CliRunner().invoke(app, ["export-hanab-live", str(path)])
     assert answer.exit_code == 2 and "hanab.live has only the real game" in answer.stderr
-
-
-def test_the_exported_game_reaches_the_recorded_score(tmp_path: Path) -> None:
-    episode = full_episode(3)
-    exported = export_game(Recording(episode=episode)).game
-    game = Game(make_spec("full", 2), exported.deck)
-    assert exported.deck[0] == game.hands[0][0] and isinstance(exported.deck[0], Card)
-    assert import_game(exported, "game").recording.episode.score == episode.score
 
 
 def test_the_commands_go_there_and_back(tmp_path: Path) -> None:

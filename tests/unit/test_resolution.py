@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH = "2.13.0"
-pytestmark = [pytest.mark.index, pytest.mark.slow]
+pytestmark = pytest.mark.rest
 
 Uv = Callable[..., "subprocess.CompletedProcess[str]"]
 

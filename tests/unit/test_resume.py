@@ -8,16 +8,20 @@ import pytest
 
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import RunFolderError, SettingsError
+from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.manifest import manifest_sha256
 from hanabi_grpo.runs.resume import ResumePlan, ResumePoint, plan_resume, read_resume, write_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
-from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings, settings_values
 from torn_checkpoints import write
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
+
+
+def check_decks(plan: ResumePlan) -> None:
+    v1.check_decks(plan.checkpoint, plan.board_hashes, fork=plan.fork)
 
 
 def run(folder: Path, *steps: int, started: int = 0) -> Path:
@@ -236,23 +240,6 @@ def test_a_fork_may_change_what_is_optimised_but_not_what_the_tensors_fit() -> N
     assert check_compatible(saved(TEMPERATURE=0.5), Settings(), fork=True) == ["TEMPERATURE: was 0.5, is 1.0"]
     with pytest.raises(SettingsError, match="LORA_RANK: was 8, is 16"):
         check_compatible(saved(LORA_RANK=8, TEMPERATURE=0.5), Settings(), fork=True)
-
-
-def test_partners_belong_to_what_a_resumed_run_may_not_change() -> None:
-    now = Settings(partners=("iggi", "earlier"), partner_share=0.25)
-    assert check_compatible({"settings": settings_values(now)}, now) == []
-    with pytest.raises(SettingsError) as caught:
-        check_compatible(saved(), now)
-    assert "  HANABI_PARTNERS: was unset, is iggi,earlier\n  HANABI_PARTNER_SHARE: was 0.5, is 0.25\n" in str(
-        caught.value
-    )
-    assert len(check_compatible(saved(), now, fork=True)) == 2
-    # A run from before there were partners was self-play.
-    before = saved()
-    del before["settings"]["HANABI_PARTNERS"], before["settings"]["HANABI_PARTNER_SHARE"]
-    assert check_compatible(before, Settings()) == []
-    with pytest.raises(SettingsError, match="HANABI_PARTNERS: was unset, is iggi"):
-        check_compatible(before, Settings(partners=("iggi",)))
 
 
 def test_two_spellings_of_a_folder_are_one_and_a_dataset_with_other_deals_is_another(tmp_path: Path) -> None:

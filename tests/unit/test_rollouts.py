@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,7 +15,6 @@ from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
 from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
 from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.episode_check import check_episode
 from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync, play_group
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.training.metrics import episode_metrics
@@ -209,6 +209,6 @@ def test_whatever_a_model_replies_is_a_turn_and_never_an_error(replies: list[str
     for turn in episode.turns:
         assert turn.kind in ReplyKind
         assert set(turn.rewards) & {"illegal", "unparsable"} == ({turn.kind.value} - {"legal"})
-    check_episode(episode, vocab_size=None)
+    assert all(math.isfinite(value) for turn in episode.turns for value in turn.rewards.values())
     assert episode_from_json(json.loads(json.dumps(episode_to_json(episode), allow_nan=False).encode())) == episode
     json.dumps(episode_to_json(episode), ensure_ascii=False).encode("utf-8")

@@ -19,9 +19,7 @@ from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import (
     SECRET,
-    append_jsonl,
     holder_of,
-    leave_run_folder,
     lock_run_folder,
     prepare_run_folder,
     run_folder_name,
@@ -139,18 +137,6 @@ def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_proce
     lock_run_folder(tmp_path).close()
 
 
-def test_a_folder_is_left_only_when_nothing_but_the_lock_is_in_it(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with lock_run_folder(folder):
-        (folder / "server.log").touch()
-        leave_run_folder(folder)
-        assert folder.is_dir()
-        (folder / "server.log").unlink()
-        leave_run_folder(folder)
-        assert not folder.exists()
-
-
 def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,10 +186,3 @@ def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_
     (tmp_path / SECRET).write_text("short")
     with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
         run_secret(tmp_path)
-
-
-def test_rows_are_appended_one_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    append_jsonl(path, {"step": 1})
-    append_jsonl(path, {"step": 2, "kl": float("inf")}, {"name": "é"})
-    assert path.read_text(encoding="utf-8") == '{"step": 1}\n{"step": 2, "kl": null}\n{"name": "é"}\n'

@@ -45,18 +45,6 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(
         read_adapters(tmp_path / folder)
 
 
-def test_a_folder_without_adapters_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"no \*/adapter_model\.safetensors"):
-        read_adapters(tmp_path)
-
-
-def test_a_torn_configuration_is_refused(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoint-1", "player_0")
-    (tmp_path / "checkpoint-1" / "player_0" / "adapter_config.json").write_text('{"r": ')
-    with pytest.raises(SettingsError, match="cannot be read as a PEFT adapter"):
-        read_adapters(tmp_path / "checkpoint-1")
-
-
 def saved_checkpoint(run_folder: Path) -> Path:
     def fill(partial: Path) -> None:
         save(partial, "player_0")
@@ -90,13 +78,6 @@ def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path)
     config.write_text(text)
     save(folder, "player_2")
     with pytest.raises(SettingsError, match=r"player_2/adapter_config\.json is not listed"):
-        read_adapters(folder)
-
-
-def test_a_player_that_the_manifest_lists_must_be_there(tmp_path: Path) -> None:
-    folder = saved_checkpoint(tmp_path)
-    (folder / "player_1" / "adapter_model.safetensors").unlink()
-    with pytest.raises(SettingsError, match=r"player_1/adapter_model\.safetensors is missing"):
         read_adapters(folder)
 
 

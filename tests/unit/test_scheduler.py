@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -10,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from fake_engine import BASE, SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample
+from fake_engine import SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample, tasks_of
 from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
-from hanabi_grpo.rollout.deal_rows import rows_of
-from hanabi_grpo.runs.wire import outputs_to_game
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.places import Places
+from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import DroppedGame, Episode
 
@@ -23,19 +20,18 @@ from hanabi_grpo.types import DroppedGame, Episode
 def played(
     engine: FakeEngine, *, num_games: int = 4, look: Callable[[Scheduler], None] | None = None, **other: Any
 ) -> list[Episode | DroppedGame]:
-    """The games of one deal, through JSON; `look` sees the scheduler afterwards, also after an error."""
+    """The games of one deal; `look` sees the scheduler afterwards, also after an error."""
 
-    async def scenario() -> list[dict[str, Any]]:
+    async def scenario() -> list[Episode | DroppedGame]:
         scheduler = make_scheduler(engine, **other)
-        rows, _ = rows_of([deal(3)], num_games)
         try:
-            return await scheduler.run(rows, SAMPLING, BASE)
+            (games,) = await scheduler.run(tasks_of(deal(3), num_games=num_games), SAMPLING)
+            return games
         finally:
             if look:
                 look(scheduler)
 
-    outputs = json.loads(json.dumps(asyncio.run(asyncio.wait_for(scenario(), 60)), allow_nan=False))
-    return [outputs_to_game([outputs[game], outputs[num_games + game]]) for game in range(num_games)]
+    return asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_games_without_a_fault_are_all_played() -> None:
@@ -52,10 +48,10 @@ WIDE = dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0
 SHORT = dataclasses.replace(sample("Hint R"), logprobs=(-0.5,))
 FAULTS = {
     "RuntimeError: no": RuntimeError("no"),
-    "NonFiniteError: player_0, turn 0: logprob 0 of its reply is nan": sample("Hint R", math.nan),
-    "NonFiniteError: player_0, turn 0: logprob 0 of its reply is -inf": sample("Hint R", -math.inf),
-    f"ServerError: player_0, turn 0: reply id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": WIDE,
-    "ServerError: player_0, turn 0: 1 logprobs for 3 reply ids": SHORT,
+    "NonFiniteError: reply: logprob 0 is nan": sample("Hint R", math.nan),
+    "NonFiniteError: reply: logprob 0 is -inf": sample("Hint R", -math.inf),
+    f"ServerError: reply: id {len(TOKENIZER)}; allowed are 0 to {len(TOKENIZER) - 1}": WIDE,
+    "ServerError: reply: 1 logprobs for 3 ids": SHORT,
 }
 
 
@@ -169,8 +165,7 @@ def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
 
     async def scenario() -> None:
         scheduler = make_scheduler(engine)
-        rows, _ = rows_of([deal(3)], 4)
-        task = asyncio.create_task(scheduler.run(rows, SAMPLING, BASE))
+        task = asyncio.create_task(scheduler.run(tasks_of(deal(3), num_games=4), SAMPLING))
         await asyncio.wait_for(engine.waiting.wait(), 60)
         await asyncio.sleep(0.05)
         task.cancel()
@@ -182,14 +177,13 @@ def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
 
 
 def test_a_dropped_game_of_one_deal_leaves_the_other_deals_alone() -> None:
-    async def scenario() -> list[dict[str, Any]]:
+    async def scenario() -> list[list[Episode | DroppedGame]]:
         engine = FakeEngine(fault=lambda game, call: RuntimeError("no") if game == 0 else None)
-        rows, _ = rows_of([deal(3), deal(4)], 2)
-        return await make_scheduler(engine).run(rows, SAMPLING, BASE)
+        return await make_scheduler(engine).run(tasks_of(deal(3), deal(4), num_games=2), SAMPLING)
 
-    outputs = asyncio.run(scenario())
-    assert ["dropped" in output["rollout_infos"] for output in outputs] == [True, False, True] + [False] * 5
-    assert [output["rollout_infos"]["seed"] for output in outputs] == [3] * 4 + [4] * 4
+    groups = asyncio.run(scenario())
+    assert [[type(game) for game in group] for group in groups] == [[DroppedGame, Episode], [Episode, Episode]]
+    assert [[(game.seed, game.game) for game in group] for group in groups] == [[(3, 0), (3, 1)], [(4, 0), (4, 1)]]
 
 
 def test_a_place_is_free_again_after_a_game_that_was_dropped() -> None:
@@ -199,8 +193,7 @@ def test_a_place_is_free_again_after_a_game_that_was_dropped() -> None:
 
 def test_a_reply_limit_beyond_the_conversation_is_refused() -> None:
     async def scenario() -> None:
-        rows, _ = rows_of([deal(3)], 1)
-        await make_scheduler(FakeEngine()).run(rows, SamplingConfig(max_tokens=512), BASE)
+        await make_scheduler(FakeEngine()).run(tasks_of(deal(3)), SamplingConfig(max_tokens=512))
 
     with pytest.raises(SettingsError, match="MAX_COMPLETION_LENGTH=512"):
         asyncio.run(scenario())
@@ -216,18 +209,18 @@ def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
     ended: list[str] = []
 
     class Noting(Scheduler):
-        async def _attempt(self, deal: Any, *args: Any) -> Any:
+        async def _attempt(self, task: Any, *args: Any) -> Any:
             await asyncio.sleep(0)
-            ended.append(chr(deal.seed))
-            return await super()._attempt(deal, *args)
+            ended.append(chr(task.seed))
+            return await super()._attempt(task, *args)
 
     async def scenario() -> None:
         scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)
         scheduler.__class__ = Noting
         async with asyncio.TaskGroup() as group:
             for letter, num_games, own in requests:
-                rows, _ = rows_of([deal(ord(letter))], num_games)
-                group.create_task(scheduler.run(rows, SAMPLING, BASE, own=own))
+                tasks = tasks_of(deal(ord(letter)), num_games=num_games)
+                group.create_task(scheduler.run(tasks, SAMPLING, own=own))
                 for _ in range(5):
                     await asyncio.sleep(0)
 

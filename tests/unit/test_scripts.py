@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -278,6 +279,12 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
         program(checkout / ".venv" / "bin" / tool, "exit 0")
     program(checkout / ".venv" / "bin" / "pytest", 'echo "1 failed: $*"; exit 1')
     result = run("test.sh", "-k", "x")
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
+    *_, said, time = result.stdout.splitlines()
+    assert (result.returncode, said) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
+    assert re.fullmatch(r"tools/test\.sh: \d+ min \d+ s", time)
+    said = run("test.sh", "--rest", "-x").stdout.splitlines()[-2]
+    assert said == "1 failed: -n 2 --max-worker-restart 0 -m rest -x"
     program(checkout / ".venv" / "bin" / "mypy", "exit 3")
     assert run("test.sh").returncode == 3
+    # Lint and types are of the first part.
+    assert run("test.sh", "--rest").returncode == 1

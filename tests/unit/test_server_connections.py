@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hanabi_grpo.server.limits import Limits
-from server_app import POST_INFER, RunningApp, running_app
+from server_app import POST_ROLLOUT, RunningApp, running_app
 
 QUICK = Limits(head_seconds=0.5, chunk_seconds=0.5, connections=4)
 GENEROUS = 8.0
@@ -81,7 +81,7 @@ def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningAp
 
     quick.engine.seconds = 1.0
     try:
-        answer = httpx.post(f"{quick.url}/infer/", json=rollout_body(), timeout=30.0, trust_env=False)
+        answer = httpx.post(f"{quick.url}/rollout/", json=rollout_body(), timeout=30.0, trust_env=False)
     finally:
         quick.engine.seconds = 0.0
     assert answer.status_code == 200
@@ -100,9 +100,9 @@ def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningAp
         ),
         (b"GET /health/ HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
         (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, b"not a valid HTTP request"),
-        (POST_INFER + b"content-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
-        (POST_INFER + b"content-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
-        (POST_INFER + b"transfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
+        (POST_ROLLOUT + b"content-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
+        (POST_ROLLOUT + b"content-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
+        (POST_ROLLOUT + b"transfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
     ],
 )
 def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(
@@ -118,7 +118,7 @@ def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(
 
 def test_a_broken_chunk_in_a_body_ends_the_connection_and_nothing_else(quick: RunningApp) -> None:
     with quick.connect() as client:
-        client.sendall(POST_INFER + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        client.sendall(POST_ROLLOUT + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
         time.sleep(0.1)
         client.sendall(b"not a chunk size\r\n")
         assert read_to_end(client).startswith(b"HTTP/1.1 400 ")
@@ -154,7 +154,7 @@ def large_answer(app: RunningApp, *, receive_buffer: int) -> Iterator[tuple[sock
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client.connect(("127.0.0.1", app.port))
-        client.sendall(POST_INFER + b"content-length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(POST_ROLLOUT + b"content-length: %d\r\n\r\n" % len(body) + body)
         client.settimeout(60)
         head, _, start = client.recv(500).partition(b"\r\n\r\n")
         yield client, int(re.findall(rb"content-length: (\d+)", head)[0]) - len(start)

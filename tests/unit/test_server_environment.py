@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hanabi_grpo.server.assembly import prepare_environment, warn_of_small_storage
+from hanabi_grpo.server.assembly import prepare_environment
 from hanabi_grpo.server.plugin import PLUGIN_NAME
-from hanabi_grpo.settings import Settings
 
 BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
@@ -80,11 +79,3 @@ def test_a_folder_for_sockets_that_the_user_named_stays(monkeypatch: pytest.Monk
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/somewhere")
     prepare_environment(on_cpu=False)
     assert os.environ["VLLM_RPC_BASE_PATH"] == "/somewhere"
-
-
-def test_adapters_that_will_not_fit_are_said_before_the_engine_starts(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_small_storage(Settings(), {"q_proj": (8, 8)})
-    assert caplog.messages == []
-    warn_of_small_storage(Settings(lora_rank=16, players=2), {"q_proj": (10**12, 10**12)})
-    # 4 bytes × rank 16 × 2e12 × 2 players × 3 versions.
-    assert len(caplog.messages) == 1 and "3 versions of 2 adapters take 768000000 MB" in caplog.messages[0]

@@ -20,21 +20,14 @@ ROUTES = [
     ("PUT", "/adapters/player_0"),
     ("POST", "/adapters/commit"),
     ("PUT", "/frozen/"),
-    ("POST", "/infer/"),
+    ("POST", "/rollout/"),
     ("POST", "/reply/"),
-    ("GET", "/get_world_size/"),
-    ("POST", "/get_engine_type/"),
     ("POST", "/reset_prefix_cache/"),
-    ("POST", "/reset_encoder_cache/"),
-    ("POST", "/reset_mm_cache/"),
-    ("POST", "/init_communicator/"),
-    ("POST", "/close_communicator/"),
-    ("POST", "/process_weights_after_loading/"),
     ("GET", "/no/such/route"),
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
     ("PATCH", "/health/"),
-    ("OPTIONS", "/infer/"),
+    ("OPTIONS", "/rollout/"),
     ("HEAD", "/health/"),
     ("BREW", "/coffee"),
 ]
@@ -67,7 +60,7 @@ def test_the_list_of_routes_is_complete(locked: RunningApp) -> None:
                 yield from all_routes(getattr(original, "routes", ()))
 
     served = {(method, path.replace("{adapter}", "player_0")) for method, path in all_routes(app.routes)}
-    assert len(served) >= 18
+    assert len(served) >= 13
     assert served <= set(ROUTES)
 
 
@@ -108,7 +101,7 @@ def test_odd_authorization_headers_let_in_only_the_key(locked: RunningApp, given
 
 
 def test_a_stranger_learns_nothing_of_a_body_limit_and_uses_no_place(locked: RunningApp) -> None:
-    answer = httpx.post(f"{locked.url}/infer/", content=b"x" * (2 << 20), trust_env=False)
+    answer = httpx.post(f"{locked.url}/rollout/", content=b"x" * (2 << 20), trust_env=False)
     assert answer.status_code == 401
 
 
@@ -148,7 +141,7 @@ def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machi
 
 def test_a_posted_body_needs_a_content_type_and_an_empty_one_does_not() -> None:
     with running_app() as app:
-        for path in ("/infer/", "/reply/", "/session/"):
+        for path in ("/rollout/", "/reply/", "/session/"):
             answer = httpx.post(f"{app.url}{path}", content=b"{}", trust_env=False)
             assert answer.status_code == 415
             assert "a body without content-type; send content-type: application/json." in answer.json()["detail"]
@@ -173,7 +166,7 @@ def test_the_key_is_in_no_answer_and_no_log_line(
     headers = {"authorization": f"Bearer {KEY}", "x-run-id": "x", "x-peft-config": "{", "x-sha256": "y"}
     with caplog.at_level(logging.DEBUG), httpx.Client(base_url=locked.url, headers=headers, trust_env=False) as client:
         for method, path in ROUTES:
-            for content in (b"", b"\xff", b'{"infer_requests": 1}', json.dumps(rollout_body()).encode()):
+            for content in (b"", b"\xff", b'{"tasks": 1}', json.dumps(rollout_body()).encode()):
                 answer = client.request(method, path, content=content)
                 said.append(answer.text + str(answer.headers))
         said.append(client.get("/log/", params={"after": "x"}).text)

@@ -25,85 +25,82 @@ def app() -> Iterator[RunningApp]:
 
 def ask(app: RunningApp, body: bytes | str) -> tuple[int, str]:
     content = body.encode() if isinstance(body, str) else body
-    answer = httpx.post(f"{app.url}/infer/", content=content, headers=JSON, timeout=30, trust_env=False)
+    answer = httpx.post(f"{app.url}/rollout/", content=content, headers=JSON, timeout=30, trust_env=False)
     return answer.status_code, answer.json() if answer.status_code == 200 else answer.json()["detail"]
 
 
-def changed(**data_dict: Any) -> str:
+def changed(**task: Any) -> str:
     body = rollout_body()
-    for row in body["infer_requests"]:
-        row["data_dict"] |= data_dict
+    body["tasks"][0] |= task
     return json.dumps(body)
 
 
-def configured(**config: Any) -> str:
-    return json.dumps(rollout_body(**config))
+def asked(**other: Any) -> str:
+    return json.dumps({**rollout_body(), **other})
 
 
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("", "rollout request: not JSON: Expecting value"),
-        (b"\xff\x00", "rollout request: not UTF-8 text"),
+        ("", "rollout request: not JSON"),
+        (b'{"tasks": [{"suite": "\xff"}]}', "rollout request: not UTF-8 text"),
         (b"\xef\xbb\xbf{}", "rollout request: not JSON"),
-        ("{}", "infer_requests: Field required"),
-        ("[]", "rollout request: all of it=[]"),
+        ("{}", "rollout request: tasks: this field is missing"),
+        ("[]", "rollout request: all of it=[]: Expected `object`, got `array`"),
         ("3", "rollout request: all of it=3"),
-        ('{"infer_requests": []}', "infer_requests=[]"),
-        ('{"infer_requests": [3]}', "request row 0: all of it=3"),
-        ('{"infer_requests": [{}]}', "request row 0: data_dict: Field required"),
-        ('{"infer_requests": [], "infer_requests": []}', "key 'infer_requests' is there twice"),
-        ('{"infer_requests": NaN}', "NaN is not JSON"),
-        ('{"infer_requests": -Infinity}', "-Infinity is not JSON"),
-        ('{"infer_requests": 1e999}', "1e999 is too large for a number"),
-        ('{"infer_requests": ' + "9" * 5000 + "}", "a whole number of 5000 digits; allowed are 32"),
-        ('{"infer_requests": ' + DEEP, "nested deeper than 32"),
-        ('{"infer_requests": ' + DEEP_ENOUGH + "}", "nested deeper than 32"),
-        ('{"a": "\\ud800"}', "half of a surrogate pair at character 0"),
-        ('{"\\udfff": 1}', "half of a surrogate pair at character 0"),
-        (changed(suite="a/b"), "suite='a/b'"),
-        (changed(suite=""), "request row 0: data_dict.suite"),
-        (changed(suite="x" * 65), "request row 0: data_dict.suite"),
-        (changed(suite=3), "request row 0: data_dict.suite=3: Input should be a valid string"),
-        (changed(seed=-1), "request row 0: data_dict.seed=-1"),
-        (changed(seed=2**63), "request row 0: data_dict.seed=9223372036854775808"),
-        (changed(seed="0"), "data_dict.seed='0'"),
-        (changed(seed=1.0), "data_dict.seed=1.0"),
-        (changed(seed=True), "data_dict.seed=True"),
-        (changed(player=5), "request row 0: data_dict.player=5"),
-        (changed(env_config="laptop"), "data_dict.env_config='laptop'"),
+        (asked(tasks=[]), "tasks=[]: Expected `array` of length >= 1"),
+        (asked(tasks=[3]), "tasks.0=3: Expected `object`, got `int`"),
+        (asked(tasks=[{}]), "tasks.0.env_config: this field is missing"),
+        (asked(top_p=0.9), "top_p=0.9: no such field"),
+        (changed(player=0), "tasks.0.player=0: no such field"),
+        ('{"tasks": NaN}', "rollout request: not JSON"),
+        ('{"tasks": -Infinity}', "rollout request: not JSON"),
+        (asked().replace('ture": 1.0', 'ture": 1e999'), "temperature: Number out of range"),
+        (asked().replace('ture": 1.0', 'ture": ' + "9" * 5000), "temperature"),
+        ('{"tasks": ' + DEEP, "tasks.0: Expected `object`, got `array`"),
+        ('{"tasks": ' + DEEP_ENOUGH + "}", "tasks.0=[[["),
+        (changed(env_config={"preset": [[]]}), "tasks.0.env_config={'preset': [[]]}: Expected"),
+        (changed(env_config={"x" * 101: 1}), "tasks.0.env_config: Expected `str` of length <= 100"),
+        (changed(env_config={str(number): 1 for number in range(33)}), "Expected `object` of length <= 32"),
+        (changed().replace("train", "\\ud800"), "rollout request: not JSON"),
+        (changed(suite="a/b"), "tasks.0.suite='a/b': Expected `str` matching regex"),
+        (changed(suite=""), "tasks.0.suite=''"),
+        (changed(suite="train\n"), "tasks.0.suite='train\\n'"),
+        (changed(suite="x" * 65), "tasks.0.suite="),
+        (changed(suite=3), "tasks.0.suite=3: Expected `str`, got `int`"),
+        (changed(seed=-1), "tasks.0.seed=-1: Expected `int` >= 0"),
+        (changed(seed=2**63), "tasks.0.seed=9223372036854775808: Expected `int` <= 9223372036854775807"),
+        (changed(seed="0"), "tasks.0.seed='0'"),
+        (changed(seed=1.0), "tasks.0.seed=1.0"),
+        (changed(seed=True), "tasks.0.seed=True"),
+        (changed(env_config="laptop"), "tasks.0.env_config='laptop'"),
         (changed(env_config={}), "env_config: key 'preset' is missing"),
         (changed(env_config={"preset": "labtop"}), "did you mean"),
         (changed(env_config={"preset": "laptop", "players": 10**20}), "players"),
         (
             changed(env_config={"preset": "laptop", "reward_score": 1e300}),
-            "env_config.reward_score=1e+300: allowed are",
+            "tasks.0.env_config.reward_score=1e+300: allowed are -1e6 to 1e6",
         ),
+        (changed(env_config={"preset": "laptop", "reward_score": 10**400}), "env_config.reward_score=1000"),
         (changed(env_config={"preset": "laptop", "max_turns": -1}), "max_turns"),
-        (configured(max_tokens=0), "request_config.max_tokens=0"),
-        (configured(max_tokens=-5), "request_config.max_tokens=-5"),
-        (configured(max_tokens="4"), "request_config.max_tokens='4'"),
-        (configured(max_tokens=True), "request_config.max_tokens=True"),
-        (configured(max_tokens=512), "MAX_COMPLETION_LENGTH=512: a reply must be shorter than the conversation"),
-        (configured(max_tokens=10**18), "HANABI_MAX_MODEL_LEN=512"),
-        (configured(temperature=-0.1), "request_config.temperature=-0.1"),
-        (configured(temperature=1e30), "request_config.temperature=1e+30"),
-        (configured(temperature=2.5), "request_config.temperature=2.5"),
-        (configured(temperature="hot"), "request_config.temperature='hot'"),
-        (configured(top_p=0.9), "request_config.top_p=0.9: only 1 keeps logprobs those of the policy"),
-        (configured(top_k=5), "request_config.top_k=5: only -1 keeps"),
-        (configured(min_p=0.1), "request_config.min_p=0.1"),
-        (configured(n=2), "request_config.n=2"),
-        (configured(n=True), "request_config.n=True"),
-        (configured(repetition_penalty=1.1), "request_config.repetition_penalty=1.1"),
-        (configured(seed=4), "request_config.seed=4"),
-        (configured(stop=["x"]), "request_config.stop=['x']"),
-        (json.dumps({**rollout_body(), "request_config": 3}), "request_config=3"),
-        (json.dumps({**rollout_body(), "adapters": {"player_9": None}}), "adapters.player_9"),
-        (json.dumps({**rollout_body(), "adapters": {"player_0": "player_0"}}), "adapters.player_0='player_0'"),
-        (json.dumps({**rollout_body(), "adapters": {"player_0": "../x@1"}}), "adapters.player_0='../x@1'"),
-        (json.dumps({**rollout_body(), "adapters": {"player_0": "player_0@" + "9" * 5000}}), "adapters.player_0="),
-        (json.dumps({**rollout_body(), "adapters": ["player_0"]}), "adapters=['player_0']"),
+        (asked(num_games=0), "num_games=0: Expected `int` >= 1"),
+        (asked(num_games=32769), "num_games=32769: Expected `int` <= 32768"),
+        (asked(max_tokens=0), "max_tokens=0"),
+        (asked(max_tokens="4"), "max_tokens='4'"),
+        (asked(max_tokens=True), "max_tokens=True"),
+        (asked(max_tokens=None), "max_tokens=None"),
+        (asked(max_tokens=512), "MAX_COMPLETION_LENGTH=512: a reply must be shorter than the conversation"),
+        (asked(max_tokens=10**18), "max_tokens=1000000000000000000: Expected `int` <= 2147483647"),
+        (asked(temperature=-0.1), "temperature=-0.1: Expected `float` >= 0"),
+        (asked(temperature=1e30), "temperature=1e+30"),
+        (asked(temperature=2.5), "temperature=2.5: Expected `float` <= 2"),
+        (asked(temperature="hot"), "temperature='hot'"),
+        (asked(seats={"player_0": "base"}), "seats={'player_0': 'base'}"),
+        (asked(seats=["player_0", "base"]), "tasks.0: seat 'player_0': allowed are adapter@version"),
+        (asked(seats=["../x@1", "base"]), "seat '../x@1'"),
+        (asked(seats=["player_0@" + "9" * 5000, "base"]), "seats.0="),
+        (asked(seats=["base"]), "tasks.0: 2 players, but seats=('base',) names 1; name all."),
+        (asked(seats=["base"] * 6), "seats=["),
     ],
 )
 def test_a_request_that_cannot_be_played_is_422_with_the_reason(
@@ -115,33 +112,21 @@ def test_a_request_that_cannot_be_played_is_422_with_the_reason(
     assert len(detail) < 2100
 
 
-def test_rows_and_deals_are_bounded(app: RunningApp) -> None:
-    row = rollout_body()["infer_requests"][0]
-    status, detail = ask(app, json.dumps({"infer_requests": [row] * 65537}))
-    assert (status, "at most 65536" in detail) == (422, True), detail
-    rows = [{"data_dict": {**row["data_dict"], "seed": seed}} for seed in range(16385)]
-    status, detail = ask(app, json.dumps({"infer_requests": rows}))
-    assert (status, detail) == (422, "rollout request: 16385 deals; allowed are 16384. Ask for fewer at once.")
+def test_tasks_and_games_are_bounded(app: RunningApp) -> None:
+    status, detail = ask(app, json.dumps(rollout_body(num_deals=16385)))
+    assert (status, "Expected `array` of length <= 16384" in detail) == (422, True), detail
+    status, detail = ask(app, json.dumps(rollout_body(num_deals=2, num_games=16385)))
+    assert (status, detail) == (
+        422,
+        "2 tasks, num_games=16385: a request may ask for 32768 games. Ask for fewer at once.",
+    )
 
 
 def test_a_version_that_is_not_served_is_409_and_other_methods_are_405(app: RunningApp) -> None:
-    status, detail = ask(app, json.dumps(rollout_body(adapters={"player_0": "player_0@3", "player_1": "player_1@3"})))
+    status, detail = ask(app, json.dumps(rollout_body(seats=["player_0@3", "player_1@3"])))
     assert status == 409 and "player_0@3 is required" in detail
-    assert httpx.get(f"{app.url}/infer/", trust_env=False).status_code == 405
+    assert httpx.get(f"{app.url}/rollout/", trust_env=False).status_code == 405
     assert httpx.get(f"{app.url}/nothing", trust_env=False).json()["detail"] == "GET /nothing: Not Found"
-
-
-def test_neutral_sampling_fields_and_unknown_ones_are_accepted(app: RunningApp) -> None:
-    neutral = {"top_p": 1.0, "top_k": -1, "min_p": None, "n": 1, "repetition_penalty": 1.0, "stop": [], "seed": None}
-    assert ask(app, configured(**neutral, stream=False))[0] == 200
-    body = {
-        **rollout_body(),
-        "metrics": None,
-        "use_tqdm": None,
-        "request_config": {"max_tokens": 4, "temperature": None},
-    }
-    assert ask(app, json.dumps(body))[0] == 200
-    assert ask(app, configured(temperature=0))[0] == 200
 
 
 def test_query_parameters_of_another_type_are_422(app: RunningApp) -> None:

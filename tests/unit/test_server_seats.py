@@ -10,19 +10,20 @@ from typing import Any
 import httpx
 import pytest
 
-from fake_engine import LAPTOP, deal
+from fake_engine import CHAT, LAPTOP, deal, tasks_of
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import Policy, make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.errors import ServerError, SettingsError, VersionError
-from hanabi_grpo.rollout.deal_rows import games_of, rows_of
+from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.wire import episode_from_json, episode_to_json, episode_to_outputs, outputs_to_episode
+from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.server.tables import wanted_adapters
 from hanabi_grpo.types import Episode, Reply, Turn
-from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, running_app, word_reply
+from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, rollout_body, running_app, word_reply
 
 SWAPPED = ("player_1@1", "player_0@1")
 THREE = EnvConfig(preset="full", players=3, observation="full", max_turns=12)
@@ -143,16 +144,15 @@ def test_a_swapped_adapter_samples_in_the_other_seat_and_is_shown_that_seats_pro
             assert [turn.action for turn in local.turns] == [turn.action for turn in episode.turns]
 
 
-def test_a_swapped_adapter_gets_the_system_message_of_its_seat(app: RunningApp, bodies: dict[str, bytes]) -> None:
+def test_a_swapped_adapter_gets_the_system_message_of_its_seat(client: RolloutClient) -> None:
     config = EnvConfig(preset="full", players=2, observation="full", max_turns=4)
-    first: dict[tuple[str, ...], list[str]] = {}
     for seats in (SWAPPED, ("player_0@1", "player_1@1")):
-        rows, _ = rows_of([{**deal(3, config), "seats": list(seats)}], 1)
-        answer = httpx.post(f"{app.url}/infer/", json={"infer_requests": rows}, trust_env=False)
-        assert answer.status_code == 200, answer.text
-        first[seats] = [row["messages"][0]["content"] for row in answer.json()]
-    assert first[SWAPPED] == first[("player_0@1", "player_1@1")]
-    assert len(set(first[SWAPPED])) == 2
+        (episode,) = play(client, seats, config=config, num_games=1).groups[0]
+        for player in range(2):
+            system = system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
+            first = episode.trajectory(player)[0]
+            assert first.prompt_ids == tuple(Conversation(CHAT, system).ask(first.prompt))
+            assert first.prompt_ids != tuple(Conversation(CHAT, "").ask(first.prompt))
 
 
 def test_one_adapter_or_the_base_model_may_sit_in_every_seat(client: RolloutClient, bodies: dict[str, bytes]) -> None:
@@ -179,11 +179,11 @@ def test_a_deal_with_two_seatings_gives_two_groups_in_one_request(
 
 def test_deals_with_and_without_seats_go_in_one_request(client: RolloutClient) -> None:
     deals = [deal(3), {**deal(4), "seats": ["iggi", "base"]}]
-    for adapters, expected in (
-        ({"player_0": "player_1@1", "player_1": None}, ("player_1@1", "base")),
+    for default, expected in (
+        (["player_1@1", "base"], ("player_1@1", "base")),
         (None, ("player_0@1", "player_1@1")),
     ):
-        result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, adapters=adapters)
+        result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0, seats=default)
         assert [group[0].seats for group in result.groups] == [expected, ("iggi", "base")]
 
 
@@ -227,13 +227,13 @@ def test_five_different_seats_play_one_game(app: RunningApp, client: RolloutClie
         (["player_0@1", "player_1@-1"], 422, "seat 'player_1@-1'"),
         (["player_0@1", "player_1@1 "], 422, "seat 'player_1@1 '"),
         (["player_0@1", "player_1@\u0661"], 422, "seat 'player_1@"),
-        (["player_0@1", "x" * 81], 422, "data_dict.seats.1="),
-        (["player_0@1", 3], 422, "data_dict.seats.1=3"),
+        (["player_0@1", "x" * 81], 422, "tasks.1.seats.1="),
+        (["player_0@1", 3], 422, "tasks.1.seats.1=3"),
         (["player_0@1"], 422, "give a list of 2 seats"),
         (["player_0@1", "iggi", "iggi"], 422, "give a list of 2 seats"),
-        ([], 422, "give a list of 2 seats"),
-        (["iggi"] * 6, 422, "data_dict.seats="),
-        ("iggi", 422, "data_dict.seats='iggi'"),
+        ([], 422, r"tasks.1.seats=\[\]"),
+        (["iggi"] * 6, 422, "tasks.1.seats="),
+        ("iggi", 422, "tasks.1.seats='iggi'"),
         (["player_0@1", "player_0@2"], 409, "player_0 is asked for as @1 and @2; one request, one version"),
         (["player_0@2", "iggi"], 409, "player_0@2 is required, but this server holds player_0@1; push it first"),
         (["player_4@1", "iggi"], 409, "player_4@1 is required, but this server holds no version of it"),
@@ -245,11 +245,9 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
     app: RunningApp, client: RolloutClient, seats: Any, status: int, message: str
 ) -> None:
     before = (app.engine.num_samples, app.scheduler.games_played)
-    rows = [{"data_dict": {**deal(3), "seats": ["base", "base"], "player": player}} for player in range(2)]
-    rows += [{"data_dict": {**deal(4), "seats": seats, "player": player}} for player in range(2)]
-    answer = httpx.post(f"{app.url}/infer/", json={"infer_requests": rows}, trust_env=False)
+    body = {**rollout_body(), "tasks": [{**deal(3), "seats": ["base", "base"]}, {**deal(4), "seats": seats}]}
+    answer = httpx.post(f"{app.url}/rollout/", json=body, trust_env=False)
     assert answer.status_code == status, answer.text
-
     assert re.search(message, answer.json()["detail"]), answer.text
     assert (app.engine.num_samples, app.scheduler.games_played) == before
     with pytest.raises((ServerError, SettingsError), match=message if status == 409 else None):
@@ -257,53 +255,19 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
     assert (app.engine.num_samples, app.scheduler.games_played) == before
 
 
-def test_the_players_of_one_game_must_be_asked_for_with_the_same_seats(app: RunningApp, client: RolloutClient) -> None:
-    rows = [
-        {"data_dict": {**deal(3), "seats": seats, "player": player}}
-        for player, seats in enumerate((["base", "iggi"], ["base", "random"]))
-    ]
-    answer = httpx.post(f"{app.url}/infer/", json={"infer_requests": rows}, trust_env=False)
-    assert (answer.status_code, "deal" in answer.json()["detail"]) == (422, True), answer.text
-
-
 def test_what_is_served_now_cannot_be_mixed_with_adapters_by_name() -> None:
-    from hanabi_grpo.rollout.deal_rows import group_rows
-
-    rows, _ = rows_of([deal(3), {**deal(4), "seats": ["player_0@1", "iggi"]}], 1)
-    with pytest.raises(VersionError, match="some deals name adapters and others say nothing"):
-        wanted_adapters(group_rows(rows), None)
+    tasks = tasks_of(deal(3), {**deal(4), "seats": ["player_0@1", "iggi"]}, seats=None)
+    with pytest.raises(VersionError, match="some tasks name adapters and others say nothing"):
+        wanted_adapters(tasks)
 
 
-def outputs_of(client: RolloutClient, seats: Sequence[str]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(rows that ask for these seats, the server's outputs for them)."""
-    rows, _ = rows_of([{**deal(3), "seats": list(seats)}], 1)
-    (episode,) = play(client, seats, num_games=1).groups[0]
-    return rows, json.loads(json.dumps(episode_to_outputs(episode, model="m")))
-
-
-def test_answers_that_name_other_seats_than_asked_are_refused(client: RolloutClient) -> None:
-    rows, outputs = outputs_of(client, SWAPPED)
-    ((_, game),) = games_of(rows, outputs, vocab_size=None)
-    assert isinstance(game, Episode) and game.seats == SWAPPED
-    for seats in (list(reversed(SWAPPED)), ["player_1@1", "player_0@2"], ["base", "base"], []):
-        changed = json.loads(json.dumps(outputs))
-        for output in changed:
-            output["rollout_infos"]["seats"] = seats
-        with pytest.raises(ServerError, match=r"asked for game 0 .*player_1@1,player_0@1 in its seats, the answer is"):
-            games_of(rows, changed, vocab_size=None)
-    outputs[1]["rollout_infos"]["seats"] = ["base", "base"]
-    with pytest.raises(ServerError, match=r"rollout_infos\.seats="):
-        games_of(rows, outputs, vocab_size=None)
-
-
-def test_seats_survive_records_and_outputs_and_a_record_without_them_is_read(client: RolloutClient) -> None:
+def test_seats_survive_records_and_a_record_without_them_is_read(client: RolloutClient) -> None:
     for seats in (SWAPPED, ("iggi", "base"), (client.lend(50, adapter_bytes(7.0), PEFT_CONFIG), "random")):
         (episode,) = play(client, seats, num_games=1).groups[0]
         assert episode.seats == seats
         record = json.loads(json.dumps(episode_to_json(episode)))
         assert record["seats"] == list(seats)
         assert episode_from_json(record) == episode
-        assert outputs_to_episode(json.loads(json.dumps(episode_to_outputs(episode, model="m")))) == episode
         del record["seats"]
         assert episode_from_json(record) == dataclasses.replace(episode, seats=())
 

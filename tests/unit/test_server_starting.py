@@ -13,10 +13,8 @@ from starlette.responses import JSONResponse
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerGoneError
-from hanabi_grpo.logs import LineRing
-from hanabi_grpo.server import main
+from hanabi_grpo.server import assembly, main, serving
 from hanabi_grpo.server.limits import Limits
-from hanabi_grpo.server.restart import Restarts
 from hanabi_grpo.settings import Settings
 
 
@@ -32,12 +30,13 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
         app = JSONResponse({"instance_id": "i"})
         yield SimpleNamespace(app=app, engine=engine, limits=Limits(), identity=SimpleNamespace(instance_id="i"))
 
-    monkeypatch.setattr(main, "rollout_server", rollout_server)
-    # The end below is an engine's death to it: a minute later that would end the test process, in some other test.
-    monkeypatch.setattr(main, "restart_at_latest", lambda _: None)
+    monkeypatch.setattr(assembly, "rollout_server", rollout_server)
+    monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
+    # The end below is an engine's death to it: later that would end the test process, in some other test.
+    monkeypatch.setattr(serving, "exit_at_latest", lambda _: None)
     listener = main._listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
-    run = main._run(settings, [], listener, LineRing(), Restarts(allowed=0))
+    run = main._run(settings, [], listener)
     thread = threading.Thread(target=asyncio.run, args=(run,))
     thread.start()
     yield settings, go.set
@@ -51,7 +50,7 @@ def test_from_its_first_second_the_port_says_that_the_server_is_starting(
 ) -> None:
     settings, go = starting
     url = f"http://127.0.0.1:{settings.vllm_server_port}"
-    for answer in (httpx.get(f"{url}/health/", trust_env=False), httpx.post(f"{url}/infer/", content=b"{}")):
+    for answer in (httpx.get(f"{url}/health/", trust_env=False), httpx.post(f"{url}/rollout/", content=b"{}")):
         assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
         assert answer.json()["status"] == "starting" and answer.json()["seconds"] >= 0
     said: list[str] = []

@@ -202,7 +202,7 @@ def test_a_stranger_can_neither_push_nor_commit_nor_play_versions_nor_release(ap
                     num_games=1,
                     max_tokens=4,
                     temperature=1.0,
-                    adapters={name: f"{name}@3" for name in PLAYERS},
+                    seats=[f"{name}@3" for name in PLAYERS],
                 )
         assert owner.identity()["versions"] == _both(3)
         assert [app.engine.loaded[number] for number in sorted(app.engine.loaded)] == before

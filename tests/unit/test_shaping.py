@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.shaping import entropy_part, kl_part, mean_logprob, shape_advantages
+from hanabi_grpo.training.loss import entropy_part, kl_part, mean_logprob, shape_advantages
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 

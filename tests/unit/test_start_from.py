@@ -14,9 +14,9 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.resume import ResumePoint
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import CheckpointRef
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import save_checkpoint
-from hanabi_grpo.training.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.start_from import check_base, parse_start, recorded_start, start_adapters
+from hanabi_grpo.training.saving import save_checkpoint
 from small_models import small_model
 
 NAMES = ("player_0", "player_1")
@@ -71,18 +71,16 @@ def test_players_may_start_from_different_runs_and_from_each_others_adapters(tmp
     start_adapters(fresh, settings, None)
     assert _equal(_tensors(fresh, "player_0"), _tensors(one, "player_0"))
     assert _equal(_tensors(fresh, "player_1"), _tensors(two, "player_0"))
+    alone = _model(seed=1)
+    start_adapters(alone, _settings(f"player_0={first}"), None)
+    assert _equal(_tensors(alone, "player_1"), _tensors(_model(seed=1), "player_1")), "no entry: a new adapter"
     recorded = recorded_start(settings, None)
+    assert json.loads(json.dumps(recorded)) == recorded
+    assert recorded_start(_settings(), None) == {}
     assert recorded["player_0"]["folder"] == str(first)
     assert (recorded["player_1"]["step"], recorded["player_1"]["adapter"]) == (9, "player_0")
     weights = (tmp_path / "b/checkpoint-9/player_0/adapter_model.safetensors").read_bytes()
     assert recorded["player_1"]["sha256"] == hashlib.sha256(weights).hexdigest()
-
-
-def test_a_player_without_an_entry_keeps_its_new_adapter(tmp_path: Path) -> None:
-    fresh = _model(seed=1)
-    before = _tensors(_model(seed=1), "player_1")
-    start_adapters(fresh, _settings(f"player_0={_checkpoint(tmp_path / 'a', _model(seed=5))}"), None)
-    assert _equal(_tensors(fresh, "player_1"), before)
 
 
 def test_a_shared_adapter_may_become_everybodys_start(tmp_path: Path) -> None:
@@ -176,9 +174,3 @@ def test_an_entry_of_its_own_wins_over_the_one_for_everybody() -> None:
             CheckpointRef(place=Path("runs/b/checkpoint-9"), adapter="player_0"),
         ),
     }
-
-
-def test_what_is_recorded_is_json(tmp_path: Path) -> None:
-    recorded = recorded_start(_settings(str(_checkpoint(tmp_path / "a", _model()))), None)
-    assert json.loads(json.dumps(recorded)) == recorded
-    assert recorded_start(_settings(), None) == {}

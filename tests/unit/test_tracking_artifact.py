@@ -1,7 +1,6 @@
 """What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of it."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,12 @@ from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
-from hanabi_grpo.report.samples import COLUMNS, replay_page, sample_recordings, table_rows
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.settings import Settings, read_settings
-from hanabi_grpo.tracking import sample_games
-from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
+from hanabi_grpo.settings import read_settings
+from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations
 from hanabi_grpo.tracking.board import section_name, sectioned
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
 from hanabi_grpo.tracking.run_reader import RunReader
@@ -46,14 +43,6 @@ def test_a_running_score_is_the_mean_of_the_last_ten_steps_with_the_error_of_the
     assert (score.mean, score.num_steps) == (1.5, 10)
     assert score.standard_error == pytest.approx((2.5 / 9) ** 0.5 / 10**0.5)
     assert score.text == "1.50 ± 0.17 over 10 steps"
-
-
-def test_steps_without_a_score_count_for_nothing_and_a_single_one_has_no_error() -> None:
-    for scores in ([], [None], [float("nan")], [True], ["1.0"]):
-        assert running_score(rows(scores), 5) is None
-    assert running_score(rows([1.0]), 0) is None
-    score = running_score(rows([2.0]), 1)
-    assert score is not None and score.standard_error is None and score.text == "2.00 over 1 step"
 
 
 def made(step: int, mean: float, num_steps: int = 10) -> RunningScore:
@@ -150,12 +139,6 @@ def test_a_damaged_checkpoint_becomes_no_artifact(tmp_path: Path) -> None:
     assert not (run / "artifacts").exists()
 
 
-def test_a_run_folder_gives_a_name_that_wandb_takes(tmp_path: Path) -> None:
-    names = {"laptop-1": "laptop-1-adapters", "my run: é/x": "x-adapters", "…": "run-adapters", "a b": "a-b-adapters"}
-    assert {folder: artifact_name(Settings(), tmp_path / folder) for folder in names} == names
-    assert len(artifact_name(Settings(), tmp_path / ("x" * 200))) <= 128
-
-
 def test_a_reader_finds_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     reader = RunReader(tmp_path, from_step=1)
     assert not reader.look()
@@ -198,22 +181,6 @@ def test_a_damaged_record_is_a_new_run_and_a_whole_one_keeps_its_id(text: str, t
     assert read_record(tmp_path) == fresh
 
 
-def test_sample_games_are_spread_over_the_scores_and_open_as_a_page(tmp_path: Path) -> None:
-    run = tracked_run(tmp_path / "run")
-    recordings = sample_recordings(run)
-    assert len(recordings) == 6
-    chosen = spread(recordings, 3)
-    scores = sorted(one.episode.score for one in recordings)
-    assert [one.episode.score for one in chosen] == [scores[0], scores[2], scores[-1]]
-    cells = table_rows(chosen)
-    assert all(len(row) == len(COLUMNS) for row in cells)
-    assert cells[0][0] == "step_000003" and cells[0][1].startswith("train/") and "player_0 " in cells[0][-1]
-    (run / "episodes/step_000009.jsonl").write_text('{"torn": \nnothing')
-    assert sample_recordings(run) == sample_recordings(tracked_run(tmp_path / "none", games=False)) == []
-    page = replay_page(recordings, read_settings(run / "settings.json"), "<b>run</b>")
-    assert page.count("<b>run</b>") == 0 and "&lt;b&gt;run" in page
-
-
 def recorded_run(folder: Path, *steps: int) -> Path:
     """Write a run whose recorded steps have 6 deals of 3 games, with token ids."""
     folder.mkdir()
@@ -247,28 +214,3 @@ def test_sample_games_are_whole_deals_of_the_last_step_before_the_checkpoint_wit
     assert write_sample_games(tmp_path / "a", tmp_path / "b", 10) is not None
     again, first = (tmp_path / name / "episodes/step_000010.jsonl" for name in ("b", "a"))
     assert sorted(again.read_text().splitlines()) == sorted(first.read_text().splitlines())
-
-
-def test_sample_games_are_bounded_in_bytes_and_none_are_taken_from_later_or_torn_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = recorded_run(tmp_path / "run", 10)
-    assert write_sample_games(run, tmp_path / "a", 9) is None
-    sizes = [len(line) + 1 for line in (run / "episodes/step_000010.jsonl").read_bytes().splitlines()]
-    for most, name in ((max(sizes), "one"), (3 * max(sizes), "deal"), (10, "none")):
-        monkeypatch.setattr(sample_games, "MOST_BYTES", most)
-        path = write_sample_games(run, tmp_path / name, 10)
-        assert (path is None) == (name == "none")
-        assert path is None or 0 < path.stat().st_size <= most
-    (run / "episodes/step_000011.jsonl").write_text('{"torn": 1}\n{"torn')
-    assert write_sample_games(run, tmp_path / "torn", 11) is None
-
-
-def test_hard_links_are_copies_where_the_file_system_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
-    run = tracked_run(tmp_path / "run")
-    folder, _ = build_artifact(run, add_checkpoint(run, 3), read_settings(run / "settings.json"), None)
-    assert (folder / "player_0/adapter_model.safetensors").read_bytes() == b"player_0 at 3"

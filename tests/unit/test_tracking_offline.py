@@ -13,12 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import TrainerState
 
-from hanabi_grpo.settings import read_settings
-from hanabi_grpo.tracking.board import section_name
-from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
@@ -129,53 +124,6 @@ def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path
     assert {record.run.run_id for record in records if record.HasField("run")} == {first.id}
     assert [row["step"] for row in history(records) if "score/mean" in row] == [1, 2, 3]
     assert [one.step for one in read_record(run).artifacts] == [2]
-
-
-def callback_run(run: Path, done: int, steps: int) -> list[dict[str, Any]]:
-    """Let the trainer's callback track steps whose figures are known; returns the rows of `metrics.jsonl`."""
-    tracking, state = TrackingCallback(read_settings(run / "settings.json"), run), TrainerState(max_steps=steps)
-    state.global_step = done
-    tracking.on_train_begin(None, state, None)
-    for step in range(done + 1, steps + 1):
-        state.global_step = step
-        figures = {"games": 16.0, "score/mean": 1.0 + step, "score_kept/mean": 2.0, "illegal_per_game": 0.5}
-        figures |= {"hints_per_game": 1.0, "bombs_per_game": 0.25, "time/push": 0.1, "time/rollout": 0.2}
-        loss = float("nan") if step in (2, 3) else 0.01 * step
-        tracking.on_log(None, state, None, {**figures, "player_0/reward": step / 3, "loss": loss})
-    tracking.on_train_end(None, state, None)
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_tensorboard_wandb_and_the_rows_give_the_same_curves_over_a_resume(tmp_path: Path) -> None:
-    variables = {"REPORT_TO": "wandb,tensorboard", "WANDB_MODE": "offline"}
-    run = tracked_run(tmp_path / "run", steps=0, games=False, **variables)
-    callback_run(run, 0, 3)
-    # The trainer was killed after step 2: the row of step 3 is cut, and the step is made again.
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(lines[:2]))
-    rows = callback_run(run, 2, 4)
-    assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert all("loss" in row for row in rows) and [row["loss"] for row in rows[1:3]] == [None, None]
-    wanted = {
-        section_name(name): [(row["step"], float(row[name])) for row in rows if row[name] is not None]
-        for name in dict.fromkeys(name for row in rows for name in row)
-        if name != "step"
-    }
-    assert {"score/mean", "player_0/reward", "time/push", "time/elapsed", "play/hints_per_game"} < wanted.keys()
-    assert [step for step, _ in wanted["train/loss"]] == [1, 4]
-    board = EventAccumulator(str(run / "tensorboard"))
-    board.Reload()
-    on_board = {name: [(one.step, one.value) for one in board.Scalars(name)] for name in board.Tags()["scalars"]}
-    sent: dict[str, list[tuple[int, float]]] = {}
-    # Step 3 went twice to W&B, which shows the later one; its rows are in the order of sending.
-    for row in {row["step"]: row for row in history(offline_records(run)) if "score/mean" in row}.values():
-        for name in row.keys() & wanted.keys():
-            sent.setdefault(name, []).append((row["step"], float(row[name])))
-    assert on_board.keys() == sent.keys() == wanted.keys()
-    for name, points in wanted.items():
-        assert sent[name] == points, name
-        # TensorBoard's files hold 32 bits.
-        assert on_board[name] == [(step, pytest.approx(value)) for step, value in points], name
 
 
 _SILENT = """

@@ -19,8 +19,8 @@ from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.checkpoints import pinned
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
+from hanabi_grpo.training.model.start_from import parse_start, recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.training.start_from import parse_start, recorded_start
 from hanabi_grpo.types import player_names
 from tracked_runs import add_checkpoint, tracked_run
 from wandb_artifacts import Store, artifact_store
@@ -81,11 +81,6 @@ def test_a_remote_word_is_a_partner_and_a_start_with_its_colons(
     at = starts_at[player]
     assert (at[0], str(at[1].place), at[1].adapter) == (entry, folder, adapter)
     assert load_settings({"HANABI_PARTNERS": entry}, dotenv=Path("none.env")).settings.partners == (entry,)
-
-
-def test_equal_aliases_of_two_projects_are_two_figures() -> None:
-    pool = parse_pool(["wandb:team/one/laptop:best", "wandb:team/two/laptop:best", "hf:a/laptop.best"], 2)
-    assert [partner.name for partner in pool] == ["one.laptop.best", "two.laptop.best", "hf.a.laptop.best"]
 
 
 def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -9,17 +10,21 @@ from typer.testing import CliRunner
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.rules import Game, parse_action
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings
-from hanabi_grpo.runs.resume import plan_resume
+from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings, read_settings
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"
 RUN = OLD / "run"
+
+
+def check_decks(plan: ResumePlan) -> None:
+    v1.check_decks(plan.checkpoint, plan.board_hashes, fork=plan.fork)
 
 
 @pytest.mark.parametrize("path", ["games", "run/episodes/step_000000.jsonl", "run/episodes/step_000002.jsonl"])
@@ -54,7 +59,14 @@ def test_a_run_on_half_of_the_decks_starts_a_new_one_and_does_not_go_on(tmp_path
 
 def test_a_player_that_is_out_of_tokens_paid_nothing_then_and_the_other_settings_are_compared() -> None:
     dataset = Path(__file__).parents[2] / "data" / "hanabi.laptop.jsonl"
-    given = {"dataset": str(dataset), "num_generations": 4, "deals_per_step": 2, "lora_rank": 1, "lora_alpha": 2}
+    given: dict[str, Any] = {
+        "dataset": str(dataset),
+        "model": "outputs/tiny-model",
+        "num_generations": 4,
+        "deals_per_step": 2,
+        "lora_rank": 1,
+        "lora_alpha": 2,
+    }
     assert read_settings(RUN / "settings.json").deals_per_step == 2
     saved = read_saved_settings(RUN)
     saved["settings"]["DATASET"] = str(dataset)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,13 +26,13 @@ from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.batches import padded, reply_logits
-from hanabi_grpo.sft.games import Sources
 from hanabi_grpo.sft.learning import Lesson, held_out_figures, learn
-from hanabi_grpo.sft.recorded import GameFilter
-from hanabi_grpo.sft.run import Outcome, WarmStart
+from hanabi_grpo.sft.run import Outcome, WarmStart, Watcher
 from hanabi_grpo.sft.samples import split_held_out
+from hanabi_grpo.sft.sources import GameFilter, Sources
 from hanabi_grpo.sft.students import load_base, make_students, student_names
-from hanabi_grpo.training.prefix_tree import prefix_tree
+from hanabi_grpo.training.model.prefix_tree import prefix_tree
+from small_models import small_model
 
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
 
@@ -40,27 +41,19 @@ LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, 
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that knows nothing."""
     folder = tmp_path_factory.mktemp("base") / "model"
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    ends = {"eos_token_id": TOKENIZER.eos_token_id, "pad_token_id": TOKENIZER.pad_token_id}
-    config = Qwen3Config(
+    torch.manual_seed(0)
+    model = small_model(
         vocab_size=len(TOKENIZER),
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=1024,
         tie_word_embeddings=True,
         initializer_range=0.1,
-        bos_token_id=None,
-        dtype="float32",
-        **ends,
+        eos_token_id=TOKENIZER.eos_token_id,
+        pad_token_id=TOKENIZER.pad_token_id,
     )
-    torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(bos_token_id=None, **ends)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return folder
@@ -78,13 +71,25 @@ def work(base: Path, out: Path, **other: Any) -> WarmStart:
 
 
 def do(what: WarmStart, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
-    return what.run(lambda text: None, lambda name, done, total, text: None, should_stop)
+    return what.run(Watcher(say=lambda text: None, show=lambda name, done, total, text: None, should_stop=should_stop))
 
 
 def after(calls: int) -> Callable[[], bool]:
     """True from this call on."""
     left = iter(range(calls))
     return lambda: next(left, None) is None
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A finished start of two adapters, for tests that look at it; those that change it take a copy."""
+    out = tmp_path_factory.mktemp("trained") / "out"
+    return out, do(work(base, out))
+
+
+@pytest.fixture
+def copied(trained: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained[0], tmp_path / "copy"))
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -151,12 +156,11 @@ def test_the_whole_model_learns_and_its_folder_is_a_model(base: Path, tmp_path: 
     ]
 
 
-def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, trained: tuple[Path, Outcome]) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    do(work(base, tmp_path / "out"))
-    folder = tmp_path / "out" / "checkpoint-0"
+    folder = trained[0] / "checkpoint-0"
     manifest = check_checkpoint(folder)
     saved = read_adapters(folder)
     assert (saved.step, saved.lora_rank, list(saved.adapters)) == (0, 16, ["player_0", "player_1"])
@@ -180,19 +184,21 @@ def test_a_shared_adapter_learns_from_all_players(base: Path, tmp_path: Path) ->
     assert list(read_adapters(tmp_path / "checkpoint-0").adapters) == ["shared"]
 
 
-@pytest.mark.parametrize(("full", "calls"), [(False, 3), (False, 6), (True, 2)])
+@pytest.mark.parametrize(("full", "moments"), [(False, (3, 6)), (True, (2,))], ids=["adapters", "model"])
 def test_a_stopped_and_resumed_start_ends_bit_by_bit_where_an_undisturbed_one_does(
-    base: Path, tmp_path: Path, full: bool, calls: int
+    base: Path, tmp_path: Path, full: bool, moments: tuple[int, ...]
 ) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    do(work(base, whole, full=full, steps=6))
-    read_games = 60
-    stopped = do(work(base, parts, full=full, steps=6), after(read_games + calls))
-    assert not stopped.is_finished
-    assert "of 6" in stopped.stopped_at
-    assert do(work(base, parts, full=full, steps=6, resume=True)).is_finished
-    assert weights(parts) == weights(whole)
-    assert json.loads((parts / "warm_start.json").read_text()) == json.loads((whole / "warm_start.json").read_text())
+    whole = tmp_path / "whole"
+    do(work(base, whole, full=full))
+    for calls in moments:
+        parts = tmp_path / f"parts-{calls}"
+        stopped = do(work(base, parts, full=full), after(60 + calls))
+        assert not stopped.is_finished
+        assert "of 4" in stopped.stopped_at
+        assert do(work(base, parts, full=full, resume=True)).is_finished
+        assert weights(parts) == weights(whole)
+        figures = [json.loads((folder / "warm_start.json").read_text()) for folder in (parts, whole)]
+        assert figures[0] == figures[1]
 
 
 def test_a_start_that_was_stopped_while_games_were_read_begins_again(base: Path, tmp_path: Path) -> None:
@@ -201,21 +207,18 @@ def test_a_start_that_was_stopped_while_games_were_read_begins_again(base: Path,
     assert do(work(base, tmp_path / "out", resume=True)).is_finished
 
 
-def test_a_finished_start_is_not_learned_again(base: Path, tmp_path: Path) -> None:
-    first = do(work(base, tmp_path))
-    before = weights(tmp_path)
-    assert do(work(base, tmp_path, resume=True)).rows == first.rows
-    assert weights(tmp_path) == before
+def test_a_finished_start_is_not_learned_again(base: Path, trained: tuple[Path, Outcome], copied: Path) -> None:
+    before = weights(copied)
+    assert do(work(base, copied, resume=True)).rows == trained[1].rows
+    assert weights(copied) == before
 
 
-def test_a_resume_needs_the_same_work(base: Path, tmp_path: Path) -> None:
-    do(work(base, tmp_path))
-    for change, name in (({"steps": 5}, "steps"), ({"learning_rate": 1e-4}, "learning_rate"), ({"batch": 9}, "batch")):
-        with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
-            do(work(base, tmp_path, resume=True, **change))
+def test_a_resume_needs_the_same_work(base: Path, copied: Path) -> None:
     fewer = Sources(line_ups=("hint-bot",), paths=(), num_deals=50, noise=0.2, chosen=GameFilter())
-    with pytest.raises(SettingsError, match="data was"):
-        do(work(base, tmp_path, resume=True, sources=fewer))
+    changes = {"steps": 5, "learning_rate": 1e-4, "batch": 9, "data": fewer}
+    for name, value in changes.items():
+        with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
+            do(work(base, copied, resume=True, **{"sources" if name == "data" else name: value}))
 
 
 def test_a_folder_that_holds_something_is_left_alone(base: Path, tmp_path: Path) -> None:
@@ -225,12 +228,11 @@ def test_a_folder_that_holds_something_is_left_alone(base: Path, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["notes.txt"]
 
 
-def test_a_torn_newest_state_is_refused_by_name(base: Path, tmp_path: Path) -> None:
-    do(work(base, tmp_path))
-    path = tmp_path / "last" / "checkpoint-0" / "warm_start" / "player_0.safetensors"
+def test_a_torn_newest_state_is_refused_by_name(base: Path, copied: Path) -> None:
+    path = copied / "last" / "checkpoint-0" / "warm_start" / "player_0.safetensors"
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(RunFolderError, match=r"player_0\.safetensors"):
-        do(work(base, tmp_path, resume=True))
+        do(work(base, copied, resume=True))
 
 
 def test_one_players_games_move_no_other_players_adapter(base: Path) -> None:

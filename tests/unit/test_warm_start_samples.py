@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.games import Sources
-from hanabi_grpo.sft.recorded import GameFilter
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
+from hanabi_grpo.sft.sources import GameFilter, Sources
 from hanabi_grpo.sft.teachers import SUITE, noisy_turns, teacher_games
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
@@ -115,30 +113,8 @@ def test_random_moves_are_read_but_not_learned() -> None:
     assert 0.3 < drawn / turns < 0.7
 
 
-def test_with_learned_noise_every_reply_of_the_same_games_is_learned() -> None:
-    noisy = Sources(line_ups=("hint-bot",), paths=(), num_deals=20, noise=0.5, chosen=GameFilter())
-    learned = replace(noisy, learn_noise=True)
-    without, everything = read(noisy), read(learned)
-    turns = sum(len(episode.turns) for episode, _ in taught_games(noise=0.5, num=20))
-    replies = [TOKENIZER.decode(marked(one)).count("<|im_end|>") for one in everything]
-    assert sum(replies) == turns > 1.3 * sum(TOKENIZER.decode(marked(one)).count("<|im_end|>") for one in without)
-    assert "random and learned" in learned.describe()[0] and "learned" not in noisy.describe()[0]
-
-
-def test_without_noise_the_scripts_play_their_own_games() -> None:
-    noisy, plain = taught_games("iggi,hint-bot"), taught_games("iggi,hint-bot")
-    assert noisy == plain
-    assert all(all(taught) for _, taught in plain)
-    assert plain[0][0].seats == ("iggi", "hint-bot")
-
-
 def test_no_deal_of_the_teachers_is_held_out_for_evaluation() -> None:
     assert not is_held_out(SUITE)
-
-
-def test_a_model_cannot_play_on_the_spot() -> None:
-    with pytest.raises(SettingsError, match="hanabi-grpo collect served"):
-        taught_games("served")
 
 
 @pytest.mark.parametrize("noise", [-0.1, 1.0, float("nan")])
@@ -231,25 +207,6 @@ def test_only_one_seats_words_are_learned_from_a_mixed_collection(tmp_path: Path
         read(sources(tmp_path, who="piers"))
 
 
-def test_games_of_a_low_score_are_left_out(tmp_path: Path) -> None:
-    games = [episode for episode, _ in taught_games(num=12)]
-    write_recordings(tmp_path / "games.jsonl", [Recording(episode=one) for one in games])
-    made = encoder()
-    read(sources(tmp_path, min_score=3), made)
-    assert made.counts.games == sum(one.score >= 3 for one in games) < len(games)
-    assert made.counts.games + made.counts.games_left_out == len(games)
-
-
-def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
-    path = tmp_path / "games.jsonl"
-    write_recordings(path, [Recording(episode=one) for one, _ in taught_games()])
-    path.write_bytes(path.read_bytes()[:-30])
-    notes: list[str] = []
-    found = sources(tmp_path).samples(LAPTOP, encoder(), seed=0, notes=notes)
-    assert len({one.deck for one in found}) == 2
-    assert "cut off" in notes[0]
-
-
 def test_held_out_suites_are_warned_of(tmp_path: Path) -> None:
     [(episode, _)] = taught_games(num=1)
     path = tmp_path / "games.jsonl"
@@ -276,11 +233,6 @@ def test_a_record_that_the_rules_forbid_is_refused() -> None:
         turns = (dataclasses.replace(episode.turns[0], **change), *episode.turns[1:])
         with pytest.raises(SettingsError, match="turn 0"):
             samples_of(dataclasses.replace(episode, turns=turns))
-
-
-def test_nothing_to_learn_from_is_said_at_once() -> None:
-    with pytest.raises(SettingsError, match="nothing to learn from"):
-        sources()
 
 
 def test_a_deck_is_on_one_side_whatever_its_seed() -> None:

@@ -112,10 +112,10 @@ def test_a_server_is_watched_with_its_key_and_its_log_gives_the_curve(monkeypatc
                 deals = [
                     {"env_config": LAPTOP.model_dump(mode="json"), "suite": "train", "seed": one} for one in (0, 1)
                 ]
-                adapters = {name: f"{name}@{version}" for name in ("player_0", "player_1")}
-                played = trainer.play(deals, num_games=3, max_tokens=8, temperature=1.0, adapters=adapters)
+                seats = [f"player_0@{version}", f"player_1@{version}"]
+                played = trainer.play(deals, num_games=3, max_tokens=8, temperature=1.0, seats=seats)
                 held_out = [{**deals[0], "suite": "eval"}]
-                trainer.play(held_out, num_games=2, max_tokens=8, temperature=1.0, adapters=adapters)
+                trainer.play(held_out, num_games=2, max_tokens=8, temperature=1.0, seats=seats)
                 games = [game for group in played.groups for game in group]
             monkeypatch.setenv("HANABI_API_KEY", "the-key")
             answer = RUNNER.invoke(app, ["watch", "--server", f"{server.url}/", "--json"])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hanabi_grpo.cli import Group
 from hanabi_grpo.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ def _check_writable(folder: Path) -> None:
         raise SettingsError(f"--out {folder}: cannot be written ({error.strerror}); choose another folder.") from error
 
 
+app = typer.Typer(cls=Group, pretty_exceptions_enable=False, add_completion=False)
+app.callback(invoke_without_command=True)(main)
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    typer.run(main)
+    app()

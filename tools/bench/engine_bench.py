@@ -5,19 +5,20 @@ import contextlib
 import itertools
 import os
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from bench.pairing import Measure, Stopwatch
+from bench.raw_engine import generate_raw
 from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
-from bench.stand_in import SUITE, deal_rows
+from bench.stand_in import SUITE, first_deals
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
-from hanabi_grpo.server.raw_engine import generate_raw
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
@@ -65,12 +66,12 @@ class EngineBench:
         """Return the games that arms play again: those of the first step."""
         return (await self.plays(1))[0]
 
-    async def play_again(self, *, num_deals: int | None = None, seats: Mapping[str, None] | None = None) -> Measure:
+    async def play_again(self, *, num_deals: int | None = None, seats: tuple[str, ...] | None = None) -> Measure:
         """Play the recorded games through the real scheduler, on empty caches.
 
         Args:
             num_deals: Only the first ones; None: all.
-            seats: Players without an adapter; None: those that are served.
+            seats: Who plays, one word each; None: the adapters that are served.
 
         Returns:
             The measure in sampled tokens.
@@ -137,7 +138,7 @@ class EngineBench:
     def _push(self, version: int) -> None:
         import torch
 
-        from hanabi_grpo.training.adapters import export_adapter
+        from hanabi_grpo.training.model.adapters import export_adapter
 
         dtype = getattr(torch, self.settings.dtype)
         self.client.push(version, {name: export_adapter(self.model, name, dtype) for name in self.players})
@@ -152,7 +153,7 @@ class EngineBench:
         from transformers import AutoModelForCausalLM
 
         from hanabi_grpo.runs.fingerprint import resolve_model
-        from hanabi_grpo.training.adapters import add_adapters
+        from hanabi_grpo.training.model.adapters import add_adapters
 
         settings = self.settings
         base = AutoModelForCausalLM.from_pretrained(resolve_model(settings.model), dtype=getattr(torch, settings.dtype))
@@ -170,7 +171,7 @@ class EngineBench:
             version=1,
         )
 
-    async def _play(self, sampler: Any, num_deals: int, seats: Mapping[str, None] | None = None) -> None:
+    async def _play(self, sampler: Any, num_deals: int, seats: tuple[str, ...] | None = None) -> None:
         scheduler = Scheduler(
             sampler,
             self.chat,
@@ -179,8 +180,10 @@ class EngineBench:
             games_at_once=max(self.settings.games_at_once, self.num_games),
             instance_id="bench",
         )
-        rows = deal_rows(self.config, num_deals=num_deals, num_games=self.settings.num_generations)
-        await scheduler.run(rows, self.sampling, seats)
+        asked = first_deals(
+            self.config, self.sampling, num_deals=num_deals, num_games=self.settings.num_generations, seats=seats
+        )
+        await scheduler.run(read_tasks(asked), self.sampling)
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import httpx
+import msgspec
 
 from bench.context import Bench
 from bench.growth import slopes
@@ -19,7 +20,7 @@ from bench.stand_in import (
     StandIn,
     chat_of,
     compact_config,
-    deal_rows,
+    first_deals,
     scripted_games,
     stand_in_scheduler,
     stand_in_server,
@@ -28,6 +29,7 @@ from bench.stand_in import (
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.env import HanabiEnv
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
 
@@ -81,11 +83,8 @@ async def loop_lag(bench: Bench) -> list[Row]:
     config = engine.config if engine else compact_config("laptop")
     chat = engine.chat if engine else chat_of(config)
     games = [] if engine else await scripted_games(config, chat, num_deals=deals, num_games=per_deal)
-    body = {
-        "infer_requests": deal_rows(config, num_deals=deals, num_games=per_deal),
-        "request_config": {"max_tokens": settings.max_completion_length, "temperature": settings.temperature},
-        "adapters": None,
-    }
+    sampling = SamplingConfig(max_tokens=settings.max_completion_length, temperature=settings.temperature)
+    body = msgspec.json.encode(first_deals(config, sampling, num_deals=deals, num_games=per_deal))
     lags: list[float] = []
     busy: list[float] = []
     for _ in range(bench.pairs + 1):
@@ -95,7 +94,9 @@ async def loop_lag(bench: Bench) -> list[Row]:
             )
             url = await stack.enter_async_context(served)
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, trust_env=False, timeout=600.0))
-            content = client.build_request("POST", "/infer/", json=body)
+            content = client.build_request(
+                "POST", "/rollout/", content=body, headers={"content-type": "application/json"}
+            )
             async with watched_loop() as seen:
                 answer = await client.send(content)
             answer.raise_for_status()
@@ -245,4 +246,5 @@ async def _path_seconds(path: _Path) -> float:
 
 
 async def _run(scheduler: Scheduler, config: EnvConfig, num_deals: int, num_games: int) -> None:
-    await scheduler.run(deal_rows(config, num_deals=num_deals, num_games=num_games), _SAMPLING, None)
+    asked = first_deals(config, _SAMPLING, num_deals=num_deals, num_games=num_games)
+    await scheduler.run(read_tasks(asked), _SAMPLING)

@@ -48,7 +48,7 @@ async def operator(bench: Bench) -> list[Row]:
         return [not_measured("R3b", name, arms, target, "only the CPU build has it; GPUs use vLLM's kernels")]
     import torch
 
-    from hanabi_grpo.server.lora_case import LoraCase
+    from bench.lora_case import LoraCase
 
     case = LoraCase(
         num_tokens=_TOKENS,

@@ -79,7 +79,7 @@ def _gaps(
     """Return per player the mean absolute difference over all sampled tokens, in nats."""
     import torch
 
-    from hanabi_grpo.training.adapters import use_adapter
+    from hanabi_grpo.training.model.adapters import use_adapter
 
     model, means = engine.model, []
     for player, replies in samples.items():

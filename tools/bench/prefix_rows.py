@@ -20,7 +20,7 @@ _NOISE = 0.2
 async def shared_beginnings(bench: Bench) -> list[Row]:
     """R8b, without an engine: the first player's sequences of one step's groups."""
     from hanabi_grpo.training.batching import cut_rows
-    from hanabi_grpo.training.shared_prefixes import share_prefixes
+    from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     settings = bench.settings
     rows = await group_rows(deals=settings.deals_per_step, games=settings.num_generations, seed=settings.seed)

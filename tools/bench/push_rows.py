@@ -64,7 +64,7 @@ def _floor(model: Any, names: tuple[str, ...], dtype: str, folder: Path) -> int:
     import torch
     from safetensors.torch import load
 
-    from hanabi_grpo.training.adapters import export_adapter
+    from hanabi_grpo.training.model.adapters import export_adapter
 
     size = 0
     for name in names:

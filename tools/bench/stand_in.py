@@ -4,7 +4,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
@@ -13,8 +12,8 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.deal_rows import rows_of
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
@@ -34,7 +33,6 @@ class StandIn:
         """Answer after half to one and a half of `seconds`."""
         self.seconds = seconds
         self._random = random.Random(0)
-        self.config = SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1)
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
         """Return as many ids as are allowed."""
@@ -78,10 +76,18 @@ async def scripted_games(config: EnvConfig, chat: ChatFormat, *, num_deals: int,
     return games
 
 
-def deal_rows(config: EnvConfig, *, num_deals: int, num_games: int) -> list[dict[str, Any]]:
-    """Return the request rows of the first deals of the benchmark's suite."""
-    deals = [{"env_config": config.model_dump(mode="json"), "suite": SUITE, "seed": seed} for seed in range(num_deals)]
-    return rows_of(deals, num_games)[0]
+def first_deals(
+    config: EnvConfig, sampling: SamplingConfig, *, num_deals: int, num_games: int, seats: tuple[str, ...] | None = None
+) -> RolloutRequest:
+    """Return the request for the first deals of the benchmark's suite."""
+    row = config.model_dump(mode="json")
+    return RolloutRequest(
+        tasks=tuple(TaskRequest(env_config=row, suite=SUITE, seed=seed) for seed in range(num_deals)),
+        num_games=num_games,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        seats=seats,
+    )
 
 
 def stand_in_scheduler(

@@ -8,6 +8,7 @@ from bench.recording import GameCalls
 from bench.row import Row, at_least
 from bench.stand_in import SUITE
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.settings.refs import BASE
 
 Script = list[tuple[str, tuple[int, ...]]]
 
@@ -16,9 +17,9 @@ async def against_stock(bench: Bench) -> list[Row]:
     """R2: our scheduler over `GYMScheduler`, both on the base model of the same engine."""
     import torch
 
+    from bench.raw_engine import async_llm
+    from bench.stock_gym import ReplayingEngine, SharedGame, play_stock, scheduler_of, seat_requests
     from hanabi_grpo.runs.fingerprint import resolve_model
-    from hanabi_grpo.server.raw_engine import async_llm
-    from hanabi_grpo.training.stock_gym import ReplayingEngine, SharedGame, play_stock, scheduler_of, seat_requests
 
     engine, settings, config = bench.needed_engine, bench.settings, bench.config
     games = await engine.recorded_games()
@@ -32,7 +33,7 @@ async def against_stock(bench: Bench) -> list[Row]:
     scripts = [seat_scripts(game, config.players, engine.chat) for game in games]
 
     async def ours() -> Measure:
-        measure = await engine.play_again(seats=dict.fromkeys(engine.players))
+        measure = await engine.play_again(seats=(BASE,) * len(engine.players))
         return Measure(seconds=measure.seconds, cpu_seconds=measure.cpu_seconds, amount=len(games))
 
     async def stock() -> Measure:

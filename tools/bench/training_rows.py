@@ -74,8 +74,8 @@ def small_model(device: str = "cpu") -> Any:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from hanabi_grpo.training.adapters import add_adapters
-    from hanabi_grpo.training.lora_op import join_lora_products
+    from hanabi_grpo.training.model.adapters import add_adapters
+    from hanabi_grpo.training.model.lora_op import join_lora_products
 
     config = Qwen3Config(
         vocab_size=_VOCABULARY,
@@ -181,7 +181,7 @@ def learn(model: Any, rows: Sequence["TokenRow"], limit: int, *, shared: bool = 
     The loss is −Σ advantage · logprob / tokens, whose gradient is that of a clipped ratio where the policy is still the
     one that sampled. With `shared` the model must share prefixes, and computes what rows begin with alike once.
     """
-    from hanabi_grpo.training.forward import reply_logps
+    from hanabi_grpo.training.model.forward import reply_logps
 
     model.zero_grad()
     num_tokens = max(sum(sum(row.mask) for row in rows), 1)

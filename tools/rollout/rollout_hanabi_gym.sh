@@ -15,7 +15,7 @@ if on_gpu && ! given CUDA_VISIBLE_DEVICES; then
     default_env CUDA_VISIBLE_DEVICES_SERVER 0,1,2,3
 fi
 if ! on_gpu && ! given MODEL && ! only_looks "$@"; then
-    # The CPU default is a model that the project makes itself; a finished one is kept.
+    # Shipped for the default board, made here for others; a finished one is kept.
     hanabi-grpo tiny-model
 fi
 exec hanabi-grpo serve "$@"

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
+import msgspec
 from pydantic import BaseModel, ValidationError
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.runs.structs import read_struct
 
 logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
 _PAUSE = 0.5
 _SAY_SECONDS = 60.0
@@ -21,7 +24,45 @@ _LATER = (408, 409, 429, 503)
 
 
 def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int, patience: float = 0.0) -> Any:
-    """Make a call and return the JSON of its answer.
+    """Make a call and return the JSON of its answer, see `call_bytes`.
+
+    Raises:
+        ServerGoneError: As `call_bytes`.
+        ServerError: As `call_bytes`, and an answer that is not JSON.
+    """
+    content = call_bytes(url, call, what, tries=tries, patience=patience)
+    data = _parsed(content)
+    if data is None:
+        raise _no_json(url, content, what)
+    return data
+
+
+def call_struct(
+    url: str,
+    call: Callable[[], httpx.Response],
+    kind: type[_Struct],
+    what: str,
+    *,
+    tries: int,
+    patience: float = 0.0,
+) -> _Struct:
+    """Make a call and return its answer as a struct, see `call_bytes`.
+
+    Raises:
+        ServerGoneError: As `call_bytes`.
+        ServerError: As `call_bytes`, and an answer that does not fit; it names the field.
+    """
+    content = call_bytes(url, call, what, tries=tries, patience=patience)
+    try:
+        return read_struct(kind, content)
+    except ValueError as error:
+        if _parsed(content) is None:
+            raise _no_json(url, content, what) from None
+        raise ServerError(f"{url}: {what}: the answer does not fit ({error}): {_start(content)!r}. {WHO}") from None
+
+
+def call_bytes(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int, patience: float = 0.0) -> bytes:
+    """Make a call and return its answer.
 
     A server that is busy with what others asked for says so, with a Retry-After: the call is made again after that
     time, which does no harm, since a server that says so did nothing.
@@ -35,18 +76,14 @@ def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries:
 
     Raises:
         ServerGoneError: Not reached, no answer in time, hung up, or 502, 503 and 504.
-        ServerError: Any other answer than 200 with JSON, or a request that cannot be sent.
+        ServerError: Any other answer than 200, or a request that cannot be sent.
     """
     start, said = time.monotonic(), float("-inf")
     while True:
         response = _response(url, call, what, tries)
-        try:
-            data = json.loads(response.content)
-        except (ValueError, RecursionError):
-            data = None
         if response.status_code == 200:
-            break
-        error, later = _refusal(url, response, data, what), _retry_after(response)
+            return response.content
+        error, later = _refusal(url, response, _parsed(response.content), what), _retry_after(response)
         now = time.monotonic()
         if later is None or now - start + later > patience:
             raise error
@@ -54,11 +91,21 @@ def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries:
             said = now
             logger.warning("%s (asked again every %g s, for %.0f of %g s)", error, later, now - start, patience)
         time.sleep(later)
-    if data is None:
-        raise ServerError(
-            f"{url}: {what}: the answer is not JSON, or only a part of it: {response.text[:200]!r}. {WHO}"
-        )
-    return data
+
+
+def _no_json(url: str, content: bytes, what: str) -> ServerError:
+    return ServerError(f"{url}: {what}: the answer is not JSON, or only a part of it: {_start(content)!r}. {WHO}")
+
+
+def _start(content: bytes) -> str:
+    return content[:200].decode("utf-8", "replace")
+
+
+def _parsed(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
 
 
 def as_object(url: str, data: Any, what: str) -> dict[str, Any]:

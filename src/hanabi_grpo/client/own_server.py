@@ -50,7 +50,7 @@ def own_server(
     """
     port = _free_port()
     here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
-    with _log_file(folder) as log:
+    with _log_file(folder, port) as log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
         own = {"HANABI_HOST": _HOST, "PORT": str(port), "VLLM_SERVER_HOST": _HOST, "VLLM_SERVER_PORT": str(port)}
         if settings.preset is None:
@@ -83,30 +83,18 @@ def own_server(
 
 def _wait(server: "subprocess.Popen[bytes]", settings: Settings, say: Callable[[str], None], log: Path) -> None:
     """Return once the server is healthy; its death ends the wait at once."""
-    healthy: list[bool] = []
-    failed: list[BaseException] = []
 
-    def ask() -> None:
-        try:
-            wait_for_server(settings, say, server_command=None, poll=_LOOK_SECONDS)
-            healthy.append(True)
-        except BaseException as error:
-            failed.append(error)
-
-    # A daemon: when the server is dead nobody waits for the rest of its time.
-    asking = threading.Thread(target=ask, name="own-server-health", daemon=True)
-    asking.start()
-    while asking.is_alive():
-        asking.join(_LOOK_SECONDS)
+    def look() -> None:
         if server.poll() is not None:
             _raise_dead(server, log, None)
-    if failed and isinstance(failed[0], ServerGoneError):
+
+    try:
+        wait_for_server(settings, say, server_command=None, poll=_LOOK_SECONDS, look=look)
+    except ServerGoneError as error:
         raise ServerError(
             f"the own server was not healthy after {settings.server_timeout:g} s; look at {log}, or allow more time: "
             "HANABI_SERVER_TIMEOUT."
-        ) from failed[0]
-    if failed:
-        raise failed[0]
+        ) from error
 
 
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
@@ -140,15 +128,11 @@ def _signals_held() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _log_file(folder: Path) -> IO[bytes]:
-    """Open a log that no other server has, e.g. outputs/own-server-20260131-093000.log."""
-    stem = f"own-server-{datetime.now():%Y%m%d-%H%M%S}"
+def _log_file(folder: Path, port: int) -> IO[bytes]:
+    """Open a log that no other server has, e.g. outputs/own-server-20260131-093000-41237.log."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (f"{stem}.log", f"{stem}-{os.getpid()}.log"):
-            with contextlib.suppress(FileExistsError):
-                return (folder / name).open("xb")
-        return (folder / f"{stem}-{os.getpid()}.log").open("ab")
+        return (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
     except OSError as error:
         raise SettingsError(f"{folder}: no log of the own server can be written there ({error.strerror}).") from error
 

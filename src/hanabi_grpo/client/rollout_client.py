@@ -6,39 +6,31 @@ How calls end, and when they are repeated, is said in `session_client`.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import httpx
+import msgspec
 
+from hanabi_grpo.client.answers import RolloutResult, checked_games
 from hanabi_grpo.client.http_bounds import MAX_ANSWER
 from hanabi_grpo.client.http_calls import WHO, as_model
 from hanabi_grpo.client.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
-from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.deal_rows import games_of, rows_of
-from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer, ReplyAnswer
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer
+from hanabi_grpo.rollout.messages import EarlierTurn, ReplyAnswer, ReplyRequest, RolloutAnswer, RolloutRequest
+from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings.refs import seat_adapter
-from hanabi_grpo.types import DroppedGame, Episode, Reply
+from hanabi_grpo.types import Reply
 
 __all__ = ["ClientTimeouts", "RolloutClient", "RolloutResult", "each_server", "server_name", "server_url"]
 
 
-_ROW_BYTES = 4 << 20
+_PLAYER_BYTES = 4 << 20
 """Of one player's part of a game: 40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice."""
 _UPLOAD_PACE = 1 << 20
 """Bytes a second of the slowest link that an adapter may be pushed over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutResult:
-    """The games of one request."""
-
-    groups: list[list[Episode]]
-    """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
-    dropped: tuple[DroppedGame, ...] = ()
-    """The games that the server gave up; they are in no group."""
 
 
 class RolloutClient(SessionClient):
@@ -115,7 +107,7 @@ class RolloutClient(SessionClient):
         """Sample one reply in a conversation; the server remembers nothing of it afterwards.
 
         Args:
-            seat: Who replies: "base" or an adapter at a version, see `seating`.
+            seat: Who replies: "base" or an adapter at a version, see `refs`.
             system: First message, "" for none.
             turns: Earlier (prompt, sampled reply ids) of this conversation, oldest first.
             prompt: What the player is shown now.
@@ -125,21 +117,20 @@ class RolloutClient(SessionClient):
         Raises:
             ServerError: The server refused, or its answer is not a reply of that seat.
         """
-        body = {
-            "seat": seat,
-            "system": system,
-            "turns": [{"prompt": text, "reply_ids": list(ids)} for text, ids in turns],
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-        }
+        body = ReplyRequest(
+            seat=seat,
+            system=system,
+            turns=tuple(EarlierTurn(prompt=text, reply_ids=tuple(ids)) for text, ids in turns),
+            prompt=prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+        )
         what = f"a reply of {seat}"
-        post = partial(self._http.post, "/reply/", json=body, timeout=self._rollout_timeout)
-        answer = as_model(self.url, ReplyAnswer, self._json(post, what), what)
+        answer = self._struct("/reply/", body, ReplyAnswer, what)
         named = seat_adapter(seat)
         if not answer.out_of_tokens and answer.version != (named[1] if named else None):
             raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
-        return Reply(prompt=prompt, **answer.model_dump(exclude={"instance_id"}))
+        return Reply(prompt=prompt, **msgspec.structs.asdict(answer))
 
     def play(
         self,
@@ -148,47 +139,44 @@ class RolloutClient(SessionClient):
         num_games: int,
         max_tokens: int,
         temperature: float,
-        adapters: Mapping[str, str | None] | None = None,
-        vocab_size: int | None = None,
+        seats: Sequence[str] | None = None,
     ) -> RolloutResult:
         """Play each deal `num_games` times.
 
         Args:
-            deals: Each {"env_config": {...}, "suite": str, "seed": int}, and perhaps "seats", one word each (see
-                `seating`). One that is named twice gets two groups of different games, numbered on.
+            deals: Each a `TaskRequest` as a mapping: {"env_config": {...}, "suite": str, "seed": int}, and perhaps
+                "seats", one word each (see `refs`). One that is named twice gets two groups of different games,
+                numbered on.
             num_games: Group size.
             max_tokens: Per reply.
             temperature: Of sampling.
-            adapters: For deals without seats: per player "adapter@version" that must be served, or None for the base
-                model.
-            vocab_size: Rows of the model's token embedding; ids beyond them are refused. None: unchecked.
+            seats: Of deals that name none, one word each; None: whoever is served now.
 
         Raises:
             SettingsError: A deal that cannot be played.
             ServerError: The server refused, no game of all could be played, or the answers are not the games that were
                 asked for.
-            NonFiniteError: A game whose numbers cannot be trained on.
+            NonFiniteError: A return that is infinite.
         """
-        rows, owners = rows_of(deals, num_games)
-        body = {
-            "infer_requests": rows,
-            "request_config": {"max_tokens": max_tokens, "temperature": temperature},
-            "adapters": None if adapters is None else dict(adapters),
+        given = {
+            "tasks": deals,
+            "num_games": num_games,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seats": seats,
         }
-        bound = {"max_bytes": MAX_ANSWER + len(rows) * _ROW_BYTES}
-        post = partial(self._http.post, "/infer/", json=body, timeout=self._rollout_timeout, extensions=bound)
-        outputs = self._json(post, "playing games", tries=1)
-        groups: list[list[Episode]] = [[] for _ in deals]
-        dropped = []
         try:
-            for row, game in games_of(rows, outputs, vocab_size=vocab_size):
-                if isinstance(game, DroppedGame):
-                    dropped.append(game)
-                else:
-                    groups[owners[row]].append(game)
+            request = msgspec.convert(given, RolloutRequest)
+        except msgspec.ValidationError as error:
+            raise SettingsError(f"playing games: {error}.") from error
+        tasks = read_tasks(request)
+        max_bytes = MAX_ANSWER + num_games * sum(task.config.players for task in tasks) * _PLAYER_BYTES
+        what = "playing games"
+        answer = self._struct("/rollout/", request, RolloutAnswer, what, tries=1, max_bytes=max_bytes)
+        try:
+            return checked_games(answer, tasks)
         except ServerError as error:
-            raise ServerError(f"{self.url}: playing games: {error} {WHO}") from error
-        return RolloutResult(groups=groups, dropped=tuple(dropped))
+            raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
 
     def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any], what: str) -> Any:
         headers = {

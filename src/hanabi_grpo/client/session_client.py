@@ -13,21 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
+import msgspec
+from msgspec import Struct
 
-from hanabi_grpo.client.http_bounds import bounded_client
-from hanabi_grpo.client.http_calls import as_model, as_object, call_json
+from hanabi_grpo.client.http_bounds import MAX_ANSWER, bounded_client
+from hanabi_grpo.client.http_calls import as_model, as_object, call_json, call_struct
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.handshake import LogAnswer, SessionAnswer, game_claims, session_headers, tokenizer_hash
-from hanabi_grpo.runs.wire import PROTOCOL
+from hanabi_grpo.rollout.handshake import (
+    PROTOCOL,
+    LogAnswer,
+    SessionAnswer,
+    game_claims,
+    session_headers,
+    tokenizer_hash,
+)
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.values import split_address
 
 logger = logging.getLogger(__name__)
 _TRIES = 3
+_Answer = TypeVar("_Answer", bound=Struct)
 
 
 def server_url(settings: Settings) -> str:
@@ -289,3 +298,24 @@ class SessionClient:
 
     def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True) -> Any:
         return call_json(self.url, call, what, tries=tries, patience=self._patience if patient else 0.0)
+
+    def _struct(
+        self,
+        path: str,
+        body: Struct,
+        kind: type[_Answer],
+        what: str,
+        *,
+        tries: int = _TRIES,
+        max_bytes: int = MAX_ANSWER,
+    ) -> _Answer:
+        """Post a struct and return the answer as one."""
+        post = partial(
+            self._http.post,
+            path,
+            content=msgspec.json.encode(body),
+            headers={"content-type": "application/json"},
+            timeout=self._rollout_timeout,
+            extensions={"max_bytes": max_bytes},
+        )
+        return call_struct(self.url, post, kind, what, tries=tries, patience=self._patience)

@@ -33,6 +33,7 @@ def wait_for_server(
     server_command: str | None,
     remind: float = 10.0,
     poll: float = 1.0,
+    look: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Return once the server answers that it is healthy; say meanwhile what is waited for, less and less often.
 
@@ -42,6 +43,7 @@ def wait_for_server(
         server_command: What starts the server, as typed in another terminal; None: it was started for this wait.
         remind: Seconds to the first reminder; the times after it double, up to a minute.
         poll: Seconds between questions.
+        look: Called before each question; what it raises ends the wait.
 
     Returns:
         The server's answer: its instance_id, versions and counts.
@@ -57,6 +59,7 @@ def wait_for_server(
     next_reminder = start
     with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
         while True:
+            look()
             left = start + limit - time.monotonic()
             answer = _ask(client, base, max(0.1, min(_ASK_SECONDS, left)))
             waited = time.monotonic() - start
@@ -100,8 +103,9 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         answer = client.get(f"{base}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
         raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
-    except httpx.ReadTimeout:
-        return _NotReady("accepts connections and does not answer yet (ReadTimeout)", is_there=True)
+    except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
+        # Also where the one that says "starting" has just made way for the one that serves.
+        return _NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
         return _NotReady(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     try:

@@ -51,7 +51,7 @@ class SavedGame(BaseModel):
     words: _Words
     """Per seat, as it was typed, see `lineups`."""
     seats: _Words
-    """Per seat, who really sits there, see `seating`; "human" for the person."""
+    """Per seat, who really sits there, see `refs`; "human" for the person."""
     suite: str
     seed: _Count
     max_tokens: Annotated[int, Field(ge=1)]

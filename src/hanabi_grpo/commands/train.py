@@ -21,8 +21,8 @@ from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.fingerprint import resolve_model
-from hanabi_grpo.runs.resume import ResumePlan, plan_resume, write_resume
-from hanabi_grpo.runs.resume_settings import check_compatible, dataset_sha256, keep_settings, read_saved_settings
+from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
+from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
     RESUME_COMMAND,
     leave_run_folder,
@@ -31,8 +31,8 @@ from hanabi_grpo.runs.run_folder import (
     prepare_run_folder,
     write_json_atomic,
 )
-from hanabi_grpo.runs.v1 import check_decks
-from hanabi_grpo.settings import BatchPlan, LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings.batch import plan_line
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
@@ -100,27 +100,6 @@ def train(extra_args: list[str]) -> None:
         _start(loaded, settings_path, extra_args, nodes, console, "server is ready")
 
 
-def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
-    """Return what the terminal is told of a resume: from where, what was passed over, which settings changed.
-
-    Raises:
-        SettingsError: Settings that cannot change on the way.
-        RunFolderError: The settings of the run that the checkpoint belongs to cannot be read.
-    """
-    if resume is None:
-        return []
-    lines = [f"RESUME={settings.resume}: {resume.summary}"]
-    lines += [f"    passed over: {reason}" for reason in resume.skipped]
-    if resume.checkpoint is not None:
-        check_decks(resume)
-        saved = read_saved_settings(resume.checkpoint.parent)
-        notes = check_compatible(saved, settings, fork=resume.fork)
-        lines += [f"    changed since: {note}" for note in notes]
-    if resume.step >= steps:
-        lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
-    return lines
-
-
 def resume_command(
     loaded: LoadedSettings, folder: Path, extra_args: Sequence[str] = (), *, max_steps: int | None = None
 ) -> str:
@@ -145,19 +124,6 @@ def resume_command(
     here = Path(TRAIN_SCRIPT).is_file()
     start = ["bash", TRAIN_SCRIPT] if here else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
-
-
-def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
-    """Return the arithmetic of a step in one line."""
-    cut = (
-        f"micro-batches of up to {plan.tokens_per_micro_batch} tokens"
-        if plan.tokens_per_micro_batch
-        else f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
-    )
-    return (
-        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games = {plan.games} games, "
-        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
-    )
 
 
 def trainer_argv(

@@ -1,16 +1,12 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from hanabi_grpo.settings import LoadedSettings
     from hanabi_grpo.sft.run import Outcome, WarmStart
 
 
@@ -45,16 +41,20 @@ def warm_start(
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and SEED; DATASET,
     HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
+    from hanabi_grpo.commands.console import offline_environ
     from hanabi_grpo.commands.playing import game_config
     from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.sft.games import Sources
-    from hanabi_grpo.sft.recorded import GameFilter
-    from hanabi_grpo.sft.run import WarmStart
 
-    loaded = load_settings()
+    settings = load_settings().settings
+    for name, value in offline_environ(settings).items():
+        os.environ.setdefault(name, value)
+    # After these switches: libraries read them once.
+    from hanabi_grpo.sft.run import WarmStart
+    from hanabi_grpo.sft.sources import GameFilter, Sources
+
     work = WarmStart(
-        settings=loaded.settings,
-        config=game_config(loaded.settings, preset, players),
+        settings=settings,
+        config=game_config(settings, preset, players),
         sources=Sources(
             line_ups=tuple(line_ups or ()),
             paths=tuple(games or ()),
@@ -67,31 +67,26 @@ def warm_start(
         steps=steps,
         batch=batch,
         learning_rate=learning_rate,
-        shared=shared or loaded.settings.adapters == "shared",
+        shared=shared or settings.adapters == "shared",
         full=full,
         resume=resume,
     )
-    _run(work, loaded)
+    _run(work)
 
 
-def _run(work: "WarmStart", loaded: "LoadedSettings") -> None:
-    import os
-
+def _run(work: "WarmStart") -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from hanabi_grpo.commands.console import make_console, offline_environ
-    from hanabi_grpo.commands.interruption import INTERRUPTED
-    from hanabi_grpo.commands.playing import stderr_console
-
-    for name, value in offline_environ(loaded.settings).items():
-        os.environ.setdefault(name, value)
-    # After the switches above: the library reads them once.
     from transformers.utils.logging import disable_progress_bar
+
+    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.interruption import INTERRUPTED, stop_flag
+    from hanabi_grpo.commands.playing import stderr_console
+    from hanabi_grpo.sft.run import Watcher
 
     disable_progress_bar()
     aside, console = stderr_console(), make_console()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with _stop_flag() as should_stop, Progress(*columns, console=aside) as progress:
+    with stop_flag() as should_stop, Progress(*columns, console=aside) as progress:
         bars: dict[str, Any] = {}
 
         def show(what: str, done: int, total: int | None, text: str) -> None:
@@ -102,7 +97,7 @@ def _run(work: "WarmStart", loaded: "LoadedSettings") -> None:
         def say(text: str) -> None:
             aside.print(text, markup=False, soft_wrap=True)
 
-        outcome = work.run(say, show, should_stop)
+        outcome = work.run(Watcher(say=say, show=show, should_stop=should_stop))
     if not outcome.is_finished:
         aside.print(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.", soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
@@ -115,31 +110,7 @@ def _table(outcome: "Outcome") -> Any:
     from rich.table import Table
 
     table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
-    for label, figures in outcome.rows:
-        row: Sequence[str] = (
-            f"{figures['name']} ({label})",
-            str(figures["step"]),
-            f"{figures['loss']:.4f}",
-            f"{figures['accuracy']:.3f}",
-            str(figures["num_replies"]),
-        )
-        table.add_row(*row)
+    for label, row in outcome.rows:
+        figures = f"{row['loss']:.4f}", f"{row['accuracy']:.3f}", str(row["num_replies"])
+        table.add_row(f"{row['name']} ({label})", str(row["step"]), *figures)
     return table
-
-
-@contextmanager
-def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and SIGTERM into a flag, so that an update is finished or not begun; the second Ctrl-C raises."""
-    asked: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,15 +8,17 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import system_prompt, turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Game, shuffled_deck
 
+PROTOCOL = 5
+"""Of the rollout server's routes; both sides name it when a run is introduced."""
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
 STARTING = "starting"
@@ -25,7 +27,6 @@ _NUM_PROBES = 3
 _PROBE_TURNS = 8
 
 _Text = Annotated[str, Field(min_length=1, max_length=100)]
-_Id = Annotated[int, Field(strict=True, ge=0)]
 _Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
 _Versions = Annotated[dict[_Text, _Version], Field(max_length=5)]
 
@@ -101,29 +102,6 @@ class LendAnswer(BaseModel):
     sha256: str
     config_sha256: str
     instance_id: str
-
-
-class ReplyAnswer(BaseModel):
-    """One sampled reply, see `types.Reply`."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    text: str
-    prompt_ids: Annotated[tuple[_Id, ...], Field(strict=False)]
-    reply_ids: Annotated[tuple[_Id, ...], Field(strict=False)]
-    logprobs: Annotated[tuple[float, ...], Field(strict=False)]
-    """Of each id in `reply_ids`, in nats."""
-    version: int | None
-    out_of_tokens: bool
-    instance_id: str
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        if len(self.logprobs) != len(self.reply_ids):
-            raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply_ids")
-        if self.out_of_tokens == bool(self.reply_ids):
-            raise ValueError(f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids")
-        return self
 
 
 class LogAnswer(BaseModel):

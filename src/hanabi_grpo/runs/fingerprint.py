@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
+from hanabi_grpo.settings.board import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +95,20 @@ def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> 
         make: Command that makes a tiny model of the game, for the error.
 
     Raises:
-        SettingsError: Neither a folder nor a hub id that can be had from here, or a model that brings code.
+        SettingsError: Neither a folder nor a hub id that can be had from here, a model that brings code, or a tiny
+            model whose files are not those that its manifest names.
     """
     folder = Path(name)
     if folder.is_dir():
+        if damage := damage_of(folder):
+            raise SettingsError(f"MODEL={name}: {damage}. Get it back with: {way_back(folder, make)}")
         return _without_code(folder.resolve())
-    if name.startswith((".", "/", "outputs/")):
+    if is_local_model(name):
         where = "" if folder.is_absolute() else f" in {Path.cwd()}"
-        raise SettingsError(f"MODEL={name}: no such folder{where}. Make the tiny model with: {make} --out {name}")
+        shipped = " It is shipped with the repository, whose root folder is where commands run." * (name == TINY_MODEL)
+        raise SettingsError(
+            f"MODEL={name}: no such folder{where}.{shipped} Make the tiny model with: {make} --out {name}"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
+from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
+from hanabi_grpo.runs.v1 import check_decks
 from hanabi_grpo.settings import Settings
 
 LATEST = "latest"
@@ -215,3 +217,24 @@ def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> 
         fork=False,
         summary=f"{reason}: starts at step 0 in {run_folder}",
     )
+
+
+def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:
+    """Return what the terminal is told of a resume: from where, what was passed over, which settings changed.
+
+    Raises:
+        SettingsError: Settings that cannot change on the way.
+        RunFolderError: The settings of the run that the checkpoint belongs to cannot be read.
+    """
+    if resume is None:
+        return []
+    lines = [f"RESUME={settings.resume}: {resume.summary}"]
+    lines += [f"    passed over: {reason}" for reason in resume.skipped]
+    if resume.checkpoint is not None:
+        check_decks(resume.checkpoint, resume.board_hashes, fork=resume.fork)
+        saved = read_saved_settings(resume.checkpoint.parent)
+        notes = check_compatible(saved, settings, fork=resume.fork)
+        lines += [f"    changed since: {note}" for note in notes]
+    if resume.step >= steps:
+        lines.append(f"nothing left to train: step {resume.step} of {steps} is done.")
+    return lines

@@ -9,8 +9,10 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -292,6 +294,21 @@ def write_bytes_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Give an empty folder that takes the place of `target` at the end; after an error `target` is what it was."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target: a rename is atomic only within one file system.
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        yield new
+        if target.exists():
+            os.replace(target, Path(scratch) / "old")
+        os.replace(new, target)
+        sync_folder(target.parent)
 
 
 def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:

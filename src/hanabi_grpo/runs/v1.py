@@ -1,10 +1,11 @@
 """What only the runs of version 0.1 need: settings that it had not, and boards on which it dealt half of the decks."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.resume import ResumePlan
 
 UNRECORDED: dict[str, Any] = {"HANABI_REWARD_OUT_OF_TOKENS": 0.0}
 """What its runs had of settings that came later."""
@@ -20,17 +21,17 @@ def boards_by_hash() -> dict[str, tuple[str, bool]]:
     return known
 
 
-def check_decks(plan: ResumePlan) -> None:
+def check_decks(checkpoint: Path | None, board_hashes: Iterable[str], *, fork: bool) -> None:
     """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
 
     Raises:
         SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
     """
     known = boards_by_hash()
-    boards = sorted({known[one][0] for one in plan.board_hashes if one in known and known[one][1]})
-    if boards and not plan.fork:
+    boards = sorted({known[one][0] for one in board_hashes if one in known and known[one][1]})
+    if boards and not fork:
         raise SettingsError(
-            f"{plan.checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "
+            f"{checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "
             "deals all of them, so the rest of the curve would be another game's. Start a new run from it with "
             "OUTPUT_DIR=(a new folder), or go on with hanabi_grpo 0.1."
         )

@@ -1,11 +1,11 @@
 """The rollout server: vLLM, the adapters it serves, and the games it plays.
 
-`engine` wraps vLLM; `adapter_store` keeps a session's versions and receipts, `frozen_adapters` what was lent, and both
-go through `adapter_loader` (`adapter_files` checks, `adapter_folders` writes; `owned_folders` finds what killed servers
-left). `tables` seats who was asked for, `seats` lets a held adapter sit in a game, `scheduler` turns request rows into
-games, `replies` samples one reply.
-`pacing` keeps the games of a step from holding up the event loop that they share with every request.
-`app` puts the routes together (`routes_*`) behind the door: `connections`, `bodies`, `key_check`, `limits`,
-`strict_json`, `rollout_request`, `reply_request`. `sessions` says for which trainer the server works,
-`serving` and `restart` keep it alive when the engine dies, and `main` starts the process.
+`main` takes the port, and `supervisor` starts the process that serves, again when it dies; in it `assembly` puts the
+parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` is what vLLM loads in its processes.
+`adapter_store` keeps a session's versions and receipts, `frozen_adapters` what was lent, and both go through
+`adapter_loader` (`adapter_files` checks, `adapter_folders` writes). `sessions` says for which trainer the server works,
+`identity` whether one fits. `tables` seats who was asked for, `seats` lets a held adapter sit in a game, `scheduler`
+turns tasks into games, `replies` samples one reply; `pacing` says whose game goes on next, so that games do not
+hold up the event loop that they share with every request. `app` puts the routes together (`routes_*`) behind the door:
+`connections`, `bodies`, `key_check`, `limits`, `strict_json`, `requests`.
 """

@@ -1,10 +1,9 @@
 """What every route needs: a body within its limits, long answers in pieces, and errors as JSON."""
 
 import asyncio
-import json
 from collections.abc import Iterable
-from typing import Any
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
@@ -17,7 +16,9 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
+from hanabi_grpo.rollout.messages import DroppedRow
 from hanabi_grpo.server.pacing import in_slices
+from hanabi_grpo.types import DroppedGame, Episode
 
 MAX_BODY_BYTES = 2 << 30
 _MAX_DETAIL = 2000
@@ -53,23 +54,23 @@ async def read_body(request: Request, *, limit: int = MAX_BODY_BYTES, what: str 
     return await asyncio.to_thread(b"".join, chunks) if size > LARGE_BODY else b"".join(chunks)
 
 
-async def json_list(items: Iterable[Any]) -> Response:
-    """Return a list as JSON, byte for byte what `JSONResponse` makes of it.
+async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Response:
+    """Return the games of a request's tasks as a `RolloutAnswer`.
 
-    The answer to a rollout has megabytes. `json` encodes a value in one go and keeps the interpreter's lock meanwhile,
-    so a thread would not help: each item is encoded by itself.
+    The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock meanwhile, so a thread
+    would not help: each game is encoded by itself.
 
     Args:
-        items: What JSON can hold.
-
-    Raises:
-        ValueError: A number that is not finite.
+        groups: Per task its games, in order of their numbers.
     """
     pieces: list[bytes] = []
-    async for item in in_slices(items):
-        text = json.dumps(item, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        pieces.append((b"," if pieces else b"[") + text.encode("utf-8"))
-    pieces.append(b"]" if pieces else b"[]")
+    dropped: list[DroppedRow] = []
+    async for number, game in in_slices((number, game) for number, group in enumerate(groups) for game in group):
+        if isinstance(game, DroppedGame):
+            dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
+        else:
+            pieces.append((b"," if pieces else b"") + msgspec.json.encode(game))
+    pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), b"}"]
     length = str(sum(map(len, pieces)))
     return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
 

@@ -118,5 +118,5 @@ def create_app(
         return {"next": number, "lines": lines}
 
     app.include_router(adapter_routes(store, scheduler, identity))
-    app.include_router(play_routes(engine, store, scheduler, max_model_len=identity.max_model_len))
+    app.include_router(play_routes(engine, store, scheduler))
     return app

@@ -4,28 +4,30 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hanabi_grpo.server.owned_folders import OwnedFolder
+from fastapi import FastAPI
+
+from hanabi_grpo.logs import LineRing
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.handshake import tokenizer_hash
+from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.server.adapter_files import linear_shapes
+from hanabi_grpo.server.adapter_folders import OwnedFolder
+from hanabi_grpo.server.adapter_store import AdapterStore
+from hanabi_grpo.server.app import create_app
+from hanabi_grpo.server.engine import Engine, EngineConfig
+from hanabi_grpo.server.identity import ServerIdentity
+from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server.pacing import heap_left_alone
 from hanabi_grpo.server.plugin import PLUGIN_NAME
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-
-    from hanabi_grpo.logs import LineRing
-    from hanabi_grpo.rollout.chat import ChatFormat
-    from hanabi_grpo.server.adapter_files import Shapes
-    from hanabi_grpo.server.adapter_store import AdapterStore
-    from hanabi_grpo.server.engine import Engine, EngineConfig
-    from hanabi_grpo.server.identity import ServerIdentity
-    from hanabi_grpo.server.limits import Limits
-    from hanabi_grpo.settings import Settings
+from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +38,15 @@ SOCKETS = "hanabi-sockets-"
 class RolloutServer:
     """A started engine and what is around it; `app` serves it."""
 
-    engine: "Engine"
-    chat: "ChatFormat"
-    store: "AdapterStore"
-    identity: "ServerIdentity"
-    limits: "Limits"
-    app: "FastAPI"
+    engine: Engine
+    chat: ChatFormat
+    store: AdapterStore
+    identity: ServerIdentity
+    limits: Limits
+    app: FastAPI
 
 
-def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) -> "EngineConfig":
+def engine_config(settings: Settings, model: str, shapes: Iterable[str] = ()) -> EngineConfig:
     """Return what the engine is started with.
 
     Args:
@@ -52,8 +54,6 @@ def engine_config(settings: "Settings", model: str, shapes: Iterable[str] = ()) 
         model: The folder that MODEL means.
         shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: adapters may cover anything.
     """
-    from hanabi_grpo.server.engine import EngineConfig
-
     return EngineConfig(
         model=model,
         dtype=settings.dtype,
@@ -101,28 +101,8 @@ def _gather_sockets() -> None:
         atexit.register(folder.close)
 
 
-def warn_of_small_storage(settings: "Settings", shapes: "Shapes") -> None:
-    """Say before the engine's minutes that adapters will not fit: containers have 64 MB of memory-backed storage."""
-    from hanabi_grpo.server.adapter_folders import adapter_home
-    from hanabi_grpo.server.adapter_store import MAX_VERSIONS
-
-    size = 4 if settings.dtype == "float32" else 2
-    one = size * settings.lora_rank * sum(num_out + num_in for num_out, num_in in shapes.values())
-    home, needed = adapter_home(), MAX_VERSIONS * settings.players * one
-    if (free := shutil.disk_usage(home).free) < needed:
-        logger.warning(
-            "adapters: %s has %.0f MB free, %d versions of %d adapters take %.0f MB; uploads that do not fit are "
-            "refused. Make it larger (docker run --shm-size=8g, or mount -o remount,size=8G).",
-            home,
-            free / 1e6,
-            MAX_VERSIONS,
-            settings.players,
-            needed / 1e6,
-        )
-
-
 @contextlib.contextmanager
-def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
+def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
     """Start the engine (tens of seconds) inside a running event loop on the main thread, and end it with the block.
 
     Args:
@@ -135,20 +115,6 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    from hanabi_grpo.rollout.chat import ChatFormat
-    from hanabi_grpo.rollout.handshake import tokenizer_hash
-    from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-    from hanabi_grpo.server.adapter_files import linear_shapes
-    from hanabi_grpo.server.adapter_store import AdapterStore
-    from hanabi_grpo.server.app import create_app
-    from hanabi_grpo.server.engine import Engine
-    from hanabi_grpo.server.identity import ServerIdentity
-    from hanabi_grpo.server.limits import Limits
-    from hanabi_grpo.server.pacing import heap_left_alone
-    from hanabi_grpo.server.restart import stop_within
-    from hanabi_grpo.server.scheduler import Scheduler
-    from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
-
     board = settings.preset or LAPTOP
     folder: Path = resolve_model(settings.model, tiny_model_command([board], settings.players))
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
@@ -158,7 +124,6 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
         # vLLM tells of it at a level that is off here.
         logger.info("engine: compiling kernels and capturing CUDA graphs can take minutes without a line")
     shapes = linear_shapes(folder)
-    warn_of_small_storage(settings, shapes)
     engine = Engine(engine_config(settings, str(folder), shapes), list(extra_args))
     store = AdapterStore(
         engine,
@@ -196,8 +161,10 @@ def rollout_server(settings: "Settings", ring: "LineRing", extra_args: Sequence[
             yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:
         store.close()
-        if engine.is_dead:
-            stop_within(engine.stop)
-        else:
+        try:
             engine.stop()
+        except Exception:
+            if not engine.is_dead:
+                raise
+            logger.exception("ending the dead engine failed")
         logger.info("stopped; engine core and workers ended")

@@ -6,8 +6,7 @@ from pydantic import BaseModel, ValidationError
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
-from hanabi_grpo.rollout.handshake import GameClaim, SessionRequest, prompt_hash
-from hanabi_grpo.runs.wire import PROTOCOL
+from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, prompt_hash
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 _SAME_CODE = "install the same hanabi_grpo version on both sides"

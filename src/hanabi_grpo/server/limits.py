@@ -11,12 +11,12 @@ class Limits:
         Limits(adapter_bytes=max_adapter_bytes(shapes, 16))
     """
 
-    rollout_bytes: int = 24 << 20
-    """Body of one rollout request; one row of a game's player takes about 400 bytes."""
+    rollout_bytes: int = 8 << 20
+    """Body of one rollout request; a task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
     adapter_bytes: int = 2 << 30
     """Body of one adapter upload; `max_adapter_bytes` knows what the base model can have."""
     reply_bytes: int = 8 << 20
-    """Body of one request for a single reply; `reply_request` bounds its parts."""
+    """Body of one request for a single reply; `messages.ReplyRequest` bounds its parts."""
     other_bytes: int = 1 << 20
     """Body of every other request."""
     header_bytes: int = 64 << 10
@@ -55,7 +55,7 @@ class BodyRule:
 
 def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
     """Return the rule for a request."""
-    if method == "POST" and path.rstrip("/") == "/infer":
+    if method == "POST" and path.rstrip("/") == "/rollout":
         return BodyRule(
             what="rollout request",
             max_bytes=limits.rollout_bytes,

@@ -1,17 +1,17 @@
-"""Start the rollout server: port first, then the engine, then the routes; and again when the engine dies."""
+"""Start the rollout server: port first, then the process that serves, in it the engine, then the routes."""
 
 import asyncio
 import logging
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hanabi_grpo.errors import HanabiGrpoError, ServerError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.logs import LineRing, set_up_logging
 from hanabi_grpo.processes import die_with_parent
-from hanabi_grpo.server.assembly import prepare_environment, rollout_server
-from hanabi_grpo.server.restart import Restarts, mark_children, reap_children, restart_at_latest
+from hanabi_grpo.server.supervisor import EXIT_CODE, fork_and_supervise
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings import Settings
@@ -29,30 +29,22 @@ def serve(settings: "Settings", extra_args: list[str]) -> None:
     Raises:
         ServerError: The port is taken.
         SettingsError: MODEL cannot be had.
-        SystemExit: A signal, or the engine died too often (`restart.EXIT_CODE`).
+        SystemExit: A signal, or the engine died (`supervisor.EXIT_CODE`).
     """
-    restarts = Restarts(allowed=settings.engine_restarts)
-    reap_children()
-    mark_children()
-    ring = LineRing()
-    set_up_logging(ring=ring)
+    set_up_logging()
     listener = _listen(settings.host, settings.port)
     if settings.die_with_parent:
         die_with_parent(signal.SIGTERM)
-    prepare_environment(settings.device == "cpu")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        died = asyncio.run(_run(settings, extra_args, listener, ring, restarts))
-    except HanabiGrpoError:
-        raise
-    except Exception:
-        if restarts.count == 0:
-            raise
-        # It started before with the same settings: what the dead one held may not be free yet.
-        logger.exception("the engine did not start again")
-        died = True
-    if died:
-        restarts.after_engine_death()
+    fork_and_supervise(allowed=settings.engine_restarts)
+    signal.signal(signal.SIGTERM, _end)
+    if asyncio.run(_run(settings, extra_args, listener)):
+        raise SystemExit(EXIT_CODE)
+
+
+def _end(signum: int, frame: object) -> None:
+    # Who ends a whole family of processes sends it twice; the clean-up must not be cut short.
+    signal.signal(signum, signal.SIG_IGN)
+    sys.exit(128 + signum)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -72,12 +64,13 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _run(
-    settings: "Settings", extra_args: list[str], listener: socket.socket, ring: LineRing, restarts: Restarts
-) -> bool:
-    from hanabi_grpo.server.serving import serve_until_dead
-    from hanabi_grpo.server.starting import StartingServer
+async def _run(settings: "Settings", extra_args: list[str], listener: socket.socket) -> bool:
+    from hanabi_grpo.server.assembly import prepare_environment, rollout_server
+    from hanabi_grpo.server.serving import StartingServer, exit_at_latest, serve_until_dead
 
+    ring = LineRing()
+    set_up_logging(ring=ring)
+    prepare_environment(settings.device == "cpu")
     with StartingServer(listener) as starting, rollout_server(settings, ring, extra_args) as server:
         starting.stop()
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
@@ -86,5 +79,5 @@ async def _run(
             listener,
             lambda: server.engine.is_dead,
             limits=server.limits,
-            on_death=lambda: restart_at_latest(restarts),
+            on_death=partial(exit_at_latest, EXIT_CODE),
         )

@@ -1,61 +1,60 @@
-"""Routes that play games or sample one reply, and those that ms-swift's `VLLMClient` calls beside them."""
+"""Routes that play games or sample one reply."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import LARGE_BODY, json_list, problem, read_body
+from hanabi_grpo.server.answers import LARGE_BODY, played_games, problem, read_body
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.reply_request import parse_reply_request
-from hanabi_grpo.server.rollout_request import is_session_adapter, parse_rollout_request
+from hanabi_grpo.server.requests import is_session_adapter, parse_reply_request, parse_rollout_request
 from hanabi_grpo.server.scheduler import Scheduler, unwrap
 from hanabi_grpo.types import Reply
 
 logger = logging.getLogger(__name__)
+_Wanted = TypeVar("_Wanted")
 
 
-def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, max_model_len: int) -> APIRouter:
+def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> APIRouter:
     """Build the routes.
 
     Args:
         engine: Samples replies.
         store: Holds the adapters.
         scheduler: Plays the games.
-        max_model_len: Tokens of one conversation.
     """
     router = APIRouter()
 
-    @router.post("/infer/")
-    async def infer(request: Request) -> Response:
-        body = await read_body(request, what="rollout request")
+    async def parsed(request: Request, what: str, parse: Callable[[bytes], _Wanted]) -> _Wanted:
+        body = await read_body(request, what=what)
         # A body of many megabytes takes seconds to check; small ones are not worth a thread.
-        large = len(body) > LARGE_BODY
-        wanted, rows = await asyncio.to_thread(parse_rollout_request, body) if large else parse_rollout_request(body)
-        sampling = wanted.sampling(max_model_len)
-        if wanted.names_session_adapters and "x-run-id" in request.headers:
+        return await asyncio.to_thread(parse, body) if len(body) > LARGE_BODY else parse(body)
+
+    def check_owner(request: Request, seats: Iterable[str]) -> None:
+        if "x-run-id" in request.headers and any(map(is_session_adapter, seats)):
             store.check_owner(request.headers)
 
+    @router.post("/rollout/")
+    async def rollout(request: Request) -> Response:
+        tasks, sampling = await parsed(request, "rollout request", parse_rollout_request)
+        check_owner(request, {seat for task in tasks for seat in task.seats or ()})
+
         async def played() -> Response:
-            own = store.is_owner(request.headers)
-            return await json_list(await scheduler.run(rows, sampling, wanted.adapters, own=own))
+            return await played_games(await scheduler.run(tasks, sampling, own=store.is_owner(request.headers)))
 
         return await answered(request, played(), "rollout")
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
-        body = await read_body(request, what="reply request")
-        large = len(body) > LARGE_BODY
-        parse = partial(parse_reply_request, body, vocab_size=scheduler.vocab_size)
-        wanted = await asyncio.to_thread(parse) if large else parse()
-        if is_session_adapter(wanted.seat) and "x-run-id" in request.headers:
-            store.check_owner(request.headers)
+        parse = partial(parse_reply_request, vocab_size=scheduler.vocab_size)
+        wanted = await parsed(request, "reply request", parse)
+        check_owner(request, [wanted.seat])
 
         async def sampled() -> Response:
             return JSONResponse({**_reply_to_json(await scheduler.reply(wanted)), "instance_id": scheduler.instance_id})
@@ -88,29 +87,11 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler, *, ma
             made.cancel()
             watch.cancel()
 
-    @router.get("/get_world_size/")
-    async def world_size() -> dict[str, int]:
-        return {"world_size": engine.config.tensor_parallel_size * engine.config.data_parallel_size}
-
-    @router.post("/get_engine_type/")
-    async def engine_type() -> dict[str, Any]:
-        return {"engine_type": "AsyncLLMEngine", "enable_multi_turn": True, "use_gym_env": True, "enable_lora": True}
-
     @router.post("/reset_prefix_cache/")
     async def reset_prefix_cache() -> dict[str, bool]:
+        # A measurement that is to repeat bit for bit starts from an empty cache.
         return {"reset": await engine.reset_prefix_cache()}
 
-    async def nothing_to_do() -> dict[str, str]:
-        return {"message": "nothing to do: adapters travel over HTTP and text models have no other cache"}
-
-    for route in (
-        "reset_encoder_cache",
-        "reset_mm_cache",
-        "init_communicator",
-        "close_communicator",
-        "process_weights_after_loading",
-    ):
-        router.post(f"/{route}/")(nothing_to_do)
     return router
 
 

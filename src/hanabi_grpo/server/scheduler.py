@@ -1,4 +1,4 @@
-"""Request rows in, games out: plays the deals of a request concurrently, one coroutine a game.
+"""Tasks in, games out: plays the tasks of a request concurrently, one coroutine a game.
 
 A game that fails is played once more from its start and then dropped; the others of its request go on. Three things
 end a whole request instead: a request that could never be played, a dead engine, and failure of every single game.
@@ -9,11 +9,10 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hanabi_grpo.errors import (
     GameParameterError,
@@ -24,27 +23,21 @@ from hanabi_grpo.errors import (
     VersionError,
 )
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.deal_rows import Deal, group_rows
-from hanabi_grpo.rollout.episode_check import check_episode
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.wire import dropped_to_outputs, episode_to_outputs
+from hanabi_grpo.rollout.messages import ReplyRequest
+from hanabi_grpo.rollout.tasks import Task
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import PacedSampler, Turnstile, in_slices
-from hanabi_grpo.server.places import Places
+from hanabi_grpo.server.pacing import PacedSampler, Places, Turnstile, in_slices
 from hanabi_grpo.server.replies import answer_request
-from hanabi_grpo.server.reply_request import ReplyRequest
 from hanabi_grpo.server.seats import Sampler, ServedPolicy
-from hanabi_grpo.server.tables import Table, default_seats, loras_of, wanted_adapters
+from hanabi_grpo.server.tables import Table, loras_of, served_seats, wanted_adapters
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often a game is started before it is dropped."""
-_INLINE_ROWS = 512
-"""Rows that are grouped at once; more of them take long enough to be worth a thread."""
-_MODEL = "hanabi_grpo"
 _MAX_REASON_CHARS = 300
 _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
 """What these say of one game holds for the whole request, now and at the next attempt."""
@@ -71,9 +64,9 @@ class Scheduler:
             chat: How conversations become ids.
             store: Which adapters are served.
             max_model_len: Token budget of one conversation.
-            games_at_once: How many games may wait on the engine together; see `places` for who comes first.
+            games_at_once: How many games may wait on the engine together; see `Places` for who comes first.
             instance_id: Stamped on every episode.
-            vocab_size: Rows of the model's token embedding; a game with an id beyond them is dropped. None: unchecked.
+            vocab_size: Rows of the model's token embedding; a reply with an id beyond them fails. None: unchecked.
         """
         self._turnstile = Turnstile()
         self._sampler = PacedSampler(sampler, self._turnstile)
@@ -91,51 +84,36 @@ class Scheduler:
         """Games that failed at every attempt and were dropped."""
 
     async def run(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        sampling: SamplingConfig,
-        adapters: Mapping[str, str | None] | None,
-        *,
-        own: bool = False,
-    ) -> list[dict[str, Any]]:
-        """Play every game that the rows ask for.
+        self, tasks: Sequence[Task], sampling: SamplingConfig, *, own: bool = False
+    ) -> list[list[Episode | DroppedGame]]:
+        """Play every game of the tasks.
 
         Args:
-            rows: Request rows, see `deal_rows`.
+            tasks: What is played; every version that their seats name must be served.
             sampling: Limits and temperature.
-            adapters: Per player name "adapter@version" that must be served, or None for the base model; no mapping
-                at all takes what is served now.
             own: Whether the session's trainer asks; its games take free places before all others.
 
         Returns:
-            One RolloutOutput dict per row, in row order; those of a dropped game say so in `rollout_infos.dropped`.
+            Per task its games, in order of their numbers.
 
         Raises:
-            SettingsError: Rows that cannot be played.
+            SettingsError: Tasks that cannot be played.
             VersionError: A required version is not served; nothing was sampled.
             ServerGoneError: The engine is dead.
             ServerError: Not one of the games could be played.
         """
-        deals = await asyncio.to_thread(group_rows, rows) if len(rows) > _INLINE_ROWS else group_rows(rows)
-        self._check_room(sampling)
-        outputs: list[dict[str, Any]] = [{} for _ in rows]
-        reasons: list[str] = []
-        async for deal, systems, number, game in in_slices(
-            _each_game(await self._play_all(deals, sampling, adapters, own))
-        ):
-            if isinstance(game, Episode):
-                answers = episode_to_outputs(game, model=_MODEL, system_prompts=systems)
-            else:
-                reasons.append(f"deal {game.suite}/{game.seed}, game {game.game}: {game.reason}")
-                answers = dropped_to_outputs(game, num_players=deal.config.players, model=_MODEL)
-            for player, answer in enumerate(answers):
-                outputs[deal.rows[player][number]] = answer
-        if reasons and len(reasons) == sum(deal.num_games for deal in deals):
+        self._check_room(sampling.max_tokens)
+        played = await self._play_all(tasks, sampling, own)
+        games = [game for group in played for game in group]
+        dropped = [game for game in games if isinstance(game, DroppedGame)]
+        if len(dropped) == len(games):
+            first = dropped[0]
             raise ServerError(
-                f"none of the {len(reasons)} games could be played, so this is no bad luck; the first, {reasons[0]}. "
+                f"none of the {len(dropped)} games could be played, so this is no bad luck; the first, deal "
+                f"{first.suite}/{first.seed}, game {first.game}: {first.reason}. "
                 "Look at the server's log, and check model, adapters and settings."
             )
-        return outputs
+        return played
 
     async def reply(self, wanted: ReplyRequest) -> Reply:
         """Sample one reply, see `answer_request`; it waits for no game's place.
@@ -147,7 +125,7 @@ class Scheduler:
             ServerError: A sample that cannot be used, or a reply that the engine cancelled.
             NonFiniteError: As `answer_request`.
         """
-        self._check_room(wanted.sampling)
+        self._check_room(wanted.max_tokens)
         where = f"a reply of {wanted.seat}"
         try:
             return await answer_request(
@@ -170,52 +148,51 @@ class Scheduler:
                 raise self._gone(where, _reason(error)) from error
             raise
 
-    def _check_room(self, sampling: SamplingConfig) -> None:
-        if sampling.max_tokens >= self._max_model_len:
+    def _check_room(self, max_tokens: int) -> None:
+        if max_tokens >= self._max_model_len:
             raise SettingsError(
-                f"MAX_COMPLETION_LENGTH={sampling.max_tokens}: a reply must be shorter than the conversation that this "
+                f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the conversation that this "
                 f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
             )
 
     async def _play_all(
-        self, deals: Sequence[Deal], sampling: SamplingConfig, adapters: Mapping[str, str | None] | None, own: bool
-    ) -> list[tuple[Deal, Table, list[Episode | DroppedGame]]]:
+        self, tasks: Sequence[Task], sampling: SamplingConfig, own: bool
+    ) -> list[list[Episode | DroppedGame]]:
         started = []
         place = partial(self._places.place, object(), own=own)
-        async with self._store.lease(wanted_adapters(deals, adapters)) as leased:
+        async with self._store.lease(wanted_adapters(tasks)) as leased:
             tables = []
-            async for deal in in_slices(deals):
-                seats = deal.seats or default_seats(deal.config.players, adapters, leased)
+            async for task in in_slices(tasks):
+                seats = task.seats or served_seats(task.config.players, leased)
                 served = ServedPolicy(
                     self._sampler,
                     self._chat,
                     loras=loras_of(seats, leased),
                     sampling=sampling,
-                    config=deal.config,
+                    config=task.config,
                     max_model_len=self._max_model_len,
+                    vocab_size=self.vocab_size,
                 )
-                tables.append((deal, Table(seats, served)))
+                tables.append((task, Table(seats, served)))
             try:
                 async with asyncio.TaskGroup() as group:
-                    async for deal, table in in_slices(tables):
-                        games = [
-                            group.create_task(self._play(place, deal, table, game)) for game in range(deal.num_games)
-                        ]
-                        started.append((deal, table, games))
-                        group.create_task(_report(deal, games, table.seats))
+                    async for task, table in in_slices(tables):
+                        games = [group.create_task(self._play(place, task, table, game)) for game in task.games]
+                        started.append(games)
+                        group.create_task(_report(task, games, table.seats))
             except BaseExceptionGroup as failed:
                 raise unwrap(failed) from failed
-        return [(deal, table, [task.result() for task in games]) for deal, table, games in started]
+        return [[game.result() for game in games] for games in started]
 
     async def _play(
-        self, place: Callable[[], AbstractAsyncContextManager[None]], deal: Deal, table: Table, game: int
+        self, place: Callable[[], AbstractAsyncContextManager[None]], task: Task, table: Table, game: int
     ) -> Episode | DroppedGame:
         async with place():
             self.games_in_flight += 1
             try:
                 await self._turnstile.through()
                 for attempt in range(1, ATTEMPTS + 1):
-                    played = await self._attempt(deal, table, game, attempt)
+                    played = await self._attempt(task, table, game, attempt)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
@@ -226,25 +203,23 @@ class Scheduler:
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, deal: Deal, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
-        where = f"deal {deal.suite}/{deal.seed}, game {game}"
+    async def _attempt(self, task: Task, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
+        where = f"deal {task.suite}/{task.seed}, game {game}"
         try:
-            episode = await play_episode(
-                deal.config,
+            return await play_episode(
+                task.config,
                 table.policies,
-                suite=deal.suite,
-                seed=deal.seed,
+                suite=task.suite,
+                seed=task.seed,
                 game=game,
                 names=table.seats,
                 instance_id=self.instance_id,
             )
-            check_episode(episode, vocab_size=self.vocab_size)
-            return episode
         except _IMPOSSIBLE:
             raise
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            running = asyncio.current_task()
+            if running is None or running.cancelling():
                 raise
             # Nobody cancelled this game, so the engine did, and it would look like one that its client gave up.
             raise self._gone(where, "the engine cancelled a reply") from error
@@ -259,7 +234,7 @@ class Scheduler:
                 "it is played again" if attempt < ATTEMPTS else "it is dropped",
                 f"{_reason(error)} [{_place(error)}]",
             )
-            return DroppedGame(suite=deal.suite, seed=deal.seed, game=game, reason=_reason(error))
+            return DroppedGame(suite=task.suite, seed=task.seed, game=game, reason=_reason(error))
 
     def _gone(self, where: str, reason: str) -> ServerError:
         if self._sampler.is_dead:
@@ -267,16 +242,7 @@ class Scheduler:
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
 
 
-def _each_game(
-    played: Sequence[tuple[Deal, Table, Sequence[Episode | DroppedGame]]],
-) -> Iterator[tuple[Deal, list[str], int, Episode | DroppedGame]]:
-    for deal, table, games in played:
-        systems = table.systems()
-        for number, game in enumerate(games):
-            yield deal, systems, number, game
-
-
-async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]) -> None:
+async def _report(task: Task, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
@@ -290,8 +256,8 @@ async def _report(deal: Deal, games: Sequence[asyncio.Task[Episode | DroppedGame
     logger.info(
         "deal %s/%d: %d games%s, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, "
         "%.0f tok/s, %s",
-        deal.suite,
-        deal.seed,
+        task.suite,
+        task.seed,
         len(episodes),
         f" ({dropped} dropped)" if dropped else "",
         sum(episode.score for episode in episodes) / len(episodes),

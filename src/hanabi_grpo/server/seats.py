@@ -1,11 +1,13 @@
 """Served adapters as players: one private conversation per seat and game."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
+from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.types import Reply, player_name
@@ -36,6 +38,7 @@ class ServedPolicy:
         sampling: SamplingConfig,
         config: EnvConfig,
         max_model_len: int,
+        vocab_size: int | None = None,
     ) -> None:
         """Bind a rollout to its adapters.
 
@@ -46,9 +49,10 @@ class ServedPolicy:
             sampling: Limits and temperature of each reply.
             config: The game; its style and bomb rule choose the system message.
             max_model_len: Token budget of a conversation, the next reply included.
+            vocab_size: See `check_reply`.
         """
         self.sampler, self.chat, self.loras, self.sampling = sampler, chat, loras, sampling
-        self.config, self.max_model_len = config, max_model_len
+        self.config, self.max_model_len, self.vocab_size = config, max_model_len, vocab_size
 
     def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
@@ -82,6 +86,7 @@ class ServedSeat:
             lora=self._lora,
             version=self._version,
             max_model_len=policy.max_model_len,
+            vocab_size=policy.vocab_size,
         )
 
 
@@ -95,6 +100,7 @@ async def ask_model(
     lora: Any | None,
     version: int | None,
     max_model_len: int,
+    vocab_size: int | None,
 ) -> Reply:
     """Add a message and the reply to it to a conversation.
 
@@ -107,16 +113,21 @@ async def ask_model(
         lora: The engine's handle, None for the base model.
         version: What the reply is stamped with.
         max_model_len: Token budget of the conversation, the reply included.
+        vocab_size: See `check_reply`.
 
     Returns:
         The reply; `out_of_tokens` and without tokens when it might not fit the budget.
+
+    Raises:
+        NonFiniteError: As `check_reply`.
+        ServerError: As `check_reply`.
     """
     added = conversation.ask(text)
     if len(conversation.ids) + sampling.max_tokens > max_model_len:
         return Reply(text="", prompt=text, out_of_tokens=True)
     sample = await sampler.generate(list(conversation.ids), sampling, lora)
     conversation.answer(list(sample.ids))
-    return Reply(
+    reply = Reply(
         text=chat.decode(list(sample.ids)),
         prompt=text,
         prompt_ids=tuple(added),
@@ -124,3 +135,32 @@ async def ask_model(
         logprobs=sample.logprobs,
         version=version,
     )
+    check_reply(reply, vocab_size=vocab_size)
+    return reply
+
+
+def check_reply(reply: Reply, *, vocab_size: int | None) -> None:
+    """Refuse a sample that nobody could train on, before anything is built on it.
+
+    Args:
+        reply: As sampled.
+        vocab_size: Rows of the model's token embedding; None leaves the upper bound of ids unchecked.
+
+    Raises:
+        NonFiniteError: A logprob is infinite or no number.
+        ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
+    """
+    if len(reply.logprobs) != len(reply.reply_ids):
+        raise ServerError(f"reply: {len(reply.logprobs)} logprobs for {len(reply.reply_ids)} ids; each needs its own.")
+    for place, value in enumerate(reply.logprobs):
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model hold "
+                "finite weights?"
+            )
+    for token in (*reply.prompt_ids, *reply.reply_ids):
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            raise ServerError(
+                f"reply: id {token}; allowed are 0 to {'…' if vocab_size is None else vocab_size - 1}. Do tokenizer "
+                "and model belong together?"
+            )

@@ -127,3 +127,16 @@ def _either(fitting: list[int], wanted: int) -> str:
     below = [value for value in fitting if value < wanted][-1:]
     above = [value for value in fitting if value > wanted][:1]
     return " or ".join(str(value) for value in [*below, *above])
+
+
+def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
+    """Return the arithmetic of a step in one line."""
+    cut = (
+        f"micro-batches of up to {plan.tokens_per_micro_batch} tokens"
+        if plan.tokens_per_micro_batch
+        else f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
+    )
+    return (
+        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games = {plan.games} games, "
+        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+    )

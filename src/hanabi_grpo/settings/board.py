@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 LAPTOP, MINI, FULL = "laptop", "mini", "full"
-TINY_MODEL, QWEN = "outputs/tiny-model", "Qwen/Qwen3-4B"
+TINY_MODEL, QWEN = "data/tiny-model", "Qwen/Qwen3-4B"
+"""The tiny model of the default board, which is shipped with the repository; and the default on a GPU."""
 PRESET = "Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."
 MODEL = "Model folder or hub name; the tiny model of another board than the default is outputs/tiny-BOARD."
 
@@ -33,8 +34,13 @@ def default_model(given: Mapping[str, Any]) -> str:
     return tiny_model_folder([given.get("preset") or LAPTOP], given.get("players", 2))
 
 
+def is_local_model(name: str) -> bool:
+    """Tell whether MODEL names a folder of this machine even where there is none; else it may be on a hub."""
+    return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
+
+
 def tiny_model_folder(presets: Sequence[str], players: int) -> str:
-    """Return where the tiny model of some boards is made, e.g. "outputs/tiny-marshal-mini-3-players"."""
+    """Return where the tiny model of some boards is, e.g. "outputs/tiny-marshal-mini-3-players"."""
     if list(presets) == [LAPTOP] and players == 2:
         return TINY_MODEL
     return f"outputs/tiny-{'-'.join(presets)}" + (f"-{players}-players" if players != 2 else "")

@@ -76,7 +76,7 @@ class Settings(BaseModel):
         "HANABI_PROFILE", "run", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
     )
     seed: int = setting(
-        "SEED", "run", "Seeds sampling, adapters, training deals and the tiny model.", 42, ge=0, le=2**31 - 1
+        "SEED", "run", "Seeds sampling, adapters, training deals and a tiny model that is made.", 42, ge=0, le=2**31 - 1
     )
 
     # server
@@ -125,7 +125,7 @@ class Settings(BaseModel):
     engine_restarts: int = setting(
         "HANABI_ENGINE_RESTARTS",
         "server",
-        "Restarts of the server after its engine died, without ten healthy minutes in between; 0: it exits.",
+        "Restarts of the server after a death or a kill, without ten healthy minutes in between; 0: it exits.",
         3,
         ge=0,
     )

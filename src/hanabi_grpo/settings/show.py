@@ -41,7 +41,7 @@ def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
     """Return what `settings.json` holds; keys are the variables' names, secrets are masked.
 
     Example:
-        {"device": "cpu", "device_reason": "…", "settings": {"MODEL": "outputs/tiny-model", …},
+        {"device": "cpu", "device_reason": "…", "settings": {"MODEL": "data/tiny-model", …},
          "origins": {"MODEL": "default (cpu)", …}, "passed_through": {"HF_HOME": "/data/hf"}}
     """
     settings = loaded.settings
@@ -58,7 +58,7 @@ def settings_values(settings: Settings) -> dict[str, Any]:
     """Return every value by its variable's name, ready for JSON; secrets are masked.
 
     Example:
-        {"MODEL": "outputs/tiny-model", "MAX_STEPS": 500, "REPORT_TO": "wandb,tensorboard", …}
+        {"MODEL": "data/tiny-model", "MAX_STEPS": 500, "REPORT_TO": "wandb,tensorboard", …}
     """
     return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(Settings)}
 

@@ -2,29 +2,16 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
+
+from hanabi_grpo.sft.samples import Sample
 
 _WINDOW = 32
 
 
-class TokenSample(Protocol):
-    """A sequence of token ids with some of them marked."""
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The whole sequence."""
-
-    @property
-    def is_reply(self) -> Sequence[int]:
-        """As long as `ids`: 1 (or True) for each token that is learned; never for the first."""
-
-
-AnySample = TypeVar("AnySample", bound=TokenSample)
-
-
-def length_batches(samples: Sequence[AnySample], seed: int, size: int) -> Iterator[list[AnySample]]:
+def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
     """Yield batches without end; the rows of one batch have about the same length, which saves padding.
 
     Args:
@@ -45,7 +32,7 @@ def length_batches(samples: Sequence[AnySample], seed: int, size: int) -> Iterat
             yield [samples[index] for index in batch]
 
 
-def padded(batch: Sequence[TokenSample], pad_id: int) -> tuple[Any, Any]:
+def padded(batch: Sequence[Sample], pad_id: int) -> tuple[Any, Any]:
     """Return ids (int64) and marks (bool) of a batch, both (rows, longest), filled on the right.
 
     Attention is causal, so no real token ever sees a pad, and no mask is needed.
@@ -65,7 +52,7 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens' ids.
 
     The head and the last layer's feed-forward part see the marked positions alone, see `token_wise`. What rows begin
-    with alike is computed once, if the model is one that shares prefixes, see `training/shared_prefixes`.
+    with alike is computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`.
 
     Args:
         model: A transformers causal language model, adapters inside it or not.
@@ -74,9 +61,9 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """
     from torch.nn.functional import embedding, pad
 
-    from hanabi_grpo.training import shared_prefixes
-    from hanabi_grpo.training.prefix_tree import prefix_tree
-    from hanabi_grpo.training.token_wise import only_at
+    from hanabi_grpo.training.model import shared_prefixes
+    from hanabi_grpo.training.model.prefix_tree import prefix_tree
+    from hanabi_grpo.training.model.token_wise import only_at
 
     marked = is_reply[:, 1:]
     if shared_prefixes.shares_prefixes(model):

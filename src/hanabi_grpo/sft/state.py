@@ -5,8 +5,6 @@ that a resume needs, `warm_start.json` the held-out figures so far.
 """
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, write_checkpoint
-from hanabi_grpo.runs.run_folder import make_run_folder, sync_folder, write_json_atomic
+from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
 from hanabi_grpo.sft.learning import HeldOut
 from hanabi_grpo.sft.students import WHOLE_MODEL, Student
-from hanabi_grpo.training.adapters import save_adapter
+from hanabi_grpo.training.model.adapters import save_adapter
 
 LAST, MODEL, FIGURES = "last", "model", "warm_start.json"
 _STATE, _INDEX = "warm_start", "state.json"
@@ -131,29 +129,24 @@ class Kept:
         write_json_atomic(folder / _INDEX, index)
 
     def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student], dtype: torch.dtype) -> None:
-        """Write a Hugging Face folder beside the old one, then swap the two."""
+        """Write a Hugging Face folder in the place of the old one."""
         target = self.out / MODEL
+        converted: dict[int, torch.Tensor] = {}
+        # Tied weights stay one tensor, so that they are written once.
+        state = {
+            name: converted.setdefault(value.data_ptr(), value.detach().to("cpu", dtype).contiguous())
+            if value.is_floating_point()
+            else value.detach().cpu()
+            for name, value in model.state_dict().items()
+        }
         try:
-            with tempfile.TemporaryDirectory(prefix=f".{MODEL}.", dir=self.out) as scratch:
-                new = Path(scratch) / "new"
-                converted: dict[int, torch.Tensor] = {}
-                # Tied weights stay one tensor, so that they are written once.
-                state = {
-                    name: converted.setdefault(value.data_ptr(), value.detach().to("cpu", dtype).contiguous())
-                    if value.is_floating_point()
-                    else value.detach().cpu()
-                    for name, value in model.state_dict().items()
-                }
+            with new_folder(target) as new:
                 model.save_pretrained(new, state_dict=state)
                 # It names the format that was trained in; loaders take the file's word for it.
                 config = json.loads((new / "config.json").read_text(encoding="utf-8"))
                 write_json_atomic(new / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
                 tokenizer.save_pretrained(new)
                 write_json_atomic(new / FIGURES, {**self.facts, **self._about(students)})
-                if target.exists():
-                    os.replace(target, Path(scratch) / "old")
-                os.replace(new, target)
-                sync_folder(self.out)
         except OSError as error:
             if isinstance(error, RunFolderError):
                 raise

@@ -12,25 +12,24 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.sft.batches import length_batches, reply_logits
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.training.adapters import add_adapters, use_adapter
-from hanabi_grpo.training.shared_prefixes import share_prefixes
+from hanabi_grpo.training.model.adapters import add_adapters, use_adapter
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.types import SHARED_ADAPTER, player_name, player_names
 
 WHOLE_MODEL = "model"
 """Name of the one student that is no adapter."""
-_LARGE = 200_000_000
+LARGE = 200_000_000
 """Parameters from which on activations are computed twice instead of kept (on a GPU)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Student:
-    """One set of parameters with its own optimizer, samples and count of steps."""
+    """One set of parameters with its own optimizer, batches and count of steps."""
 
     name: str
     """An adapter's name, or `WHOLE_MODEL`."""
     parameters: dict[str, torch.nn.Parameter]
     optimizer: torch.optim.Optimizer
-    samples: Sequence[Sample]
     held_out: Sequence[Sample]
     batches: Iterator[list[Sample]]
     select: Callable[[], None]
@@ -72,7 +71,7 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
     )
     on_gpu = settings.device == "gpu" and torch.cuda.is_available()
     model.to("cuda" if on_gpu else "cpu")
-    if on_gpu and model.num_parameters() > _LARGE:
+    if on_gpu and model.num_parameters() > LARGE:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     _check_head(model, settings.model)
     share_prefixes(model)
@@ -114,15 +113,14 @@ def make_students(
         SettingsError: A player has no reply to learn from, or none held out.
     """
     is_full = tuple(names) == (WHOLE_MODEL,)
-    wrapped = (
-        model
-        if is_full
-        else add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
-    )
-    students = []
+    wrapped, students = model, []
+    if not is_full:
+        wrapped = add_adapters(model, names, rank=settings.lora_rank, alpha=settings.lora_alpha, seed=settings.seed)
     for number, name in enumerate(names):
-        own = [sample for sample in taught if _is_for(sample, name)]
-        aside = [sample for sample in held_out if _is_for(sample, name)]
+        own, aside = (
+            [one for one in samples if name in (WHOLE_MODEL, SHARED_ADAPTER, player_name(one.player))]
+            for samples in (taught, held_out)
+        )
         if not own or not aside:
             raise SettingsError(
                 f"warm-start: {name} has {len(own)} conversations to learn from and {len(aside)} held out; both are "
@@ -138,21 +136,12 @@ def make_students(
                 name=name,
                 parameters=parameters,
                 optimizer=torch.optim.AdamW(parameters.values(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0),
-                samples=own,
                 held_out=aside,
                 batches=length_batches(own, settings.seed + number, batch_size),
-                select=_select_nothing if is_full else partial(use_adapter, wrapped, name),
+                select=(lambda: None) if is_full else partial(use_adapter, wrapped, name),
             )
         )
     return wrapped, students
-
-
-def _is_for(sample: Sample, name: str) -> bool:
-    return name in (WHOLE_MODEL, SHARED_ADAPTER, player_name(sample.player))
-
-
-def _select_nothing() -> None:
-    return None
 
 
 def _check_head(model: Any, name: str) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.settings.board import is_local_model
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -39,7 +41,7 @@ def base_name(model: str) -> tuple[str, bool]:
     Args:
         model: MODEL as it was trained on.
     """
-    if HUB_NAME.fullmatch(model) and not model.startswith("outputs/") and not Path(model).exists():
+    if HUB_NAME.fullmatch(model) and not is_local_model(model) and not Path(model).exists():
         return model, True
     return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
 

@@ -1,7 +1,12 @@
 """The trainer: ms-swift's GRPO with one LoRA adapter per player.
 
-`main` starts a process, `arguments` turns settings into ms-swift's options, `pipeline` is the place where
-ms-swift is told of our model, data and trainer, `trainer` is the subclass, `batching` makes micro-batches that
-hold one player each, `parity` compares sampler and trainer, `isolation` keeps players from moving each other,
-`adapters` is all that touches PEFT, `link` talks to the server, `checkpoints` saves.
+Start: `main` is the process, `arguments` makes settings ms-swift's options, `pipeline` tells ms-swift of our model,
+data and trainer.
+A step, in order: `deals` are played through `link` (`fleet_link` with several servers, `overlap` a step ahead,
+`partner_seats` with partners, `stamps` checked), `batching` makes micro-batches that hold one player each with
+`advantages`, `mismatch` compares sampler and trainer, `loss` is what is optimised, `updates` says which micro-batches
+make which optimizer update (`sequential` weighs games in it), `isolation` and `schedule` keep players from moving each
+other, `metrics` counts.
+State: `saving` writes checkpoints, `training_state` is what they hold for a resume.
+`trainer` puts these into ms-swift's trainer, and `model` is what is trained.
 """

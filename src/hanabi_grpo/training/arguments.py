@@ -65,8 +65,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "warmup_steps": settings.warmup_steps,
         # ms-swift's 0.1 would pull a player's adapter towards the base model also in steps without its data.
         "weight_decay": 0.0,
+        # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
         "beta": settings.beta,
-        # In the reward the term is ours (`shaping`), because rewards come from the environment; ms-swift leaves it out.
         "kl_in_reward": "true" if settings.kl == "reward" else "false",
         "epsilon": settings.clip_low,
         "epsilon_high": settings.clip_high,

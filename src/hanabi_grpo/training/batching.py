@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from swift.rl_core.data import GRPOBatch
 
-from hanabi_grpo.errors import NonFiniteError, ServerError
-from hanabi_grpo.rollout.episode_check import check_episode
+from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import Estimator
 from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
 from hanabi_grpo.training.advantages.moving_baseline import moved
 from hanabi_grpo.training.advantages.step import step_advantages
-from hanabi_grpo.training.cutting import cut_by_rows, cut_by_tokens
-from hanabi_grpo.training.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
+from hanabi_grpo.training.model.cutting import cut_by_rows, cut_by_tokens
+from hanabi_grpo.training.model.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
 from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
 
 _MAX_REASONS = 2
@@ -78,19 +77,11 @@ def usable_groups(
     kept_groups: list[list[Episode]] = []
     left_out: set[str] = set()
     for group in groups:
-        kept = []
         for episode in group:
             name = f"{episode.suite}/{episode.seed}"
-            left.setdefault(name, 0)
-            try:
-                check_episode(episode, vocab_size=None)
-            except (NonFiniteError, ServerError) as error:
-                reasons[name].append(f"game {episode.game}: {error}")
-            else:
-                left[name] += 1
-                kept.append(episode)
-        if len(kept) >= min_games:
-            kept_groups.append(kept)
+            left[name] = left.get(name, 0) + 1
+        if len(group) >= min_games:
+            kept_groups.append(list(group))
         elif group and not mixed:
             left_out.add(f"{group[0].suite}/{group[0].seed}")
     sentences = []

@@ -19,8 +19,8 @@ from hanabi_grpo.client.rollout_client import RolloutResult, each_server, server
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.adapters import export_adapter
 from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
+from hanabi_grpo.training.model.adapters import export_adapter
 
 
 class FleetLink(SwiftClient):

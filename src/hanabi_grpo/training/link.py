@@ -24,16 +24,16 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.messages import TaskRequest
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.adapters import adapter_names, export_adapter
-from hanabi_grpo.training.mixed_groups import gather_groups, spread_deals
+from hanabi_grpo.training.deals import gather_groups, spread_deals
+from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.stamps import check_stamps
-from hanabi_grpo.types import player_names
 
 logger = logging.getLogger(__name__)
 
@@ -178,12 +178,14 @@ class ServerLink(SwiftClient):
         """
         settings = self.settings
         mixed = settings.group == "mixed"
+        deals = spread_deals(request.deals, self._rows(), settings.num_generations) if mixed else request.deals
         return self.client.play(
-            spread_deals(request.deals, self._rows(), settings.num_generations) if mixed else request.deals,
+            # A dataset's deal also has messages and a number, which are not the server's business.
+            [{name: deal[name] for name in TaskRequest.__struct_fields__ if name in deal} for deal in deals],
             num_games=1 if mixed else settings.num_generations,
             max_tokens=settings.max_completion_length,
             temperature=settings.temperature,
-            adapters=dict(zip(player_names(settings.players), request.own, strict=True)),
+            seats=request.own,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:

@@ -27,12 +27,12 @@ def episode_metrics(
     player without a turn. Counts are always there.
 
     Scores and rates are of all games and all seats. What says how training goes (a player's reward, entropy and games
-    without a turn, spread, games whose replies were all bad) is of the trained seats alone. How play changes (kinds of
-    moves, hints, form of replies, blind play) is described in `dynamics`.
+    without a turn, zero-variance groups, games whose replies were all bad) is of the trained seats alone. How play
+    changes (kinds of moves, hints, form of replies, blind play) is described in `dynamics`.
 
     Args:
         groups: Per deal its games.
-        games_dropped: Games that were given up and are in no group.
+        games_dropped: Games that were dropped and are in no group.
         groups_dropped: Deals that were left out because too few of their games remained.
         own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
         partners: For a run with partners: the word of a partner's seat to its name. Scores of self-play and with each
@@ -98,7 +98,7 @@ def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
         )
     elif num_groups and flat >= num_groups:
         found.append(
-            f"no group has any spread in rewards ({num_groups} of {num_groups}): comparing their games teaches "
+            f"every group has zero variance in rewards ({num_groups} of {num_groups}): comparing their games teaches "
             "nothing in this step; a higher TEMPERATURE or an easier board gives games that differ."
         )
     return found

@@ -1,12 +1,12 @@
 """HANABI_OVERLAP=1: the server plays the next step's games while the trainer learns from this step's.
 
-| step | the trainer pushes | takes games of version | asks for games of step, with version | learns to version |
+| step | the trainer syncs | takes games of version | asks for games of step, with version | learns to version |
 |---|---|---|---|---|
 | 0 | 0 | 0, played now | 1, with 0 | 1 |
 | 1 | 1 | 0 | 2, with 1 | 2 |
 | 2 | 2 | 1 | 3, with 2 | 3 |
 
-From the second step on games are one version old, never more: the request for a step is sent after the push before.
+From the second step on games are one version old, never more: a step's request is sent after the weight sync before it.
 The server holds on to the version that a request uses until its games have ended, also while a newer one is committed.
 Games in flight at a kill are nobody's: nothing of them was trained on, and a resumed run plays their deals again.
 """
@@ -14,41 +14,19 @@ Games in flight at a kill are nobody's: nothing of them was trained on, and a re
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
+
+import torch
 
 from hanabi_grpo.client.rollout_client import RolloutResult
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, VersionError
+from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so
 
 logger = logging.getLogger(__name__)
-
-
-class Incidents(Protocol):
-    """What is needed of an `IncidentLog`."""
-
-    def record(self, kind: str, message: str, **details: object) -> None:
-        """Write one incident."""
-
-
-class GameSource(Protocol):
-    """What is needed of a `ServerLink`."""
-
-    @property
-    def incidents(self) -> Incidents:
-        """Where a request that was lost is written down."""
-
-    def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Play now, whatever it takes."""
-
-    def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
-        """Make a request of deals."""
-
-    def fetch(self, request: GamesRequest) -> RolloutResult:
-        """Ask once; called from another thread."""
-
-    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +42,14 @@ class StepGames:
     """That the trainer stood still for them."""
 
 
-def play_now(source: GameSource, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
+def play_now(link: Link, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
     """Play a step's games while the trainer waits.
 
     Raises:
         ServerError: As `ServerLink.play`.
     """
     start = time.perf_counter()
-    result = source.play(deals, names, version)
+    result = link.play(deals, names, version)
     seconds = time.perf_counter() - start
     return StepGames(result=result, version=version, rollout_seconds=seconds, wait_seconds=seconds)
 
@@ -79,10 +57,10 @@ def play_now(source: GameSource, deals: list[dict[str, Any]], names: tuple[str, 
 class _Flight:
     """One request in a thread of its own, which ends with the process: nobody has to wait for it."""
 
-    def __init__(self, source: GameSource, deals: list[dict[str, Any]], request: GamesRequest) -> None:
+    def __init__(self, link: Link, deals: list[dict[str, Any]], request: GamesRequest) -> None:
         self.deals, self.request = deals, request
         self.seconds = 0.0
-        self._source = source
+        self._link = link
         self._result: RolloutResult | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"games of version {request.version}", daemon=True)
@@ -99,7 +77,7 @@ class _Flight:
     def _run(self) -> None:
         start = time.perf_counter()
         try:
-            self._result = self._source.fetch(self.request)
+            self._result = self._link.fetch(self.request)
         except BaseException as error:
             # Raised again where the games are taken, in the trainer's own thread.
             self._error = error
@@ -109,19 +87,19 @@ class _Flight:
 class PlayAhead:
     """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
 
-    A request that the server did not answer with games (it died, was replaced, or the push of the next version
+    A request that the server did not answer with games (it died, was replaced, or the sync of the next version
     overtook it) is made again in the plain way, with the version that is served then. Nothing of it was used. Whatever
     else goes wrong in the thread is raised by `take`.
     """
 
-    def __init__(self, source: GameSource, names: tuple[str, ...]) -> None:
+    def __init__(self, link: Link, names: tuple[str, ...]) -> None:
         """Prepare; nothing is asked yet.
 
         Args:
-            source: The link.
+            link: To the server or servers.
             names: Of the run's adapters.
         """
-        self._source, self._names = source, names
+        self._link, self._names = link, names
         self._flight: _Flight | None = None
 
     def take(self, deals: list[dict[str, Any]], version: int) -> StepGames:
@@ -140,12 +118,12 @@ class PlayAhead:
             answer = self._answer(flight, deals)
             if answer is not None:
                 return StepGames(
-                    result=self._source.accept(flight.request, answer),
+                    result=self._link.accept(flight.request, answer),
                     version=flight.request.version,
                     rollout_seconds=flight.seconds,
                     wait_seconds=time.perf_counter() - start,
                 )
-        now = play_now(self._source, deals, self._names, version)
+        now = play_now(self._link, deals, self._names, version)
         return replace(now, wait_seconds=time.perf_counter() - start)
 
     def ask(self, deals: list[dict[str, Any]], version: int) -> None:
@@ -156,12 +134,12 @@ class PlayAhead:
             version: That the server serves now.
         """
         try:
-            request = self._source.prepare(deals, self._names, version)
+            request = self._link.prepare(deals, self._names, version)
         except ServerError as error:
             # Lending a partner failed; the next step waits for the server and lends again.
             self._again(version, error)
             return
-        self._flight = _Flight(self._source, deals, request)
+        self._flight = _Flight(self._link, deals, request)
 
     def _answer(self, flight: _Flight, deals: list[dict[str, Any]]) -> RolloutResult | None:
         try:
@@ -175,8 +153,68 @@ class PlayAhead:
         return result
 
     def _again(self, version: int, reason: object) -> None:
-        self._source.incidents.record(
+        self._link.incidents.record(
             "games_asked_again",
             f"the games that were asked for a step ahead, with version {version}: {reason}. Their step plays them anew",
             version=version,
         )
+
+
+class KeptAdapters:
+    """All adapters' weights as they were at the last two weight syncs. Every rank keeps its own copy.
+
+    Games are sampled with version v and learned from at version v + 1, so π_old in the ratio of PPO (`loss`) is
+    version v. Its logprobs are this trainer's own, from a forward pass without a gradient under the kept weights of v,
+    and not those that came with the games:
+
+    - The ratio is exactly 1 where the weights are equal, as without overlap: another program's rounding stays out of
+      what is clipped.
+    - The difference of both is what HANABI_SAMPLER_CORRECTION weighs by: trainer over sampler at one version.
+    - It is what the mismatch check compares, so it sees every token of every step here as well.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._versions: dict[int, dict[str, torch.Tensor]] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions that are kept, oldest first."""
+        return tuple(self._versions)
+
+    def keep(self, model: torch.nn.Module, version: int) -> None:
+        """Remember the weights of now under their version; only the version before it stays beside it."""
+        before = {number: kept for number, kept in self._versions.items() if number == version - 1}
+        self._versions = {**before, version: _copy(model)}
+
+    @contextmanager
+    def using(self, model: torch.nn.Module, version: int) -> Iterator[None]:
+        """Let forward passes use the weights of a version; those of now come back bit by bit.
+
+        In place, because optimizers and DeepSpeed hold on to the tensors themselves.
+
+        Raises:
+            VersionError: That version is not kept.
+        """
+        if version not in self._versions:
+            raise VersionError(
+                f"the adapters of version {version} are not kept here (kept: {list(self._versions)}), so its games "
+                "cannot be learned from. Restart the trainer with RESUME=latest."
+            )
+        now = _copy(model)
+        try:
+            _put(model, self._versions[version])
+            yield
+        finally:
+            _put(model, now)
+
+
+def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name}
+
+
+def _put(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)

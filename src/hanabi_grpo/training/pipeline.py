@@ -16,10 +16,10 @@ from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
 from hanabi_grpo.tracking.callback import TrackingCallback
-from hanabi_grpo.training.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
-from hanabi_grpo.training.start_from import check_base, start_adapters
+from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
+from hanabi_grpo.training.model.start_from import check_base, start_adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class HanabiPipeline(SwiftRLHF):
             if trainer.accelerator.is_main_process:
                 check_base(self.settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
-            trainer.push()
+            trainer.sync_weights()
             return result
         except BaseException as error:
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())

@@ -1,18 +1,24 @@
-"""When a trainer saves, what it says of a save that failed, and what an interrupted run keeps."""
+"""When a trainer saves, what goes into a checkpoint, what it says of a failed save, what an interrupted run keeps."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate.utils import broadcast_object_list, gather_object
+from peft import PeftModel
 
 from hanabi_grpo.errors import ParityError, RunFolderError
-from hanabi_grpo.runs.checkpoints import rotate
-from hanabi_grpo.runs.resume import ResumePoint
+from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
+from hanabi_grpo.runs.resume import TRAINER_STATE, ResumePoint
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training import adapters
-from hanabi_grpo.training.checkpoints import SAVE_TRIES, save_checkpoint
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import PlayerGuard
-from hanabi_grpo.training.training_state import OptimizerState, random_state
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.training_state import OptimizerState, random_state, save_training_state
+
+SAVE_TRIES = 3
+"""Failed saves in a row after which a run stops; the steps after a failed one try again."""
 
 
 class CheckpointSaving:
@@ -110,3 +116,45 @@ class CheckpointSaving:
         if self.failed_saves:
             return f"step {step} could not be saved; the earlier checkpoints are complete"
         return f"step {step} is saved in {self.link.run_folder / f'checkpoint-{step}'}"
+
+
+def save_checkpoint(
+    model: PeftModel,
+    names: tuple[str, ...],
+    run_folder: Path,
+    step: int,
+    facts: Mapping[str, object],
+    *,
+    moments: dict[str, torch.Tensor] | None,
+    groups: list[dict[str, object]],
+    random_states: list[dict[str, object]],
+    baselines: Mapping[str, float] | None = None,
+) -> Path:
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes.
+
+    Args:
+        model: Holds the adapters.
+        names: Of the adapters.
+        run_folder: Where the checkpoint appears, by a rename once all of it is on disk.
+        step: Optimizer steps behind it.
+        facts: Further entries of the manifest.
+        moments: From `OptimizerState.collect`; None leaves `trainer/` out, and the run cannot be resumed from here.
+        groups: The optimizer's groups.
+        random_states: Per rank.
+        baselines: The players' moving baselines.
+
+    Raises:
+        RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.
+    """
+
+    def fill(partial: Path) -> None:
+        for name in names:
+            adapters.save_adapter(model, name, partial / name)
+        if moments is not None:
+            save_training_state(partial / TRAINER_STATE, moments, groups, random_states, baselines=baselines)
+
+    tensors = [*(moments or {}).values()]
+    for name in names:
+        tensors += adapters.adapter_tensors(model, name, torch.float32).values()
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return write_checkpoint(run_folder, step, fill, {"adapters": list(names), **facts}, needed_bytes=needed)

@@ -10,7 +10,7 @@ replies of the earlier players in the game: it makes games that the old team pla
 the earlier players have moved already. Such a product varies with the length of the game, so it is cut to
 [1 / MAX_WEIGHT, MAX_WEIGHT].
 
-Only what a game is worth is weighted. The parts of KL and entropy (`shaping`) keep the strength that their settings
+Only what a game is worth is weighted. The parts of KL and entropy (`loss`) keep the strength that their settings
 say, as the entropy term of HAPPO's own code, which M does not multiply, and as the KL term in the loss.
 """
 

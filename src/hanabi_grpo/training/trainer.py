@@ -4,10 +4,10 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 - `get_train_dataloader`: a deal's players and games stay together; a resumed run starts at its next deal.
 - `_generate_and_score_completions`: games come from the rollout server as token ids; no re-encoding, no
   grouping of rewards by position, a player without a turn is left out.
-- `_get_per_token_logps_and_entropies`: the micro-batch's player chooses the adapter, logits are computed for replies
-  only, and for what sequences begin with alike once (`forward`), and parity is checked.
-- `_move_model_to_vllm`: never called; adapters are pushed over HTTP before the games (`overlap`: beside the games).
-- `training_step`: several updates from one step's games (`updating`), micro-batches by tokens (`micro_steps`).
+- `compute_loss`: the micro-batch's player chooses the adapter, its replies' logprobs are computed (`model.forward`) and
+  compared with the sampler's (`mismatch`), and the loss is the one in `loss`.
+- `_move_model_to_vllm`: never called; adapters are synced over HTTP before the games (`overlap`: beside the games).
+- `training_step`: several updates from one step's games, micro-batches by tokens (`updates`).
 - `create_optimizer`, `create_scheduler`, `_get_grad_norm`: each player is a group with a norm and a count of its own.
 - `_init_training_state`, `_prepare_for_training`: a resume restores every player, whatever holds the optimizer.
 - `_save_checkpoint`: ms-swift saves an adapter named `default` only (`saving`).
@@ -38,7 +38,6 @@ from hanabi_grpo.settings import (
     update_notes,
 )
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import adapters
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import (
     PlayerBatch,
@@ -50,19 +49,18 @@ from hanabi_grpo.training.batching import (
 )
 from hanabi_grpo.training.deals import DealSampler, step_deals
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.forward import reply_logps
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
-from hanabi_grpo.training.lora_op import join_lora_products
+from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
 from hanabi_grpo.training.metrics import episode_metrics, step_warnings
-from hanabi_grpo.training.micro_steps import MicroStep, MicroSteps, micro_steps
-from hanabi_grpo.training.overlap import PlayAhead, StepGames, play_now
-from hanabi_grpo.training.parity import ParityGate
+from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.model import adapters
+from hanabi_grpo.training.model.forward import reply_logps
+from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
+from hanabi_grpo.training.model.start_from import recorded_start
+from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames, play_now
 from hanabi_grpo.training.saving import CheckpointSaving
 from hanabi_grpo.training.schedule import PlayerSchedule
-from hanabi_grpo.training.shaping import shape_advantages
-from hanabi_grpo.training.shared_prefixes import share_prefixes
-from hanabi_grpo.training.staleness import KeptAdapters
-from hanabi_grpo.training.start_from import recorded_start
 from hanabi_grpo.training.training_state import (
     OptimizerState,
     load_baselines,
@@ -70,14 +68,13 @@ from hanabi_grpo.training.training_state import (
     restore_counts,
     restore_random_state,
 )
-from hanabi_grpo.training.update_order import order_updates
-from hanabi_grpo.training.updating import UpdateSteps
+from hanabi_grpo.training.updates import MicroStep, StepUpdates, order_updates
 from hanabi_grpo.types import Episode, adapter_of, player_names
 
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -87,12 +84,13 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         self.settings: Settings = link.settings
         self.plan = batch_plan(self.settings)
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
-        self.gate = ParityGate(self.settings.parity_tolerance)
+        self.loss = PolicyLoss.from_settings(self.settings)
+        self.mismatch = MismatchCheck(self.settings.parity_tolerance)
         self.ahead = PlayAhead(link, self.adapter_names) if self.settings.overlap else None
         self.kept = KeptAdapters()
         self.resume = read_resume(link.run_folder)
         self.started_from = recorded_start(self.settings, self.resume)
-        self.pushed_version: int | None = None
+        self.synced_version: int | None = None
         self._played_at = time.perf_counter()
         self._empty_steps = self.failed_saves = 0
         stage = deepspeed_stage(self.settings)
@@ -111,8 +109,6 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
         self._base_checksum = adapters.base_checksum(self.model)
-        # ms-swift asks this process's vllm, which is not the one that samples, whether its logprobs are of use.
-        self.disable_rollout_importance_sampling = False
         for note in update_notes(self.settings):
             logger.warning("%s", note)
 
@@ -178,10 +174,10 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> list[MicroStep]:
         start = time.perf_counter()
-        version = self.push()
-        pushed = time.perf_counter()
+        version = self.sync_weights()
+        synced = time.perf_counter()
         games, partner_names = self._play(inputs, version)
-        waited = time.perf_counter() - pushed
+        waited = time.perf_counter() - synced
         groups, problems = usable_groups(
             games.result.groups, games.result.dropped, mixed=self.settings.group == "mixed"
         )
@@ -220,14 +216,13 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         )
         self._record(groups, problems, version, own, partner_names)
         rollout = games.rollout_seconds if self.ahead else waited
-        self._time({"push": pushed - start, "rollout": rollout, "train": start - self._played_at})
+        self._time({"push": synced - start, "rollout": rollout, "train": start - self._played_at})
         if self.ahead:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
         self._played_at = time.perf_counter()
         self._metrics["train"]["tokens/useful_share"].append(useful_share(batches))
-        self.begin_updates(updates)
-        return micro_steps(updates, self.plan.micro_batches_per_player)
+        return self.begin_updates(updates)
 
     def _trained_seats(self, own: tuple[str, ...], step: int) -> tuple[str, ...]:
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
@@ -235,14 +230,14 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         names = player_names(self.settings.players)
         return tuple(word if name in active else "" for name, word in zip(names, own, strict=True))
 
-    def push(self) -> int:
+    def sync_weights(self) -> int:
         """Serve the current weights; returns their version, the number of optimizer steps behind them."""
         version = int(self.state.global_step)
-        if self.pushed_version != version:
+        if self.synced_version != version:
             with self._whole_adapters():
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
-            self.pushed_version = version
+            self.synced_version = version
             if self.ahead:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
@@ -266,7 +261,7 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
         return broadcast_object_list([answer], from_process=0)[0]
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:
-        # See `staleness`: what the ratio divides by, and what parity compares, is the policy that sampled.
+        # What the ratio divides by, and what is compared with the sampler, is the policy that sampled.
         model = self.accelerator.unwrap_model(self.model)
         start = time.perf_counter()
         with self.kept.using(model, version):
@@ -274,25 +269,42 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
                 data = batch["grpo_batch"]
                 adapters.use_adapter(model, adapter_of(data.player, self.adapter_names))
                 data.old_per_token_logps = self.logps_of(batch)
-                self._check_parity(data, data.old_per_token_logps, version)
+                self._check_mismatch(data, data.old_per_token_logps, version)
         self._time({"recall": time.perf_counter() - start})
 
-    def _check_parity(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
-        gap = self.gate.check(data.player, version, logps, data.rollout_per_token_logps, data.completion_mask)
+    def _check_mismatch(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
+        gap = self.mismatch.check(data.player, version, logps, data.rollout_per_token_logps, data.completion_mask)
         self._metrics["train"][f"{data.player}/parity"].append(gap)
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, model_inputs: dict[str, Any], grpo_batch: PlayerBatch, **kwargs: Any
-    ) -> tuple[torch.Tensor, None]:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Return the loss of one player's micro-batch, times what transformers' loop divides by."""
+        data = inputs["grpo_batch"]
+        loss, measured = self.loss(self.new_logps(model, inputs), data, self.accelerator.num_processes)
+        # [processes, figures]
+        found = self.accelerator.gather(torch.stack([*measured.values()])[None])
+        for name, values in zip(measured, found.unbind(1), strict=True):
+            for metric, over_processes in LOSS_METRICS[name].items():
+                value = over_processes(values)
+                # ms-swift's log stacks what has this prefix, and adds the rest up.
+                stacked = metric.startswith("rollout_correction/")
+                self._metrics["train"][metric].append(value if stacked else value.item())
+        # A mean over micro-steps is not wanted: the loss is a share of the step's already.
+        return loss * self.current_gradient_accumulation_steps
+
+    def new_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient."""
+        data = batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
-        adapters.use_adapter(unwrapped, adapter_of(grpo_batch.player, self.adapter_names))
-        ids = model_inputs["input_ids"]
-        logps = reply_logps(model, unwrapped, ids, grpo_batch.completion_mask, self.temperature, grpo_batch.tree)
-        if self.in_first_pass and grpo_batch.old_per_token_logps is None:
+        adapters.use_adapter(unwrapped, adapter_of(data.player, self.adapter_names))
+        ids = batch["model_inputs"]["input_ids"]
+        logps = reply_logps(model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
+        if self.in_first_pass and data.old_per_token_logps is None:
             # What later passes, and the players after this one, compare with.
-            grpo_batch.old_per_token_logps = logps.detach()
-            self._check_parity(grpo_batch, logps, self.pushed_version or 0)
-        return logps, None
+            data.old_per_token_logps = logps.detach()
+            self._check_mismatch(data, logps, self.synced_version or 0)
+        return logps
 
     def _add_reference(self, batches: list[dict[str, Any]]) -> None:
         with adapters.base_only(self.accelerator.unwrap_model(self.model)):
@@ -301,7 +313,7 @@ class HanabiGRPOTrainer(UpdateSteps, MicroSteps, CheckpointSaving, GRPOTrainer):
 
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""
-        # This is not the policy that sampled, so there is no parity to check.
+        # This is not the policy that sampled, so there is no mismatch to look for.
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
         with torch.no_grad():

@@ -6,16 +6,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.client.rollout_client import each_server
+from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
+from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.weights import broken_weights
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.rollout.datasets import training_rows
 from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.board import is_local_model
 
 if TYPE_CHECKING:
-    from hanabi_grpo.commands.doctor.context_budget import Budget
-    from hanabi_grpo.commands.doctor.server import Answer
     from hanabi_grpo.rollout.chat import ChatFormat
 
 
@@ -67,7 +69,7 @@ class Context:
         folder = Path(self.settings.model)
         if folder.is_dir():
             return folder.resolve()
-        if self.settings.model.startswith((".", "/", "outputs/")):
+        if is_local_model(self.settings.model):
             return None
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -87,20 +89,14 @@ class Context:
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
     @cached_property
-    def health(self) -> "Answer":
+    def health(self) -> Answer:
         """What the address answers where the trainer looks for the server, or for the first of several."""
-        from hanabi_grpo.client.rollout_client import each_server
-        from hanabi_grpo.commands.doctor.server import ask_health
-
         first = each_server(self.settings)[0]
         return ask_health(first.vllm_server_host, first.vllm_server_port, self.settings)
 
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, so that its memory is taken already."""
-        from hanabi_grpo.client.rollout_client import each_server
-        from hanabi_grpo.commands.doctor.server import is_local
-
         return is_local(each_server(self.settings)[0].vllm_server_host) and self.health.is_ours
 
     @cached_property
@@ -118,10 +114,8 @@ class Context:
         return tuple(dict.fromkeys(configs))
 
     @cached_property
-    def budget(self) -> "Budget | None":
+    def budget(self) -> Budget | None:
         """Tokens of the longest conversations of the dataset's games; None without model or dataset."""
-        from hanabi_grpo.commands.doctor.context_budget import measure_budget
-
         try:
             if self.chat is None or not self.games:
                 return None

@@ -1,19 +1,22 @@
-"""The dataset, the arithmetic of a step, and one game to see that the rules run here."""
+"""The dataset, the arithmetic of a step, and whether the longest game fits a conversation of the model."""
 
-import time
+import math
 from collections.abc import Iterator
 
+from hanabi_grpo.commands.doctor.budget import Budget
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import unset
-from hanabi_grpo.commands.train import plan_line
-from hanabi_grpo.envs.hanabi.policies.scripted import RandomPolicy
+from hanabi_grpo.commands.doctor.weights import read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
 from hanabi_grpo.settings import batch_plan, check_updates, update_notes
+from hanabi_grpo.settings.batch import plan_line
+from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
 
 _SHOWN = 3
+_ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
 
 
 def dataset_checks(context: Context) -> Iterator[Check]:
@@ -37,59 +40,79 @@ def dataset_checks(context: Context) -> Iterator[Check]:
 
 
 def batch_checks(context: Context) -> Iterator[Check]:
-    """Show the arithmetic of a step, or what does not divide."""
-    settings = context.settings
+    """Show the arithmetic of a step, or what of it the trainer would refuse."""
+    settings, rows = context.settings, context.rows
     try:
         check_updates(settings)
+        plan = batch_plan(settings)
+        if rows is None:
+            yield skip("batch", "needs the dataset")
+            return
+        check_rewards(settings, rows)
+        steps = num_steps(settings, rows)
     except SettingsError as error:
-        yield fail("updates", str(error), "hanabi-grpo settings   # shows what holds now, and where it comes from")
+        yield fail("batch", str(error), _ORIGINS)
         return
     for note in update_notes(settings):
-        yield warn("updates", note, "hanabi-grpo settings   # shows what holds now, and where it comes from")
-    try:
-        plan = batch_plan(settings)
-    except SettingsError as error:
-        if settings.nproc_per_node > 1 and settings.deepspeed == "none":
-            yield fail("batch", str(error), "export DEEPSPEED=zero2")
-        else:
-            yield fail("batch", str(error), f"export {_dividing(context)}")
-        return
-    if context.rows is None:
-        yield skip("batch", "needs the dataset")
-        return
-    try:
-        check_rewards(settings, context.rows)
-    except SettingsError as error:
-        yield fail("updates", str(error), "export HANABI_ADVANTAGE_SCALE=none")
-        return
-    try:
-        steps = num_steps(settings, context.rows)
-    except SettingsError as error:
-        yield fail("batch", str(error), "export MAX_STEPS=500; unset NUM_TRAIN_EPOCHS")
-        return
+        yield warn("batch", note, _ORIGINS)
     yield ok("batch", plan_line(settings, plan, steps))
 
 
-def game_checks(context: Context) -> Iterator[Check]:
-    """Play one random game on the dataset's first board."""
-    if not context.games:
-        yield skip("game", "needs the dataset")
+def context_checks(context: Context) -> Iterator[Check]:
+    """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made for."""
+    settings, folder, budget = context.settings, context.model_folder, context.budget
+    limit = settings.max_model_len
+    if folder is None:
+        yield skip("context", "needs the model")
         return
-    config = context.games[0]
-    policies = [RandomPolicy()] * config.players
-    play_episodes_sync(config, policies, "doctor", [1])  # the first one also loads the rules
-    start = time.perf_counter()
-    [episode] = play_episodes_sync(config, policies, "doctor", [0])
-    spent = 1000 * (time.perf_counter() - start)
-    points = f"{episode.score} of {config.spec().max_score} points"
-    finding = f"a random one on {config.preset}: {points}, {episode.status.value}, {len(episode.turns)} turns"
-    yield ok("game", f"{finding}, {spent:.1f} ms")
+    most = int(read_config(folder).get("max_position_embeddings", 0)) or limit
+    if limit > most:
+        finding = f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the server would not start"
+        yield fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
+        return
+    if budget is None:
+        yield skip("context", "needs the dataset and the chat template")
+        return
+    numbers = (
+        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {budget.prompts} tokens of prompts + "
+        f"{budget.turns} replies of {settings.max_completion_length} = {budget.longest} of HANABI_MAX_MODEL_LEN={limit}"
+    )
+    rest = f"the model allows {most}"
+    if budget.opening > limit:
+        finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
+        yield fail("context", f"{finding}: no move can be made", _remedy(budget, limit, most))
+    elif budget.longest > limit:
+        ways = _remedy(budget, limit, most) + ("\nexport HANABI_THINKING=false" if settings.thinking else "")
+        yield warn("context", f"{numbers}: such games are cut; {rest}", ways)
+    else:
+        yield ok("context", f"{numbers}; {rest}")
 
 
-def _dividing(context: Context) -> str:
+def vocabulary_checks(context: Context) -> Iterator[Check]:
+    """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those of one board."""
     settings = context.settings
-    share = settings.deals_per_step * settings.num_generations // settings.nproc_per_node
-    fitting = [size for size in range(1, settings.per_device_train_batch_size + 1) if share % size == 0]
-    if share * settings.nproc_per_node == settings.deals_per_step * settings.num_generations:
-        return f"PER_DEVICE_TRAIN_BATCH_SIZE={fitting[-1]}"
-    return f"HANABI_DEALS_PER_STEP={settings.nproc_per_node * settings.per_device_train_batch_size}"
+    if context.budget is None or context.chat is None:
+        yield skip("vocabulary", "needs the model, its chat template and the dataset")
+        return
+    try:
+        check_vocabulary(context.games, context.chat.tokenizer, settings.model)
+    except SettingsError as error:
+        # The tiny model's tokenizer lists the words of the compact style only.
+        compact = "export HANABI_OBSERVATION=compact\n" if settings.observation == "full" else ""
+        boards = boards_of(context.games)
+        make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
+        yield fail("vocabulary", str(error), make)
+        return
+    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.games)[0])} has a token")
+
+
+def _remedy(budget: Budget, limit: int, most: int) -> str:
+    ways = []
+    if budget.longest <= most:
+        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
+    reply = (limit - budget.prompts) // budget.turns
+    if reply >= 1:
+        ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
+    if not ways:
+        ways.append(f"export HANABI_MAX_MODEL_LEN={most} HANABI_OBSERVATION=compact")
+    return "\n".join(ways)

@@ -1,4 +1,7 @@
-"""GPUs: which there are, how the two terminals share them, and what memory is free."""
+"""GPUs: which there are, how the two terminals share them, and what memory is free.
+
+A driver that is too old for torch is found by `tools/setup.sh`, before anything is downloaded.
+"""
 
 import re
 import shutil
@@ -16,9 +19,7 @@ from hanabi_grpo.settings.gpus import GpuShare, gpu_share
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
-_QUERY = ("--query-gpu=index,name,memory.total,memory.free,driver_version", "--format=csv,noheader,nounits")
-_OLDEST_DRIVER = {"12": 525, "13": 580}
-"""By the major version of CUDA that torch was built for; cuda-compat makes older ones of data centres do."""
+_QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
 
@@ -31,8 +32,6 @@ class Gpu:
     name: str
     total: int
     free: int
-    driver: str = ""
-    """Version, such as "580.65.06"; the same for all GPUs of a machine."""
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
@@ -71,40 +70,18 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
         return
     yield ok("gpus", shown)
-    yield from _driver(gpus[0].driver)
     yield from _torch_sees(context, gpus)
     yield from _shares(context, gpus)
 
 
 def _gpu(line: str) -> Gpu:
-    index, name, total, free, driver = (part.strip() for part in line.split(","))
+    index, name, total, free = (part.strip() for part in line.split(","))
     # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free), driver=driver)
+    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free))
 
 
 def _mebibytes(text: str) -> int:
     return int(text) if text.isdecimal() else 0
-
-
-def _driver(version: str) -> Iterator[Check]:
-    cuda, major = cuda_build() or "", version.partition(".")[0]
-    oldest = _OLDEST_DRIVER.get(cuda.partition(".")[0])
-    if oldest is None or not major.isdecimal():
-        yield skip("driver", f"{version or 'unknown'}; what torch needs of it is not known")
-    elif int(major) >= oldest:
-        yield ok("driver", f"{version}; CUDA {cuda} needs {oldest} or newer")
-    elif _torch_works():
-        yield ok("driver", f"{version} is older than {oldest}, but torch opens the GPUs (cuda-compat)")
-    else:
-        compat = f"apt-get install cuda-compat-{cuda.replace('.', '-')}"
-        way = f"{compat} && export LD_LIBRARY_PATH=/usr/local/cuda-{cuda}/compat   # or update the driver"
-        yield fail("driver", f"{version}, CUDA {cuda} needs {oldest} or newer", way)
-
-
-def _torch_works() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
@@ -114,7 +91,7 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
     expected = len(gpus) if visible is None else len([name for name in visible.split(",") if name.strip()])
-    found = torch.cuda.device_count() if _torch_works() else 0
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
     if found == expected:
         yield ok("torch gpus", f"torch sees {found}{where}")

@@ -1,19 +1,15 @@
-"""The machine: working folder, cores, open files, disk, memory-backed storage."""
+"""The machine: cores, disk, memory-backed storage."""
 
 import os
-import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import hanabi_grpo
-from hanabi_grpo.commands.console import ROLLOUT_SCRIPT
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.weights import adapter_parameters
 
 _GIB = 1 << 30
-_OPEN_FILES = 4096
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
 _PARALLEL_SHM = 1 << 30
@@ -22,46 +18,19 @@ _LARGE_MODELS_SHM = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
 
 
-def folder_checks(context: Context) -> Iterator[Check]:
-    """Tell whether this is the checkout's folder: default paths are relative to it."""
-    if Path(ROLLOUT_SCRIPT).is_file():
-        yield ok("folder", str(Path.cwd()))
-        return
-    root = Path(hanabi_grpo.__file__).parents[2]
-    way = f"cd {root}" if (root / ROLLOUT_SCRIPT).is_file() else "cd path/of/the/checkout"
-    yield warn("folder", f"{Path.cwd()} is not the checkout: the default of MODEL is relative to it", way)
-
-
 def core_checks(context: Context) -> Iterator[Check]:
     """Compare cores with the threads that OMP_NUM_THREADS asks for."""
-    allowed, quota = len(os.sched_getaffinity(0)), _cgroup_cores()
-    cores = min(allowed, quota) if quota else allowed
-    shown = f"{allowed}" + (f" (a container's limit makes them {quota:g})" if quota and quota < allowed else "")
+    cores = len(os.sched_getaffinity(0))
     threads = context.environ.get("OMP_NUM_THREADS", "").strip()
-    if threads.isdecimal() and int(threads) > allowed:
-        yield warn(
-            "cores", f"{shown}, but OMP_NUM_THREADS={threads}: threads wait for each other", "unset OMP_NUM_THREADS"
-        )
+    if threads.isdecimal() and int(threads) > cores:
+        finding = f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other"
+        yield warn("cores", finding, "unset OMP_NUM_THREADS")
     elif threads == "1" and cores > 1 and context.settings.device == "cpu":
-        yield warn("cores", f"{shown}, but OMP_NUM_THREADS=1 leaves all but one idle", "unset OMP_NUM_THREADS")
+        yield warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", "unset OMP_NUM_THREADS")
     elif cores < 2:
-        yield warn("cores", f"{shown}: games and training take turns; expect twice the time", "nproc")
+        yield warn("cores", f"{cores}: games and training take turns; expect twice the time", "nproc")
     else:
-        yield ok("cores", shown + (f", OMP_NUM_THREADS={threads}" if threads else ""))
-
-
-def file_limit_checks(context: Context) -> Iterator[Check]:
-    """Look at the limit of open files, which sockets and shared memory count against."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= _OPEN_FILES:
-        yield ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"limit {soft}")
-        return
-    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    text = f"limit {soft}; a server with many connections, or several trainer processes, can run out"
-    if soft >= 1024:
-        yield ok("open files", f"limit {soft}")
-    else:
-        yield warn("open files", text, f"ulimit -n {most}")
+        yield ok("cores", f"{cores}" + (f", OMP_NUM_THREADS={threads}" if threads else ""))
 
 
 def disk_checks(context: Context) -> Iterator[Check]:
@@ -127,14 +96,6 @@ def _existing(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
-
-
-def _cgroup_cores() -> float | None:
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if not limit.is_file():
-        return None
-    quota, _, period = limit.read_text().strip().partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _size(size: float) -> str:

@@ -1,21 +1,22 @@
 """The model: its folder, its chat template, and the memory that both processes need for it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.gpus import list_gpus
-from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters
+from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters, read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.batch import tokens_per_micro_batch
-from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
-from hanabi_grpo.sft.tiny_model.recipe import MANIFEST
+from hanabi_grpo.settings.board import LAPTOP, is_local_model, tiny_model_command
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -28,7 +29,7 @@ def model_checks(context: Context) -> Iterator[Check]:
     name, settings = context.settings.model, context.settings
     folder = context.located_folder
     if folder is None:
-        if name.startswith((".", "/", "outputs/")):
+        if is_local_model(name):
             # The script of terminal 1 makes the default one itself.
             default = context.loaded.origins["model"].startswith("default")
             yield (warn if default else fail)("model", f"MODEL={name}: no such folder", _tiny_model(context))
@@ -43,13 +44,12 @@ def model_checks(context: Context) -> Iterator[Check]:
         resolve_model(str(folder))
         model_fingerprint(folder)
     except SettingsError as error:
-        yield fail("model", str(error), _other_model(context))
+        yield fail(
+            "model", str(error), way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
+        )
         return
     if broken := broken_weights(folder):
-        way = f".venv/bin/hf download {name} --force-download"
-        if Path(name).is_dir():
-            tiny = (folder / MANIFEST).is_file()
-            way = f"{_tiny_model(context)} --force" if tiny else _other_model(context)
+        way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
         yield fail("model", f"{name}: {'; '.join(broken[:3])}", way)
         return
     config, modules = read_config(folder), {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
@@ -104,11 +104,9 @@ def memory_checks(context: Context) -> Iterator[Check]:
     text = " and ".join(parts)
     smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
     if context.settings.device == "cpu":
-        free = available_memory()
+        free = psutil.virtual_memory().available
         needed = (server if serves else 0) + (trainer if context.trains else 0)
-        if free is None:
-            yield skip("memory", f"{text}; /proc/meminfo does not tell what is free")
-        elif needed > free:
+        if needed > free:
             yield warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
         else:
             yield ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
@@ -128,19 +126,6 @@ def memory_checks(context: Context) -> Iterator[Check]:
         )
     else:
         yield ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return a model's config.json."""
-    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-
-
-def available_memory() -> int | None:
-    """Return the bytes that programs can still have; None where /proc/meminfo does not say."""
-    source = Path("/proc/meminfo")
-    lines = source.read_text().splitlines() if source.is_file() else []
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else None
 
 
 def _server_bytes(context: Context, config: dict[str, Any]) -> float:

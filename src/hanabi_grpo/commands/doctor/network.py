@@ -1,18 +1,13 @@
-"""Ports, proxies, and what earlier servers left behind."""
+"""Ports: whether the server can listen, and whether the trainer looks there."""
 
 import errno
 import socket
 from collections.abc import Iterator
 
 from hanabi_grpo.client.rollout_client import each_server
+from hanabi_grpo.commands.doctor.answer import ask_health, is_local, port_owner, rollout_servers
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.processes import Process, orphaned_engines, port_owner, rollout_servers
-from hanabi_grpo.commands.doctor.server import ask_health, is_local
-from hanabi_grpo.server.adapter_folders import PREFIX, adapter_home
-from hanabi_grpo.server.owned_folders import LOCK, leftovers
-
-_PROXIES = ("HTTP_PROXY", "ALL_PROXY")
 
 
 def port_checks(context: Context) -> Iterator[Check]:
@@ -31,21 +26,21 @@ def port_checks(context: Context) -> Iterator[Check]:
     move = f"export PORT={free} VLLM_SERVER_PORT={free}"
     if number == errno.EACCES:
         yield fail("port", f"PORT={port}: {reason}; ports below 1024 need rights", move)
+        return
+    answer = ask_health({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, settings)
+    owner = port_owner(port)
+    who = f"pid {owner.pid}, {' '.join(owner.cmdline())[:60]}" if owner else "a process of another user"
+    # Never how to end it: it may be somebody's healthy server.
+    show = f"sudo ss -ltnp 'sport = :{port}'"
+    if owner:
+        show = f"ps -o user,pid,lstart,args -p {owner.pid}   # whose it is; Ctrl-C in its terminal ends it in order"
+    # It listens before its engine has started, and answers after that.
+    if not answer.is_ours and owner not in rollout_servers():
+        yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{show}")
+    elif context.role == "server":
+        yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{move}\n{show}")
     else:
-        local = "127.0.0.1" if host == "0.0.0.0" else "::1" if host == "::" else host
-        answer = ask_health(local, port, settings)
-        owner = port_owner(port)
-        who = f"pid {owner.pid}, {owner.command[:60]}" if owner else "a process of another user"
-        # Never how to end it: it may be somebody's healthy server.
-        show = _whose(owner) if owner else f"sudo ss -ltnp 'sport = :{port}'"
-        # It listens before its engine has started, and answers after that.
-        starting = owner is not None and owner.pid in {server.pid for server in rollout_servers()}
-        if not answer.is_ours and not starting:
-            yield fail("port", f"{host}:{port} is held by something else ({who})", f"{move}\n{show}")
-        elif context.role == "server":
-            yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{move}\n{show}")
-        else:
-            yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
+        yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
 
 
 def port_agreement_checks(context: Context) -> Iterator[Check]:
@@ -64,58 +59,6 @@ def port_agreement_checks(context: Context) -> Iterator[Check]:
         yield warn("ports agree", f"{finding} at a port where no server of these settings listens", way)
     else:
         yield ok("ports agree", f"PORT and VLLM_SERVER_PORT are {settings.port}")
-
-
-def proxy_checks(context: Context) -> Iterator[Check]:
-    """Tell whether a proxy of this shell would catch requests to the server."""
-    environ = context.environ
-    found = [name for name in _PROXIES for name in (name, name.lower()) if environ.get(name)]
-    if not found:
-        yield ok("proxy", "none set")
-        return
-    hosts = list(dict.fromkeys(one.vllm_server_host for one in each_server(context.settings)))
-    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
-    lacking = [host for host in hosts if not _is_exempt(host, exempt)]
-    if not lacking:
-        yield ok("proxy", f"{', '.join(found)} set, NO_PROXY covers {', '.join(hosts)}")
-        return
-    host = ",".join(lacking)
-    name = "no_proxy" if environ.get("no_proxy") else "NO_PROXY"
-    finding = f"{', '.join(found)} set and {name} lacks {host}: serve, train and evaluate ignore proxies, but curl and "
-    finding += "other programs of this shell would send requests for the server there"
-    yield warn("proxy", finding, f'export {name}="{f"${name}," if exempt else ""}{host},localhost"')
-
-
-def leftover_checks(context: Context) -> Iterator[Check]:
-    """List rollout servers of this machine and what killed ones left."""
-    expected = port_owner(context.settings.port)
-    others = [server for server in rollout_servers() if expected is None or server.pid != expected.pid]
-    for server in others:
-        what = f"another rollout server runs: pid {server.pid}, {server.command[-60:]}"
-        yield warn("leftovers", what, _whose(server))
-    orphans = orphaned_engines()
-    if orphans:
-        pids = " ".join(str(process.pid) for process in orphans)
-        yield warn("leftovers", f"engine processes without their server: pid {pids}", f"kill {pids}")
-    home = adapter_home()
-    stale = leftovers(home, PREFIX)
-    if stale:
-        size = sum(file.stat().st_size for folder in stale for file in folder.rglob("*") if file.is_file())
-        finding = f"{len(stale)} adapter folder(s) of servers that were killed ({size / 1e6:.1f} MB)"
-        # The lock is asked again when the command is typed, which may be later.
-        remedy = "\n".join(f"flock -n {folder / LOCK} rm -r {folder}" for folder in stale)
-        yield warn("leftovers", f"{finding}; the next server removes them", remedy)
-    if not (others or orphans or stale):
-        yield ok("leftovers", "no other rollout server, nothing left by killed ones")
-
-
-def _whose(process: Process) -> str:
-    return f"ps -o user,pid,lstart,args -p {process.pid}   # whose it is; Ctrl-C in its terminal ends it in order"
-
-
-def _is_exempt(host: str, exempt: str) -> bool:
-    names = [name.strip().lower().removeprefix(".") for name in exempt.split(",") if name.strip()]
-    return any(name == "*" or host.lower() == name or host.lower().endswith(f".{name}") for name in names)
 
 
 def _bind(host: str, port: int) -> tuple[int, str] | None:

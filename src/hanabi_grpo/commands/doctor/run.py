@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hanabi_grpo.commands.doctor import (
-    context_budget,
     environment,
     games,
     gpus,
@@ -25,21 +24,17 @@ from hanabi_grpo.settings import LoadedSettings
 
 PROBES: tuple[Probe, ...] = (
     Probe(name="names", find=environment.name_checks),
-    Probe(name="folder", find=machine.folder_checks),
-    Probe(name="python", find=software.python_checks),
     Probe(name="packages", find=software.package_checks),
     Probe(name="torch", find=software.torch_checks),
     Probe(name="compiler", find=software.compiler_checks, roles=("server",)),
     Probe(name="gpus", find=gpus.gpu_checks),
     Probe(name="cores", find=machine.core_checks),
-    Probe(name="open files", find=machine.file_limit_checks),
     Probe(name="dataset", find=games.dataset_checks, roles=("trainer",)),
-    Probe(name="game", find=games.game_checks),
     Probe(name="batch", find=games.batch_checks, roles=("trainer",)),
     Probe(name="model", find=model.model_checks),
     Probe(name="chat template", find=model.chat_checks),
-    Probe(name="context", find=context_budget.context_checks),
-    Probe(name="vocabulary", find=context_budget.vocabulary_checks),
+    Probe(name="context", find=games.context_checks),
+    Probe(name="vocabulary", find=games.vocabulary_checks),
     Probe(name="memory", find=model.memory_checks),
     Probe(name="run folder", find=starts.run_folder_checks, roles=("trainer",)),
     Probe(name="start", find=starts.start_checks, roles=("trainer",)),
@@ -48,8 +43,6 @@ PROBES: tuple[Probe, ...] = (
     Probe(name="disk", find=machine.disk_checks, roles=("trainer",)),
     Probe(name="port", find=network.port_checks, roles=("server",)),
     Probe(name="ports agree", find=network.port_agreement_checks, roles=("both",)),
-    Probe(name="proxy", find=network.proxy_checks),
-    Probe(name="leftovers", find=network.leftover_checks, roles=("server",)),
     Probe(name="server", find=server.server_checks, roles=("trainer",)),
     Probe(name="wandb", find=tracker_checks, roles=("trainer",)),
 )

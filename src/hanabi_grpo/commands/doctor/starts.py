@@ -21,7 +21,7 @@ from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import player_name
 
 if TYPE_CHECKING:
-    from hanabi_grpo.training.start_from import Start
+    from hanabi_grpo.training.model.start_from import Start
 
 _LIST = "ls -d outputs/*/checkpoint-*   # a whole one holds manifest.json"
 _LOG_IN = ".venv/bin/wandb login   # for wandb: words; .venv/bin/hf auth login for private hf: words"
@@ -72,7 +72,7 @@ def start_checks(context: Context) -> Iterator[Check]:
         yield skip("start", f"HANABI_START_FROM is not read: the run goes on from {resume.checkpoint}")
         return
     # Imported here: it brings PEFT and torch.
-    from hanabi_grpo.training.start_from import read_start
+    from hanabi_grpo.training.model.start_from import read_start
 
     try:
         of_run = settings.model_copy(update={"output_dir": _run_folder(resume)})

@@ -43,13 +43,9 @@ def tracker_checks(context: Context) -> Iterator[Check]:
 def netrc_has(host: str, environ: Mapping[str, str]) -> tuple[bool | str, Path]:
     """Return (whether the netrc file has a password for a host, or the reason that it cannot be read; its path)."""
     home = Path(environ.get("HOME") or Path.home())
-    path = Path(environ["NETRC"]).expanduser() if environ.get("NETRC") else home / ".netrc"
-    if not path.exists() and (home / "_netrc").exists():
-        path = home / "_netrc"
-    if not path.exists():
-        return False, path
+    path = Path(environ.get("NETRC") or home / ".netrc").expanduser()
     try:
-        entry = netrc.netrc(path).hosts.get(host)
+        entry = netrc.netrc(path).hosts.get(host) if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
         return str(error), path
     except netrc.NetrcParseError as error:

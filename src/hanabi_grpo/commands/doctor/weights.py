@@ -11,6 +11,11 @@ from hanabi_grpo.server.adapter_files import linear_shapes
 _MAX_HEADER = 100 << 20
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a model's config.json."""
+    return dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
 def broken_weights(folder: Path) -> list[str]:
     """Return what is wrong with the weights of a folder, e.g. ["model.safetensors: 12 of 2.5e+06 bytes are there"]."""
     problems = []

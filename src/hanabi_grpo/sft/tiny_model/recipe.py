@@ -1,12 +1,14 @@
-"""What the tiny model is made from, its hash, and the manifest of a finished folder."""
+"""What a tiny model is made from, and the hash of it."""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-MANIFEST = "tiny_model.json"
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.errors import SettingsError
+
 _VERSION = 1
 """Raised when the architecture, the loss or the schedule changes, none of which a probe of the data would show."""
 
@@ -16,16 +18,18 @@ class Recipe:
     """Everything that decides the weights, apart from the number of threads.
 
     Example:
-        Recipe(preset="laptop", players=2, legal_moves=False, seed=0)
+        Recipe(presets=("laptop", "mini"), players=2, seed=42)
     """
 
-    preset: str
-    """The first board; the others are in `more_presets`."""
-    players: int
-    legal_moves: bool
-    """Whether the prompts that it learns from list the legal moves."""
-    seed: int
+    presets: tuple[str, ...] = ("laptop",)
+    """The boards, in the order in which their words are numbered."""
+    players: int = 2
+    legal_moves: bool = False
+    """Whether the prompts that it learns from list the legal moves; as in the rollouts to come (HANABI_LEGAL_MOVES)."""
+    seed: int = 0
+    """Of the games, the initial weights and the order of batches."""
     steps: int = 900
+    """Optimizer steps."""
     num_games: int = 6000
     """On each board."""
     noise: float = 0.4
@@ -39,47 +43,36 @@ class Recipe:
     that follow teach to read the newest of several observations.
     """
     learning_rate: float = 3e-3
-    more_presets: tuple[str, ...] = ()
 
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """All boards, in the order in which their words are numbered."""
-        return (self.preset, *self.more_presets)
+    def __post_init__(self) -> None:
+        """Check the numbers and the names.
+
+        Raises:
+            SettingsError: `steps` or `seed` is out of range, or not every board is named once.
+        """
+        if self.steps < 1 or self.seed < 0:
+            raise SettingsError(f"steps={self.steps} seed={self.seed}: steps are 1 or more, a seed is 0 or more.")
+        if not self.presets or len(set(self.presets)) < len(self.presets):
+            raise SettingsError(f"--preset {' '.join(self.presets)}: name at least one board, and each once.")
+
+    def configs(self) -> list[EnvConfig]:
+        """Return the games of all boards.
+
+        Raises:
+            GameParameterError: A preset is unknown or not for this number of players.
+        """
+        common = {"players": self.players, "observation": "compact", "legal_moves": self.legal_moves}
+        return [EnvConfig.parse({"preset": preset, **common}) for preset in self.presets]
+
+    def words(self) -> tuple[str, ...]:
+        """Return the words of all games, in the order in which the tokenizer numbers them."""
+        return tuple(dict.fromkeys(word for config in self.configs() for word in compact_vocabulary(config.spec())))
 
     def hash(self, probe: Any) -> str:
         """Return a short sha256 over the recipe and a probe of the data (JSON-able) that it makes."""
         fields = asdict(self)
-        if not self.more_presets:
-            # A recipe of one board has the hash that it had before there could be more.
-            del fields["more_presets"]
+        first, *others = fields.pop("presets")
+        # Spelt so that a recipe of one board has the same hash in every version of the package.
+        fields |= {"preset": first, "more_presets": others} if others else {"preset": first}
         text = json.dumps([_VERSION, fields, probe], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def write_manifest(folder: Path, recipe: Recipe, recipe_hash: str) -> None:
-    """Record the recipe and the sha256 of every file that is in the folder now."""
-    files = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
-    manifest = {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "files": files}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-
-
-def problem_of(folder: Path, recipe_hash: str) -> str | None:
-    """Return why the folder is not the finished result of this recipe, or None when it is."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        made_by, files = manifest["recipe_hash"], dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"its {MANIFEST} cannot be read ({type(error).__name__})"
-    if made_by != recipe_hash:
-        return f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
-    for name, digest in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if _sha256(path) != digest:
-            return f"{name} is not the file that was written"
-    return None
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

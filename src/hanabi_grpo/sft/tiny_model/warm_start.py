@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hanabi_grpo.sft.batches import length_batches, padded, reply_logits
-from hanabi_grpo.sft.tiny_model.corpus import Sample, single_turns
+from hanabi_grpo.sft.samples import Sample
+from hanabi_grpo.sft.tiny_model.corpus import single_turns
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
 
@@ -51,7 +52,7 @@ def warm_start(
     """
     import torch
 
-    from hanabi_grpo.training.shared_prefixes import share_prefixes
+    from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
     share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))

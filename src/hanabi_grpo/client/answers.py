@@ -1,0 +1,107 @@
+"""The one look at what a server played before anything is learned from it: the games asked for, in numbers that hold.
+
+Types, finite numbers and lists that fit are `runs.wire`'s; here is what only the one who asked can know.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.rollout.messages import RolloutAnswer
+from hanabi_grpo.rollout.tasks import Task
+from hanabi_grpo.runs.wire import episode_of
+from hanabi_grpo.types import DroppedGame, Episode, Turn, player_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """The games of one request."""
+
+    groups: list[list[Episode]]
+    """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
+    dropped: tuple[DroppedGame, ...] = ()
+    """The games that the server gave up; they are in no group."""
+
+
+def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult:
+    """Return the games of an answer.
+
+    Raises:
+        ServerError: Too many or too few games, another game than was asked for, or tokens without a logprob each.
+        NonFiniteError: A player's return that is infinite.
+    """
+    given_up = {(row.task, row.game): row.reason for row in answer.dropped}
+    asked = sum(len(task.games) for task in tasks)
+    if len(answer.episodes) + len(answer.dropped) != asked:
+        raise ServerError(
+            f"{len(answer.episodes)} games and {len(answer.dropped)} dropped ones for {asked} that were asked for; "
+            "the server and this client do not fit."
+        )
+    rows = iter(answer.episodes)
+    groups: list[list[Episode]] = []
+    dropped = []
+    for number, task in enumerate(tasks):
+        group = []
+        for game in task.games:
+            reason = given_up.pop((number, game), None)
+            if reason is not None:
+                dropped.append(DroppedGame(suite=task.suite, seed=task.seed, game=game, reason=reason))
+                continue
+            row = next(rows, None)
+            if row is None:
+                raise ServerError(f"game {game} of deal {task.suite}/{task.seed} is neither played nor dropped.")
+            episode = episode_of(row)
+            _check_asked(episode, task, game)
+            _check_numbers(episode)
+            group.append(episode)
+        groups.append(group)
+    return RolloutResult(groups=groups, dropped=tuple(dropped))
+
+
+def _check_asked(episode: Episode, task: Task, game: int) -> None:
+    spec = task.config.spec()
+    asked: dict[str, Any] = {
+        "suite": task.suite,
+        "seed": task.seed,
+        "game": game,
+        "preset": spec.preset,
+        "num_players": spec.num_players,
+        "spec_hash": spec.hash,
+    }
+    if task.seats is not None:
+        asked["seats"] = task.seats
+    got = {name: getattr(episode, name) for name in asked}
+    if got != asked:
+        raise ServerError(
+            f"asked for {_named(asked)}, the answer is {_named(got)}; nothing is learned from it. "
+            "Do server and client run the same version of hanabi_grpo? Restart the server."
+        )
+
+
+def _named(fields: dict[str, Any]) -> str:
+    seats = f", {','.join(fields['seats'])} in its seats" if fields.get("seats") else ""
+    return (
+        f"game {fields['game']} of deal {fields['suite']}/{fields['seed']} on {fields['preset']} with "
+        f"{fields['num_players']} players (board {fields['spec_hash']}){seats}"
+    )
+
+
+def _check_numbers(episode: Episode) -> None:
+    for index, turn in enumerate(episode.turns):
+        _check_turn(turn, f"{player_name(turn.player)}, turn {index}")
+    for player in range(episode.num_players):
+        value = episode.reward(player)
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"{player_name(player)}: its return over the game is {value}; a return must be finite. "
+                "Use smaller reward weights (reward_* in the dataset's env_config)."
+            )
+
+
+def _check_turn(turn: Turn, where: str) -> None:
+    if len(turn.logprobs) != len(turn.reply_ids):
+        raise ServerError(
+            f"{where}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply ids; each id needs its own."
+        )

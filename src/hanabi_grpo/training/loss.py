@@ -1,0 +1,246 @@
+"""What is optimised: the loss of one player's micro-batch, from advantages to a number.
+
+    L = 1/N · Σ_t w_t · [ −min(ρ_t A_t, clip(ρ_t, 1 − ε_low, 1 + ε_high) A_t) + β (r_t − log r_t − 1) ]
+
+over the player's sampled tokens t; everything else in a sequence is masked out.
+
+| symbol | is | from |
+|---|---|---|
+| A | advantage of the token's turn | `advantages/`; `loss_unit` weighs it, `shape_advantages` adds KL and entropy |
+| ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), equations 6 and 7 |
+| ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
+| r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
+| w | π_old(a|s) / π_sampler(a|s), one version in two programs | truncated importance sampling (Yao et al. 2025) |
+| N | the player's sampled tokens of the whole step, over all processes | DAPO, "Token-Level Policy Gradient Loss" |
+
+π is this trainer's forward pass (`model.forward`) at the temperature of sampling. π_old is the same pass before the
+step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`overlap`). π_sampler came with the
+tokens; `mismatch` has checked that both say the same. Under HANABI_UPDATE=sequential A is also multiplied by a weight
+of the game (`sequential`).
+
+ms-swift computes the same with `loss_type=dapo`, among 280 lines for other losses: `_compute_loss_and_metrics` and
+`_apply_rollout_importance_sampling` of `GRPOTrainer` in swift/rlhf_trainers/grpo_trainer.py.
+`tests/conformance/test_loss.py` holds losses and gradients of the installed version equal to these, bit by bit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.batching import PlayerBatch
+from hanabi_grpo.types import Episode, is_trained, player_name
+
+_LARGEST_LOG = 20.0
+"""Largest |log ratio| that is taken to a power: e^20 is 5e8, and a number that is not finite would spoil a step."""
+_LARGEST_KL = 10.0
+_SMALLEST_RATIO = 1e-10
+LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "low": {"clip_ratio/low_mean": torch.mean, "clip_ratio/low_min": torch.min},
+    "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
+    "region": {"clip_ratio/region_mean": torch.mean},
+    "kl": {"kl": torch.nanmean},
+    "weight": {"rollout_correction/is_weight_mean": torch.nanmean},
+    "above": {"rollout_correction/clipped_frac": torch.mean},
+}
+"""Names in metrics.jsonl of what `PolicyLoss` measures, and how the values of all processes become one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyLoss:
+    """The clipped loss of a run, as its settings choose it."""
+
+    clip_low: float
+    """ε_low of HANABI_CLIP_LOW."""
+    clip_high: float
+    """ε_high of HANABI_CLIP_HIGH."""
+    clip_dual: float | None = None
+    """Largest ρ where the advantage is negative (dual clip, arXiv 1912.09729); None: no limit."""
+    beta: float = 0.0
+    """Weight of the KL term; 0 where there is none, or where the advantages hold it (HANABI_KL=reward)."""
+    correction: str = "none"
+    """HANABI_SAMPLER_CORRECTION, see `sampler_weights`."""
+    correction_limit: float = 2.0
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "PolicyLoss":
+        """Return the loss of a run."""
+        return cls(
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            clip_dual=settings.clip_dual,
+            beta=settings.beta if settings.kl == "loss" else 0.0,
+            correction=settings.sampler_correction,
+            correction_limit=settings.sampler_correction_limit,
+        )
+
+    def __call__(
+        self, logps: torch.Tensor, batch: PlayerBatch, num_processes: int = 1
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return the loss, and what is measured along the way.
+
+        Args:
+            logps: [rows, tokens] log π of the batch's tokens, in nats, with a gradient.
+            batch: Mask, advantages, and the logprobs of the other policies, [rows, tokens] each.
+            num_processes: Their gradients are averaged, so each divides by its share of N.
+
+        Returns:
+            A number whose sum over the micro-batches of an update is the player's loss, and means over the batch's
+            sampled tokens: the shares "low", "high" and "region" that the clip stops, "kl" in nats, the sampler
+            correction's "weight", and the share "above" its limit.
+        """
+        mask, advantages = batch.completion_mask, batch.advantages
+        old = logps.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
+
+        # ρ, and −min(ρ A, clip(ρ) A)
+        ratio = torch.exp(logps - old)
+        clipped = torch.clamp(ratio, 1 - self.clip_low, 1 + self.clip_high)
+        if self.clip_dual is not None:
+            ratio = torch.clamp(ratio, max=self.clip_dual)
+        token_loss = -torch.min(ratio * advantages, clipped * advantages)
+        low = (ratio < 1 - self.clip_low) & (advantages < 0)
+        high = (ratio > 1 + self.clip_high) & (advantages > 0)
+        measured = {"low": low, "high": high, "region": low | high}
+
+        # + β (r − log r − 1)
+        if self.beta:
+            measured["kl"] = kl_estimate(logps, batch.ref_per_token_logps)
+            token_loss = token_loss + self.beta * measured["kl"]
+
+        # · w
+        if self.correction != "none":
+            log_ratio = old - batch.rollout_per_token_logps
+            weights, above = sampler_weights(log_ratio, mask, self.correction, self.correction_limit)
+            token_loss = token_loss * weights
+            measured |= {"weight": weights, "above": above}
+
+        # 1/N Σ over sampled tokens
+        loss = (token_loss * mask).sum() / (batch.num_items_in_batch / num_processes)
+        num_tokens = mask.sum().clamp(min=1.0)
+        return loss, {name: (value.detach().float() * mask).sum() / num_tokens for name, value in measured.items()}
+
+
+def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Return r − log r − 1 with r = π_ref / π: the estimator k3 of KL(π ‖ π_ref), never below 0.
+
+    Source: Schulman, "Approximating KL divergence", 2020; GRPO (arXiv 2402.03300), equation 4.
+    """
+    log_ratio = torch.clamp(reference - logps, min=-_LARGEST_LOG, max=_LARGEST_LOG)
+    return torch.clamp(torch.exp(log_ratio) - log_ratio - 1, min=-_LARGEST_KL, max=_LARGEST_KL)
+
+
+def sampler_weights(
+    log_ratio: torch.Tensor, mask: torch.Tensor, mode: str, limit: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights π_old / π_sampler, and where they were above the limit; both [rows, tokens].
+
+    With `truncate` such a weight becomes the limit, with `mask` 0. What is compared with the limit is a token's own
+    ratio, or with `sequence` the geometric mean over the sequence's sampled tokens; `sequence_mask` leaves a sequence
+    that it keeps the tokens' own weights.
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; for sequences
+    Liu et al. 2025, "When Speed Kills Stability".
+
+    Args:
+        log_ratio: [rows, tokens] log π_old − log π_sampler.
+        mask: [rows, tokens], True on sampled tokens.
+        mode: One of HANABI_SAMPLER_CORRECTION, not "none".
+        limit: At least 1.
+    """
+    ratio = compared = torch.exp(torch.clamp(log_ratio, min=-_LARGEST_LOG, max=_LARGEST_LOG))
+    if mode.startswith("sequence"):
+        logs = torch.log(ratio.clamp(min=_SMALLEST_RATIO))
+        mean = (logs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+        compared = torch.exp(mean).unsqueeze(-1).expand_as(ratio)
+    above = compared > limit
+    if mode.endswith("truncate"):
+        return torch.clamp(compared, max=limit), above
+    return torch.where(above, 0.0, ratio), above
+
+
+def shape_advantages(
+    batches: Iterable[dict[str, Any]],
+    settings: Settings,
+    groups: Sequence[Sequence[Episode]],
+    trained: Sequence[str],
+) -> list[float]:
+    """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
+
+    Both parts are score-function estimators: a term f added to the advantage of a token a, sampled from π in the state
+    s, moves the weights by E[f ∇log π(a|s)]. They are weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
+    and HANABI_UPDATE=sequential of the game.
+
+    Args:
+        batches: Of `plan_batches`; with HANABI_KL=reward and BETA they hold the reference's logprobs.
+        settings: BETA, HANABI_KL and HANABI_ENTROPY_BONUS from here.
+        groups: The games of the step, of all ranks.
+        trained: Words of the seats that are trained in this step.
+
+    Returns:
+        With HANABI_KL=reward the mean of log π − log π_ref per micro-batch with a sampled token, in nats.
+    """
+    means = {}
+    if settings.entropy_bonus:
+        episodes = [episode for group in groups for episode in group]
+        means = {
+            player_name(player): mean_logprob(
+                turn.logprobs
+                for episode in episodes
+                if is_trained(episode, player, trained)
+                for turn in episode.trajectory(player)
+            )
+            for player in range(len(trained))
+        }
+    gaps = []
+    for data in (batch["grpo_batch"] for batch in batches):
+        mask, sampled = data.completion_mask, data.rollout_per_token_logps
+        parts = []
+        if settings.beta and settings.kl == "reward":
+            parts.append(kl_part(sampled, data.ref_per_token_logps, mask, settings.beta))
+            if bool(mask.any()):
+                gaps.append(float((sampled - data.ref_per_token_logps)[mask].mean().item()))
+        if settings.entropy_bonus:
+            parts.append(entropy_part(sampled, mask, settings.entropy_bonus, means[data.player]))
+        if parts:
+            data.shaping = sum(parts[1:], parts[0])
+            data.advantages = data.advantages + data.shaping
+    return gaps
+
+
+def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return −β (log π(a) − log π_ref(a)) on sampled tokens, 0 elsewhere.
+
+    With f = −β log(π/π_ref) the expected step is −β ∇KL(π(·|s) ‖ π_ref(·|s)), the exact gradient, while k3 in the loss
+    (`kl_estimate`) has another expectation where the policies differ. Unlike in RLHF (Ouyang et al. 2022) a token's
+    part does not enter the return of earlier tokens, and no baseline is taken off.
+
+    Args:
+        logps: [batch, tokens] under the policy that sampled, in nats.
+        reference: [batch, tokens] under the base model.
+        mask: [batch, tokens], True on sampled tokens.
+        beta: Weight.
+    """
+    return torch.where(mask, -beta * (logps - reference), 0.0)
+
+
+def entropy_part(logps: torch.Tensor, mask: torch.Tensor, weight: float, mean: float) -> torch.Tensor:
+    """Return −c (log π(a) − mean) on sampled tokens, 0 elsewhere; the expected step is c ∇H(π(·|s)).
+
+    It is the part −log π(a) of Williams and Peng (1991); the constant `mean` changes no expectation and lowers the
+    variance.
+
+    Args:
+        logps: [batch, tokens] under the policy that sampled, in nats.
+        mask: [batch, tokens], True on sampled tokens.
+        weight: The c of HANABI_ENTROPY_BONUS.
+        mean: Mean log probability of the player's tokens in the step, in nats.
+    """
+    return torch.where(mask, -weight * (logps - mean), 0.0)
+
+
+def mean_logprob(logprobs: Iterable[Iterable[float]]) -> float:
+    """Return the mean over all tokens of all replies; 0 where there is none."""
+    values = [value for reply in logprobs for value in reply]
+    return sum(values) / len(values) if values else 0.0

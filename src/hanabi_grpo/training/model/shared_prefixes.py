@@ -1,0 +1,148 @@
+"""Prefix sharing: what several of a player's sequences begin with is computed once.
+
+Everything in a transformer but attention works token by token, so the model is called with the nodes of a
+`PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is registered
+with transformers as an implementation of attention of its own, which without a tree is PyTorch's (`sdpa`).
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch.nn.functional import embedding
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
+from hanabi_grpo.training.model.token_wise import only_at
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "hanabi_prefix_tree"
+_LARGEST_GAP, _LARGEST_ROUNDED_GAP = 1e-3, 0.1
+"""Between two logits of the trial, as a share of the largest: in float32, and in number formats of 16 bits."""
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    prefix_tree: PrefixTree | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within the tree's sequences.
+
+    Args:
+        module: The attention layer.
+        query: [1, heads, nodes, size]; so are `key` and `value`, perhaps with fewer heads.
+        key: See `query`.
+        value: See `query`.
+        attention_mask: Not looked at with a tree.
+        prefix_tree: None: PyTorch's attention of these rows.
+        options: Of the layer, handed on.
+
+    Returns:
+        [1, nodes, heads, size] outputs, and no weights.
+    """
+    if prefix_tree is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+    # Not indexed: the gradient of `embedding` adds whole rows up, on a CPU much faster.
+    flat = [states.transpose(1, 2).flatten(2)[0] for states in (query, key, value)]
+    size, found = query.shape[-1], []
+    for rows in prefix_tree.blocks:
+        laid_out = [embedding(rows, states).unflatten(-1, (-1, size)).transpose(1, 2) for states in flat]
+        output, _ = sdpa_attention_forward(module, *laid_out, None, **options)
+        found.append(output.flatten(0, 1))
+    nodes = embedding(prefix_tree.homes, torch.cat(found).flatten(1))
+    return nodes.unflatten(-1, (-1, size))[None], None
+
+
+def share_prefixes(model: Any) -> bool:
+    """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives the same logits.
+
+    Args:
+        model: A transformers causal language model, or PEFT's wrapper of it, with whole weights (not ZeRO-3's).
+
+    Returns:
+        Whether it does from now on; if not, the log says why and the model is as it was.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    before = base.config._attn_implementation
+    if before != "sdpa":
+        logger.info("shared prefixes are computed for each sequence: attention is %r, not 'sdpa'", before)
+        return False
+    AttentionInterface.register(ATTENTION, attend)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    base.set_attn_implementation(ATTENTION)
+    problem = _trial(model)
+    if problem:
+        base.set_attn_implementation(before)
+        logger.warning("shared prefixes are computed for each sequence: %s", problem)
+    return not problem
+
+
+def shares_prefixes(model: Any) -> bool:
+    """Tell whether `share_prefixes` was tried on this model and worked."""
+    return bool(model.config._attn_implementation == ATTENTION)
+
+
+def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
+
+    Args:
+        model: What is called: the model, or DDP's or DeepSpeed's wrapper of it.
+        unwrapped: The model itself, which shares prefixes.
+        tree: Of a batch.
+
+    Returns:
+        [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`.
+    """
+    predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
+    with only_at(unwrapped, predicts[None]):
+        return tree_logits(model, tree), (predicts.cumsum(0) - 1)[tree.predicting]
+
+
+def tree_logits(model: Any, tree: PrefixTree) -> torch.Tensor:
+    """Return the model's logits at the nodes, [1, nodes, vocabulary] or as many nodes as its head is shown."""
+    # A mask of four dimensions is taken as it is, so that none is made of all nodes times all nodes; one of integers is
+    # refused by any attention that looks at it.
+    no_mask = tree.ids.new_zeros(1, 1, 1, 1)
+    logits: torch.Tensor = model(
+        input_ids=tree.ids[None],
+        attention_mask=no_mask,
+        position_ids=tree.positions[None],
+        use_cache=False,
+        prefix_tree=tree,
+    ).logits
+    return logits
+
+
+def _trial(model: Any) -> str | None:
+    # A window longer than the trial's sequences would not show in it.
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
+    if kinds != {"full_attention"}:
+        return f"layers of {', '.join(sorted(kinds))}"
+    ids = torch.arange(24, device=model.device).remainder(min(config.vocab_size, 7)).repeat(3, 1)
+    ids[1, 8:], ids[2, 16:] = ids[1, 8:].flip(0), 0
+    mask = torch.ones(3, 23, dtype=torch.bool, device=model.device)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            tree = prefix_tree(ids, mask)
+            shared = tree_logits(model, tree)[0][tree.predicting].float()
+            whole = model(input_ids=ids, use_cache=False).logits[:, :-1][mask]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"{type(model).__name__} does not hand a tree to its attention ({error})"
+    finally:
+        model.train(was_training)
+    gap = float((shared - whole.float()).abs().max() / whole.float().abs().max())
+    allowed = _LARGEST_GAP if whole.dtype == torch.float32 else _LARGEST_ROUNDED_GAP
+    return None if gap <= allowed else f"its logits differ by {gap:.2g} of the largest, allowed {allowed}"

@@ -1,0 +1,170 @@
+"""HANABI_START_FROM: adapters of earlier runs in the place of new ones."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from safetensors.torch import load
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.adapter_config import adapter_config_for_wire
+from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.resume import ResumePoint
+from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import CheckpointRef, Place, parse_checkpoint, split_player
+from hanabi_grpo.tracking.used_checkpoints import read_used
+from hanabi_grpo.training.model.adapters import adapter_names, put_tensors
+
+logger = logging.getLogger(__name__)
+
+_SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
+"""What the same tensors are multiplied by; the set of layers shows in their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where one adapter of a run starts.
+
+    Example:
+        "player_1=outputs/b/checkpoint-9:player_0" is Start(name="player_1", folder=Path("outputs/b/checkpoint-9"),
+        adapter="player_0", word="player_1=outputs/b/checkpoint-9:player_0", saved=…)
+    """
+
+    name: str
+    """The adapter of this run."""
+    folder: Path
+    """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
+    adapter: str
+    """The adapter of the checkpoint."""
+    word: str
+    saved: SavedAdapters
+
+    def fact(self) -> dict[str, Any]:
+        """Return what manifests say of it."""
+        weights, _ = self.saved.adapters[self.adapter]
+        return {
+            "folder": str(self.folder),
+            "adapter": self.adapter,
+            "step": self.saved.step,
+            "sha256": hashlib.sha256(weights).hexdigest(),
+        }
+
+
+def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, CheckpointRef]]:
+    """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
+
+    Args:
+        entries: A checkpoint (see `refs`) for every adapter that has no entry of its own, or "player_0=" before one.
+        names: Of the run's adapters.
+
+    Raises:
+        SettingsError: A player that is not of the run, or two entries for one.
+    """
+    found: dict[str, tuple[str, CheckpointRef]] = {}
+    everybody: tuple[str, CheckpointRef] | None = None
+    for entry in entries:
+        player, word = split_player(entry)
+        start = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
+        if player is None:
+            if everybody is not None:
+                raise SettingsError(
+                    f"HANABI_START_FROM: {everybody[0]!r} and {entry!r} are both for every player; put player_0= "
+                    "before one."
+                )
+            everybody = start
+        elif player not in names:
+            raise SettingsError(
+                f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: {', '.join(names)}."
+            )
+        elif player in found:
+            raise SettingsError(f"HANABI_START_FROM: {player} is in it twice; name each player once.")
+        else:
+            found[player] = start
+    if everybody is not None:
+        found = {name: found.get(name, everybody) for name in names}
+    return found
+
+
+def read_start(
+    settings: Settings, read: Callable[[Place, Path | None], tuple[Path, SavedAdapters]] = read_used
+) -> list[Start]:
+    """Read every checkpoint that HANABI_START_FROM names.
+
+    Args:
+        settings: Of the run.
+        read: What a place is read by, given OUTPUT_DIR.
+
+    Raises:
+        SettingsError: A folder that is missing or damaged, or has no such adapter.
+    """
+    names = adapter_names(settings.players, settings.adapters)
+    starts = []
+    known: dict[Place, tuple[Path, SavedAdapters]] = {}
+    for name, (entry, ref) in parse_start(settings.start_from, names).items():
+        try:
+            if ref.place not in known:
+                known[ref.place] = read(ref.place, settings.output_dir)
+            folder, saved = known[ref.place]
+            adapter = saved.choose(name, ref.adapter)
+        except (OSError, SettingsError) as error:
+            raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error
+        starts.append(Start(name=name, folder=folder, adapter=adapter, word=entry, saved=saved))
+    return starts
+
+
+def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | None) -> None:
+    """Put the adapters of HANABI_START_FROM into a model whose adapters are new; a resumed run keeps its own.
+
+    The optimizer starts anew: moments belong to the run that made them.
+
+    Raises:
+        SettingsError: See `read_start`; or an adapter of another rank or alpha.
+        RunFolderError: Its tensors are of another model.
+    """
+    if resume is not None:
+        if settings.start_from:
+            logger.info("HANABI_START_FROM is not read again: the run goes on from %s", resume.checkpoint)
+        return
+    for start in read_start(settings):
+        weights, config = start.saved.adapters[start.adapter]
+        own = adapter_config_for_wire(model.peft_config[start.name].to_dict())
+        for key in _SAME_CONFIG:
+            if key in config and config[key] != own[key]:
+                raise SettingsError(
+                    f"HANABI_START_FROM={start.word}: {key} is {config[key]} there and {own[key]} here; set LORA_RANK "
+                    "and LORA_ALPHA to those of that run."
+                )
+        put_tensors(model, start.name, load(weights), f"HANABI_START_FROM={start.word}")
+        logger.info("%s starts from %s of %s (step %d)", start.name, start.adapter, start.folder, start.saved.step)
+
+
+def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
+    """Compare what the checkpoints were trained on with what the server has.
+
+    Args:
+        settings: HANABI_START_FROM from here.
+        resume: Of the run; a resumed one reads no other checkpoint.
+        facts: Of the server: model_fingerprint, tokenizer_hash, chat_hash.
+
+    Raises:
+        SettingsError: Another base model, tokenizer or chat format.
+    """
+    for start in read_start(settings) if resume is None else ():
+        try:
+            is_said = check_same_base(start.folder, start.saved, facts)
+        except SettingsError as error:
+            raise SettingsError(f"HANABI_START_FROM={start.word}: {error}") from error
+        if not is_said:
+            logger.warning("%s: nothing says on which base model it was trained", start.folder)
+
+
+def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, Any]:
+    """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands on what it was."""
+    if resume is not None:
+        return dict(read_manifest(resume.checkpoint).facts.get("started_from", {}))
+    return {start.name: start.fact() for start in read_start(settings)}

@@ -1,0 +1,208 @@
+"""A step's optimizer updates: which micro-batches make which, and how one step of Hugging Face's loop holds several.
+
+A step is one set of games, and the unit of versions, schedules, checkpoints and MAX_STEPS. It makes one update or
+several: HANABI_UPDATES_PER_STEP passes over all players' micro-batches, or, with HANABI_UPDATE=sequential, these
+passes over one player's after the other's.
+
+Hugging Face's loop knows one update a step, after `gradient_accumulation_steps` micro-steps. `StepUpdates` closes the
+earlier updates itself, by the calls that the loop makes for the last one; under DeepSpeed the update is part of
+`accelerator.backward`, which asks the same flag. A micro-step holds one micro-batch or several, whose gradients add up
+in it: how many depends on the tokens that were played, and is the same on every rank.
+"""
+
+import contextlib
+import random
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+from transformers import Trainer
+
+from hanabi_grpo.settings import BatchPlan, Settings
+from hanabi_grpo.training.isolation import PlayerGuard
+from hanabi_grpo.training.model.adapters import use_adapter
+from hanabi_grpo.training.model.cutting import cut_by_rows
+from hanabi_grpo.training.sequential import game_log_ratios, game_weights
+from hanabi_grpo.types import adapter_of, player_names
+
+MicroStep = list[dict[str, Any]]
+"""One micro-batch or several, of one player and update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimizer update."""
+
+    batches: tuple[dict[str, Any], ...]
+    """Micro-batches of the players below and of nobody else whose data counts."""
+    adapters: frozenset[str]
+    """Who moves."""
+    first_pass: bool
+    """True where these micro-batches are met for the first time in the step: the policy is still that which sampled."""
+    last_of_player: str = ""
+    """The player that has made its last update of the step by this one; empty when it is everybody's."""
+
+
+def player_order(settings: Settings, step: int) -> tuple[str, ...]:
+    """Return the order of a sequential step, drawn anew for each (as in Kuba et al. 2022)."""
+    names = list(player_names(settings.players))
+    if settings.update == "sequential":
+        random.Random(f"{settings.seed} {step}").shuffle(names)
+    return tuple(names)
+
+
+def order_updates(
+    batches: Sequence[dict[str, Any]],
+    settings: Settings,
+    *,
+    step: int,
+    adapters: Sequence[str],
+    active: Collection[str],
+) -> list[Update]:
+    """Return the updates of a step; all updates of a run have the same number of micro-steps.
+
+    Args:
+        batches: Of `plan_batches`, each with a "grpo_batch" that names its player.
+        settings: HANABI_UPDATE and HANABI_UPDATES_PER_STEP from here.
+        step: Steps that were made before this one.
+        adapters: Of the run.
+        active: The adapters that have data in this step and may move.
+    """
+    sequential = settings.update == "sequential"
+    updates = []
+    for player in player_order(settings, step) if sequential else ("",):
+        own = [batch for batch in batches if player in ("", batch["grpo_batch"].player)]
+        moving = frozenset(active) & {adapter_of(player, adapters)} if sequential else frozenset(active)
+        for number in range(settings.updates_per_step):
+            updates.append(
+                Update(
+                    # ms-swift may write further arguments of the forward pass into "model_inputs".
+                    batches=tuple({**batch, "model_inputs": dict(batch["model_inputs"])} for batch in own),
+                    adapters=moving,
+                    first_pass=number == 0,
+                    last_of_player=player if number == settings.updates_per_step - 1 else "",
+                )
+            )
+    return updates
+
+
+def micro_steps(updates: Sequence[Update], per_player: int) -> list[MicroStep]:
+    """Return the micro-steps of a step's updates in the order of training, `per_player` of each player and update."""
+    found = []
+    for update in updates:
+        for player in dict.fromkeys(batch["grpo_batch"].player for batch in update.batches):
+            own = [batch for batch in update.batches if batch["grpo_batch"].player == player]
+            found += [own[start:end] for start, end in cut_by_rows(len(own), per_player)]
+    return found
+
+
+class StepUpdates:
+    """Mixed into a trainer of trl, before it: its batches are `MicroStep`, and a step has several updates."""
+
+    settings: Settings
+    plan: BatchPlan
+    guard: PlayerGuard
+    adapter_names: tuple[str, ...]
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    _metrics: Any
+    _step: int
+    """Micro-steps that this process has trained on; trl counts them."""
+    _current_train_step_time: float
+    _updates: Sequence[Update] = ()
+    _number: int = 0
+    _log_ratios: tuple[dict[int, float], ...] = ()
+    _micro_batch: dict[str, Any] | None = None
+
+    def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return [rows, tokens] logprobs of a micro-batch under the adapter that is in use; no gradient."""
+        raise NotImplementedError
+
+    def begin_updates(self, updates: Sequence[Update]) -> list[MicroStep]:
+        """Announce a step's updates to the guard; returns their micro-steps in the order of training."""
+        self._updates, self._number, self._log_ratios = updates, 0, ()
+        self.guard.begin(updates[0].adapters)
+        return micro_steps(updates, self.plan.micro_batches_per_player)
+
+    @property
+    def in_first_pass(self) -> bool:
+        """True while the policy of the micro-batch's player is still that which sampled its tokens."""
+        return self._updates[self._number].first_pass
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Train on one micro-step; returns its loss as a mean over the passes, for the log."""
+        start = time.perf_counter()
+        model.train()
+        *earlier, last = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        whole_step = self.plan.gradient_accumulation_steps
+        place = self._step % whole_step + 1
+        closes_early = place < whole_step and place % (whole_step // len(self._updates)) == 0
+        state = self.accelerator.gradient_state
+        closes = state.sync_gradients or closes_early
+        loss = torch.zeros((), device=self.accelerator.device)
+        try:
+            state._set_sync_gradients(False)
+            for self._micro_batch in earlier:
+                with self._not_yet_shared(model):
+                    # Not trl's: it counts micro-steps.
+                    loss += Trainer.training_step(self, model, inputs, num_items_in_batch)
+            state._set_sync_gradients(closes)
+            self._micro_batch = last
+            self._current_train_step_time += time.perf_counter() - start
+            loss = loss + super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+        finally:
+            self._micro_batch = None
+        if closes_early:
+            # Without effect under DeepSpeed, whose engine has made the update by now.
+            self.optimizer.step()
+            model.zero_grad()
+            self.end_update()
+        return loss / self.settings.updates_per_step
+
+    def end_update(self) -> None:
+        """Count and show what the guard did with an update, and announce the next one."""
+        for name, norm in self.guard.finish().items():
+            self._metrics["train"][f"{name}/grad_norm"].append(norm)
+        done = self._updates[self._number]
+        self._number += 1
+        if self._number < len(self._updates):
+            if done.last_of_player:
+                self._weigh_next(done)
+            self.guard.again(self._updates[self._number].adapters)
+            return
+        self._metrics["train"]["grad_norm"].append(sum(norm**2 for norm in self.guard.norms.values()) ** 0.5)
+        self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return super()._prepare_inputs(inputs) if self._micro_batch is None else self._micro_batch  # type: ignore[misc]
+
+    def _not_yet_shared(self, model: Any) -> contextlib.AbstractContextManager[None]:
+        # DeepSpeed asks the flag instead.
+        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(model)
+
+    def _weigh_next(self, done: Update) -> None:
+        # All ranks hold the same players' rows, but of different games; a game's rows may be on different ranks.
+        ratios: dict[int, float] = {}
+        if done.adapters:
+            use_adapter(self.accelerator.unwrap_model(self.model), *done.adapters)
+            for batch in done.batches:
+                data = batch["grpo_batch"]
+                ratios |= game_log_ratios(
+                    self.logps_of(batch), data.old_per_token_logps, data.completion_mask, data.games
+                )
+        everywhere = {game: ratio for one in gather_object([ratios]) for game, ratio in one.items()}
+        self._log_ratios = (*self._log_ratios, everywhere)
+        for batch in self._updates[self._number].batches:
+            data = batch["grpo_batch"]
+            weights = game_weights(self._log_ratios, data.games).to(data.advantages.device)
+            # w·(A − f) + f: the parts of KL and entropy are of this player's own policy, not of the game.
+            data.advantages = data.advantages * weights
+            if data.shaping is not None:
+                data.advantages = data.advantages + data.shaping * (1 - weights)
+            self._metrics["train"][f"{data.player}/game_weight"].append(weights.mean().item())

@@ -1,0 +1,254 @@
+"""The loss computes what its formula says, and the installed ms-swift computes the same, bit by bit.
+
+Log probabilities are written out here, so no model takes part.
+"""
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from swift.arguments import RLHFArguments
+from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
+
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.arguments import swift_options
+from hanabi_grpo.training.batching import PlayerBatch
+from hanabi_grpo.training.loss import PolicyLoss
+
+LOG = math.log
+RATIOS = [[1.5, 0.5, 1.1], [1.5, 0.5, 4.0]]
+"""π_new / π_old per token; the first row has the advantage 1, the second −1."""
+CORRECTIONS = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+def _options(tmp_path: Path, **values: Any) -> dict[str, str]:
+    model = tmp_path / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    settings = Settings(model=str(model), dataset="deals.jsonl", **values)
+    words = swift_options(settings, tmp_path / "settings.json", tmp_path, 10)
+    return {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+class _SwiftLoss(GRPOTrainer):
+    """ms-swift's trainer, reduced to what its loss function reads; the parameters come from our command line."""
+
+    def __init__(self, options: dict[str, str], logps: torch.Tensor, num_processes: int) -> None:
+        defaults = {one.name: one.default for one in fields(RLHFArguments)}
+        chosen = {**defaults, "log_completions": False, "output_dir": None, "generation_batch_size": 4}
+        for name, value in options.items():
+            kind = type(chosen.get(name))
+            chosen[name] = value == "true" if value in ("true", "false") else float(value) if kind is float else value
+        for name in ("epsilon_high", "delta"):
+            if chosen[name] is not None:
+                chosen[name] = float(chosen[name])
+        self.args = SimpleNamespace(**chosen)
+        self.logps = logps
+        self.accelerator = SimpleNamespace(num_processes=num_processes, gather_for_metrics=lambda values: values)
+        self.model = torch.nn.Linear(1, 1)
+        self._metrics = {"train": defaultdict(list)}
+        self._prepare_algorithm_params()
+        self.beta = float(options["beta"])
+        self.current_gradient_accumulation_steps = 1
+        self.compute_entropy = self.model_accepts_loss_kwargs = False
+        self._has_teacher = False
+        self.compute_loss_func = self.chord_sft_iterator = None
+        self.disable_rollout_importance_sampling = False
+
+    def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        return self.logps, None
+
+
+def _batch(**values: Any) -> PlayerBatch:
+    shape = (2, 3)
+    given = {
+        "completion_mask": torch.ones(shape, dtype=torch.bool),
+        "truncated_mask": torch.zeros(2, dtype=torch.bool),
+        "seq_lengths": torch.full((2,), 4),
+        "advantages": torch.tensor([[1.0], [-1.0]]).expand(shape),
+        "num_items_in_batch": torch.tensor(6),
+        "logits_to_keep": 3,
+        "old_per_token_logps": torch.full(shape, -2.0),
+        **values,
+    }
+    return PlayerBatch(**given)
+
+
+def _gradient(batch: PlayerBatch | None = None, **values: Any) -> tuple[float, list[list[float]]]:
+    """Return the loss, and the factor that multiplies ∇log π of each token, times the number of tokens."""
+    logps = (torch.tensor(RATIOS).log() - 2.0).requires_grad_()
+    loss, _ = PolicyLoss.from_settings(Settings(**values))(logps, batch or _batch())
+    loss.backward()
+    assert logps.grad is not None
+    return 6 * float(loss), [[round(6 * value, 5) for value in row] for row in logps.grad.tolist()]
+
+
+def _close(found: list[list[float]], expected: list[list[float]]) -> None:
+    assert [value for row in found for value in row] == pytest.approx([value for row in expected for value in row])
+
+
+def test_the_default_clip_is_a_fifth_on_both_sides() -> None:
+    loss, gradient = _gradient()
+    # Clipped where the ratio has left the band in the direction of the advantage; elsewhere −A · ratio.
+    _close(gradient, [[0.0, -0.5, -1.1], [1.5, 0.0, 4.0]])
+    assert loss == pytest.approx(-(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 4.0))
+
+
+def test_the_band_has_a_lower_and_an_upper_width() -> None:
+    loss, gradient = _gradient(clip_low=0.6, clip_high=0.05)
+    _close(gradient, [[0.0, -0.5, 0.0], [1.5, 0.5, 4.0]])
+    assert loss == pytest.approx(-(1.05 + 0.5 + 1.05) + (1.5 + 0.5 + 4.0))
+
+
+def test_the_dual_clip_ends_the_pull_of_a_bad_token_that_became_likely() -> None:
+    loss, gradient = _gradient(clip_dual=3.0)
+    _close(gradient, [[0.0, -0.5, -1.1], [1.5, 0.0, 0.0]])
+    assert loss == pytest.approx(-(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 3.0))
+
+
+def test_without_old_logprobs_every_ratio_is_one_and_no_clip_acts() -> None:
+    _, gradient = _gradient(_batch(old_per_token_logps=None), clip_low=0.01, clip_high=0.01)
+    _close(gradient, [[-1.0] * 3, [1.0] * 3])
+
+
+def test_the_kl_in_the_loss_is_the_third_estimator_times_beta() -> None:
+    reference = torch.full((2, 3), -2.0)
+    none = torch.zeros(2, 3)
+    loss, gradient = _gradient(_batch(advantages=none, ref_per_token_logps=reference), beta=0.5)
+    # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
+    expected = [[0.5 * (1 - 1 / ratio) for ratio in row] for row in RATIOS]
+    _close(gradient, [[round(value, 5) for value in row] for row in expected])
+    assert loss == pytest.approx(sum(0.5 * (1 / ratio + LOG(ratio) - 1) for row in RATIOS for ratio in row), rel=1e-5)
+
+
+def test_the_kl_in_the_reward_is_left_out_of_the_loss() -> None:
+    batch = _batch(advantages=torch.zeros(2, 3), ref_per_token_logps=torch.full((2, 3), -5.0))
+    loss, gradient = _gradient(batch, beta=0.5, kl="reward")
+    assert loss == 0.0
+    _close(gradient, [[0.0] * 3] * 2)
+
+
+SAMPLER = torch.tensor([[-2.0 - LOG(4.0), -2.0, -2.0 + LOG(2.0)], [-2.0, -2.0, -2.0]])
+"""π_old / π_sampler is 4, 1 and 1/2 in the first row, whose geometric mean is 2^(1/3), and 1 in the second."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit", "weights", "above"),
+    [
+        ("token_truncate", 2.0, [2.0, 1.0, 0.5], 1 / 6),
+        ("token_mask", 2.0, [0.0, 1.0, 0.5], 1 / 6),
+        ("sequence_truncate", 2.0, [2 ** (1 / 3)] * 3, 0),
+        ("sequence_truncate", 1.1, [1.1] * 3, 1 / 2),
+        ("sequence_mask", 2.0, [4.0, 1.0, 0.5], 0),
+        ("sequence_mask", 1.1, [0.0, 0.0, 0.0], 1 / 2),
+    ],
+)
+def test_the_sampler_correction_weighs_tokens_by_trainer_over_sampler(
+    mode: str, limit: float, weights: list[float], above: float
+) -> None:
+    loss = PolicyLoss.from_settings(Settings(sampler_correction=mode, sampler_correction_limit=limit))
+    logps = torch.full((2, 3), -2.0, requires_grad=True)
+    value, measured = loss(logps, _batch(rollout_per_token_logps=SAMPLER))
+    value.backward()
+    assert logps.grad is not None
+    _close((6 * logps.grad).tolist(), [[-one for one in weights], [1.0] * 3])
+    assert float(measured["weight"]) == pytest.approx((sum(weights) + 3) / 6)
+    assert float(measured["above"]) == pytest.approx(above)
+
+
+@pytest.mark.parametrize("mode", CORRECTIONS)
+def test_a_row_without_a_sampled_token_stays_without_loss_and_finite(mode: str) -> None:
+    logps = torch.full((1, 1), -30.0, requires_grad=True)
+    batch = _batch(
+        completion_mask=torch.zeros(1, 1, dtype=torch.bool),
+        advantages=torch.zeros(1, 1),
+        old_per_token_logps=logps.detach(),
+        rollout_per_token_logps=torch.zeros(1, 1),
+    )
+    loss, measured = PolicyLoss.from_settings(Settings(sampler_correction=mode))(logps, batch)
+    loss.backward()
+    assert float(loss) == 0.0
+    assert all(float(value) == 0.0 for value in measured.values())
+    assert logps.grad is not None and logps.grad.tolist() == [[0.0]]
+
+
+def _drawn(seed: int, on_policy: bool) -> tuple[torch.Tensor, PlayerBatch]:
+    """Return logprobs and a batch of five padded rows in which every clip, limit and mask acts on some token."""
+    seeded = torch.Generator().manual_seed(seed)
+    shape = (5, 40)
+
+    def logps(spread: float) -> torch.Tensor:
+        return -1.5 + spread * torch.randn(shape, generator=seeded)
+
+    mask = torch.rand(shape, generator=seeded) < 0.6
+    mask[:, 30:] &= torch.tensor([[True], [True], [False], [False], [False]])
+    mask[4] = False
+    new = logps(0.5)
+    batch = _batch(
+        completion_mask=mask,
+        truncated_mask=torch.zeros(5, dtype=torch.bool),
+        seq_lengths=torch.full((5,), 41),
+        advantages=torch.where(mask, torch.randn(shape, generator=seeded), 0.0),
+        num_items_in_batch=torch.tensor(211),
+        logits_to_keep=40,
+        old_per_token_logps=None if on_policy else new + 0.3 * torch.randn(shape, generator=seeded),
+        rollout_per_token_logps=torch.where(mask, logps(0.8), 0.0),
+        ref_per_token_logps=torch.where(mask, logps(6.0), 0.0),
+    )
+    return new, batch
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"clip_low": 0.05, "clip_high": 0.4, "clip_dual": 1.6},
+    {"beta": 0.07},
+    {"beta": 0.07, "kl": "reward"},
+    *({"sampler_correction": mode, "sampler_correction_limit": 1.05, "beta": 0.07} for mode in CORRECTIONS),
+]
+
+
+@pytest.mark.parametrize("values", CASES, ids=str)
+def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(tmp_path: Path, values: dict[str, Any]) -> None:
+    """A new version of ms-swift that computes something else fails here: read its change, then decide."""
+    options = _options(tmp_path, **values)
+    for seed, on_policy, num_processes in ((0, True, 1), (1, False, 1), (2, False, 3)):
+        drawn, batch = _drawn(seed, on_policy)
+        ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
+        loss, measured = PolicyLoss.from_settings(Settings(**values))(ours, batch, num_processes)
+        swift = _SwiftLoss(options, theirs, num_processes)
+        expected, found = swift._compute_loss_and_metrics(swift.model, {}, batch)
+        loss.backward()
+        expected.backward()
+        assert float(loss) != 0.0
+        assert torch.equal(loss, expected)
+        assert ours.grad is not None and theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+        assert found["clipping"]["low_clip_mean"] == float(measured["low"])
+        assert found["clipping"]["high_clip_max"] == float(measured["high"])
+        assert found["clipping"]["region_clip_mean"] == float(measured["region"])
+        assert found.get("kl") == (float(measured["kl"]) if "kl" in measured else None)
+        if "weight" in measured:
+            assert float(found["rollout_correction"]["is_weight_mean"]) == float(measured["weight"])
+
+
+def test_nobody_but_the_settings_chooses_the_loss(tmp_path: Path) -> None:
+    """What ms-swift is told of the loss is what ours computes, so its args.json is true; no other option is given."""
+    known = {one.name for one in fields(RLHFArguments)}
+    plain = _options(tmp_path)
+    asked = _options(tmp_path, updates_per_step=3, clip_dual=2.5, sampler_correction="sequence_mask", kl="reward")
+    assert (set(asked) - {"hanabi_settings"}) <= known
+    assert (plain["epsilon"], plain["epsilon_high"], plain["kl_in_reward"]) == ("0.2", "0.2", "false")
+    assert not {"delta", "rollout_importance_sampling_mode"} & plain.keys()
+    assert asked["gradient_accumulation_steps"] == str(3 * int(plain["gradient_accumulation_steps"]))
+    assert (asked["delta"], asked["rollout_importance_sampling_mode"], asked["kl_in_reward"]) == (
+        "2.5",
+        "sequence_mask",
+        "true",
+    )
+    assert not {"num_iterations", "steps_per_generation"} & asked.keys(), "one set of games a step; passes are ours"
