@@ -113,7 +113,9 @@ def test_a_mixed_group_is_of_as_many_deals_as_it_has_games(app: RunningApp, tmp_
     assert seeds_of(groups, link) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
     assert {episode.game for group in groups for episode in group} == {0}
     # A list that is shorter than a group repeats within it; a deal that comes twice is played twice.
-    Path(link.settings.dataset).write_text(LISTED.replace("5, 9, 2, 70, 41, 8", "5, 9"))
+    short = tmp_path / "short.jsonl"
+    short.write_text(LISTED.replace("5, 9, 2, 70, 41, 8", "5, 9"))
+    link.settings = link.settings.model_copy(update={"dataset": str(short)})
     names = [(episode.seed, episode.game) for group in played(link, 2) for episode in group]
     assert names == [(5, 0), (9, 0), (5, 1), (9, 1), (5, 2), (9, 2)]
     link.client.close()

@@ -108,7 +108,7 @@ def test_a_second_trainer_in_one_run_folder_is_refused_with_the_first_ones_name(
             f"{tmp_path}: another trainer works in it ({me}). Stop it, or choose another OUTPUT_DIR."
         )
     lock_run_folder(tmp_path).close()
-    with pytest.raises(RunFolderError, match="cannot be opened"):
+    with pytest.raises(RunFolderError, match="cannot be locked"):
         lock_run_folder(tmp_path / "none")
 
 

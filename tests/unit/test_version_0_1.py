@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -58,7 +59,14 @@ def test_a_run_on_half_of_the_decks_starts_a_new_one_and_does_not_go_on(tmp_path
 
 def test_a_player_that_is_out_of_tokens_paid_nothing_then_and_the_other_settings_are_compared() -> None:
     dataset = Path(__file__).parents[2] / "data" / "hanabi.laptop.jsonl"
-    given = {"dataset": str(dataset), "num_generations": 4, "deals_per_step": 2, "lora_rank": 1, "lora_alpha": 2}
+    given: dict[str, Any] = {
+        "dataset": str(dataset),
+        "model": "outputs/tiny-model",
+        "num_generations": 4,
+        "deals_per_step": 2,
+        "lora_rank": 1,
+        "lora_alpha": 2,
+    }
     assert read_settings(RUN / "settings.json").deals_per_step == 2
     saved = read_saved_settings(RUN)
     saved["settings"]["DATASET"] = str(dataset)

@@ -19,7 +19,7 @@ class Replier(Protocol):
     def reply(
         self, *, seat: str, system: str, turns: Sequence[Said], prompt: str, max_tokens: int, temperature: float
     ) -> Reply:
-        """Sample the reply of a seat's word (see `seating`) after a conversation."""
+        """Sample the reply of a seat's word (see `refs`) after a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

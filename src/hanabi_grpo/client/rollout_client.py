@@ -114,7 +114,7 @@ class RolloutClient(SessionClient):
         """Sample one reply in a conversation; the server remembers nothing of it afterwards.
 
         Args:
-            seat: Who replies: "base" or an adapter at a version, see `seating`.
+            seat: Who replies: "base" or an adapter at a version, see `refs`.
             system: First message, "" for none.
             turns: Earlier (prompt, sampled reply ids) of this conversation, oldest first.
             prompt: What the player is shown now.
@@ -152,7 +152,7 @@ class RolloutClient(SessionClient):
 
         Args:
             deals: Each a `TaskRequest` as a mapping: {"env_config": {...}, "suite": str, "seed": int}, and perhaps
-                "seats", one word each (see `seating`). One that is named twice gets two groups of different games,
+                "seats", one word each (see `refs`). One that is named twice gets two groups of different games,
                 numbered on. Other keys are the caller's own and are not sent.
             num_games: Group size.
             max_tokens: Per reply.

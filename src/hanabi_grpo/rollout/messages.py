@@ -42,7 +42,7 @@ class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     suite: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     seats: _Seats | None = None
-    """Who sits in each seat (see `seating`); None: as the request says for all tasks."""
+    """Who sits in each seat (see `refs`); None: as the request says for all tasks."""
 
 
 class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Everything that a reply depends on; the server remembers nothing between two of them."""
 
     seat: _Seat
-    """Who replies: "base" or an adapter at a version, see `seating`."""
+    """Who replies: "base" or an adapter at a version, see `refs`."""
     system: _Text
     """First message of the conversation; "" for none."""
     turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]

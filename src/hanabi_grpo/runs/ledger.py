@@ -4,7 +4,6 @@ The first line says which work it is (the key), every other line is a finished p
 gets to see them, and only one process at a time holds the file.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.run_folder import append_jsonl
+from hanabi_grpo.runs.run_folder import append_jsonl, open_locked
 
 _SHOWN = 60
 """Characters of a value in an error."""
@@ -44,12 +43,16 @@ class Ledger:
         wanted: dict[str, Any] = json.loads(json.dumps(key))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._hold()
+            self._file = open_locked(path)
             try:
                 self._read(wanted)
             except BaseException:
-                os.close(self._descriptor)
+                self._file.close()
                 raise
+        except BlockingIOError as error:
+            raise SettingsError(
+                f"{path}: another process is at this work; wait for it, or choose another --out."
+            ) from error
         except OSError as error:
             raise SettingsError(f"{path}: cannot be used ({error.strerror}); choose another --out.") from error
 
@@ -78,28 +81,13 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the file back; it stays."""
-        os.close(self._descriptor)
-
-    def _hold(self) -> int:
-        while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(descriptor)
-                raise SettingsError(
-                    f"{self.path}: another process is at this work; wait for it, or choose another --out."
-                ) from error
-            # Its holder may have removed the file between the two calls above.
-            if self.path.exists() and os.path.samestat(os.fstat(descriptor), self.path.stat()):
-                return descriptor
-            os.close(descriptor)
+        self._file.close()
 
     def _read(self, key: dict[str, Any]) -> None:
         content = self.path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
-            os.ftruncate(self._descriptor, len(whole))
+            os.truncate(self.path, len(whole))
         try:
             rows = [json.loads(line) for line in whole.splitlines()]
             found = rows[0]["key"] if rows else key

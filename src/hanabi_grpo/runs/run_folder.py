@@ -113,6 +113,26 @@ def _me() -> str:
     return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
+def open_locked(path: Path) -> IO[str]:
+    """Open a file, made where it is missing, for the one process that holds it; closing it gives it back.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: It cannot be opened, or the file system has no locks.
+    """
+    while True:
+        file = path.open("a+", encoding="utf-8", errors="replace")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise
+        # Its holder may have removed the file, and an empty folder with it, between the two calls above.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()
+
+
 def lock_run_folder(folder: Path) -> IO[str]:
     """Take a run folder for this process, and for the one that it becomes by exec; close the file to give it back.
 
@@ -122,28 +142,19 @@ def lock_run_folder(folder: Path) -> IO[str]:
         RunFolderError: Another trainer holds it, or the file system has no locks.
     """
     path = folder / LOCK
-    while True:
-        try:
-            file = path.open("a+", encoding="utf-8")
-        except OSError as error:
-            raise RunFolderError(f"{path}: cannot be opened ({error.strerror}); make {folder} writable.") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read(200).strip() or "which has not said its name yet"
-            file.close()
-            if isinstance(error, BlockingIOError):
-                raise RunFolderError(
-                    f"{folder}: another trainer works in it ({holder}). Stop it, or choose another OUTPUT_DIR."
-                ) from error
-            raise RunFolderError(
-                f"{path}: cannot be locked ({error.strerror}); choose an OUTPUT_DIR on a file system with locks."
-            ) from error
-        # Its holder may have removed the file, and an empty folder with it, between the two calls above.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            break
-        file.close()
+    try:
+        file = open_locked(path)
+    except BlockingIOError as error:
+        with path.open(encoding="utf-8", errors="replace") as held:
+            holder = held.read(200).strip() or "which has not said its name yet"
+        raise RunFolderError(
+            f"{folder}: another trainer works in it ({holder}). Stop it, or choose another OUTPUT_DIR."
+        ) from error
+    except OSError as error:
+        raise RunFolderError(
+            f"{path}: cannot be locked ({error.strerror}); make {folder} writable, or choose an OUTPUT_DIR on a file "
+            "system with locks."
+        ) from error
     file.truncate(0)
     file.write(f"{_me()}\n")
     file.flush()

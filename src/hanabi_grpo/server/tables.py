@@ -19,7 +19,7 @@ class Table:
         """Seat everybody.
 
         Args:
-            seats: One word per seat, see `seating`.
+            seats: One word per seat, see `refs`.
             served: Plays every seat that no script plays.
         """
         self.seats = tuple(seats)

@@ -1,5 +1,6 @@
 """Which GPUs a terminal takes, also where both terminals were given the same list."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
 
 Terminal = Literal["server", "trainer"]
 _BOTH = "CUDA_VISIBLE_DEVICES"
+_USED_BY: dict[Terminal, tuple[str, ...]] = {
+    "server": ("VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"),
+    "trainer": ("NPROC_PER_NODE",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,42 +54,28 @@ def gpu_share(loaded: "LoadedSettings", terminal: Terminal) -> GpuShare | None:
     if both is None:
         return None
     names, said = _listed(both[0]), f"{_BOTH}={both[0]} ({both[1]})"
-    uses = {"server": _server_uses(loaded), "trainer": _trainer_uses(loaded)}
-    mine, other = uses.pop(terminal), *uses.values()
-    if len(names) <= max(1, mine.count):
+    mine, my_uses, _ = _uses(loaded, terminal)
+    other, other_uses, is_given = _uses(loaded, "trainer" if terminal == "server" else "server")
+    if len(names) <= max(1, mine):
         return GpuShare(names=names, origin=both[1])
-    names = names[: mine.count] if terminal == "server" else names[-mine.count :]
-    if other.is_given and mine.count + other.count > len(_listed(both[0])):
+    is_short = is_given and mine + other > len(names)
+    names = names[:mine] if terminal == "server" else names[-mine:]
+    if is_short:
         raise SettingsError(
-            f"{said}: too short for both terminals, {mine.said} uses {mine.count} and {other.said} {other.count}. "
-            f"Lower one of them, or name this terminal's GPUs: {name}={','.join(names)}."
+            f"{said}: too short for both terminals, {my_uses} uses {mine} and {other_uses} {other}. Lower one of them, "
+            f"or name this terminal's GPUs: {name}={','.join(names)}."
         )
-    why = f"{said} has more than {mine.said} uses: the server takes its beginning, the trainer its end, {name} wins"
+    why = f"{said} has more than {my_uses} uses: the server takes its beginning, the trainer its end, {name} wins"
     return GpuShare(names=names, origin=both[1], why=f"GPUs {','.join(names)}: {why}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Uses:
-    count: int
-    said: str
-    is_given: bool
-
-
-def _server_uses(loaded: "LoadedSettings") -> _Uses:
-    tensor, data = loaded.settings.vllm_tensor_parallel_size, loaded.settings.vllm_data_parallel_size
-    said = f"VLLM_TENSOR_PARALLEL_SIZE={tensor}" + (f" × VLLM_DATA_PARALLEL_SIZE={data}" if data > 1 else "")
-    fields = ("vllm_tensor_parallel_size", "vllm_data_parallel_size")
-    return _Uses(count=tensor * data, said=said, is_given=any(_is_given(loaded, name) for name in fields))
-
-
-def _trainer_uses(loaded: "LoadedSettings") -> _Uses:
-    count = loaded.settings.nproc_per_node
-    return _Uses(count=count, said=f"NPROC_PER_NODE={count}", is_given=_is_given(loaded, "nproc_per_node"))
-
-
-def _is_given(loaded: "LoadedSettings", field: str) -> bool:
+def _uses(loaded: "LoadedSettings", terminal: Terminal) -> tuple[int, str, bool]:
+    """Return how many GPUs a terminal uses, the settings that say so, and whether one of them was given."""
+    sizes = {env: getattr(loaded.settings, env.lower()) for env in _USED_BY[terminal]}
+    said = [f"{env}={size}" for number, (env, size) in enumerate(sizes.items()) if number == 0 or size > 1]
     # The other terminal's shell may have another value than the default that this one sees.
-    return not loaded.origins[field].startswith("default")
+    is_given = any(not loaded.origins[env.lower()].startswith("default") for env in sizes)
+    return math.prod(sizes.values()), " × ".join(said), is_given
 
 
 def _listed(text: str) -> tuple[str, ...]:
