@@ -8,7 +8,7 @@ from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 
 KEYS = (
-    "preset, players, observation, legal_moves, reward_score, reward_illegal, reward_unparsable, reward_out_of_tokens, "
+    "preset, reward_illegal, reward_unparsable, reward_out_of_tokens, players, observation, legal_moves, reward_score, "
     "bomb_rule, max_turns"
 )
 

@@ -71,6 +71,18 @@ def test_a_room_imports_only_rooms_below_it() -> None:
     assert upwards == []
 
 
+def test_environments_import_errors_types_and_logs_and_nothing_else_of_the_package() -> None:
+    allowed = ("envs", "errors", "types", "logs")
+    found = {
+        f"{name(path)} -> {target}"
+        for path in FILES
+        if room(path) == "envs"
+        for target in imported_modules(path.read_text())
+        if target.startswith("hanabi_grpo.") and target.split(".")[1] not in allowed
+    }
+    assert found == set()
+
+
 def test_nothing_in_the_package_unpickles_or_loads_yaml_objects() -> None:
     modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
     calls = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "eval", "exec"}
@@ -86,7 +98,14 @@ def test_no_file_is_longer_than_400_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["hanabi_grpo", "hanabi_grpo.cli", "hanabi_grpo.settings", "hanabi_grpo.rollout.datasets"]
+    "module",
+    [
+        "hanabi_grpo",
+        "hanabi_grpo.cli",
+        "hanabi_grpo.settings",
+        "hanabi_grpo.rollout.datasets",
+        "hanabi_grpo.envs.registry",
+    ],
 )
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib")

@@ -1,0 +1,309 @@
+"""The interface of an environment.
+
+An *environment* is a game with its prompts and scripts. A *task* is one start of it, named by (split, seed): in Hanabi
+a deal. An *episode* is one play of a task to its end by all *players*, who are numbered from 0.
+
+To write an environment, subclass three classes: `EnvConfig` (its settings), `Game` (one episode) and `Environment`
+(what holds for all episodes). docs/environments.md does it step by step and `kuhn.py` is a complete one. Methods with a
+body here are defaults; the others have to be written. `Referee` plays a game, `conformance.check` tests it.
+"""
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+
+from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.envs.episodes import Frame, PlayedEpisode
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import player_name
+
+MAX_PLAYERS = 8
+FORFEIT = "<forfeit>"
+"""The action of a player whose bad reply ends the game, see `EnvSpec.bad_reply`."""
+SKIP = "<skip>"
+"""The action of a player whose bad reply loses its turn."""
+
+C = TypeVar("C", bound=EnvConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvSpec:
+    """What others have to know of an environment with one config, without knowing the game.
+
+    Example:
+        EnvSpec(env="kuhn", preset="kuhn", hash="5e0c…", num_players=2, roles=("first", "second"), payoff="zero_sum",
+                max_turns=3, return_range=(-2.0, 2.0), bad_reply="random_legal", disjoint_splits=False)
+    """
+
+    env: str
+    preset: str
+    hash: str
+    """Of rules and prompts, e.g. by `stable_hash`. Two sides with the same hash play the same game."""
+    num_players: int
+    """1 to 8."""
+    roles: tuple[str, ...]
+    """What each player is in the game, e.g. ("first", "second"); players with equal roles can be compared."""
+    payoff: Literal["team", "zero_sum", "general"]
+    """"team": every player gets the same parts. "zero_sum": the parts of all players add up to 0 in every step."""
+    max_turns: int
+    """Steps after which an episode is truncated."""
+    return_range: tuple[float, float]
+    """Least and greatest sum of a player's reward parts in an episode, bad replies not counted."""
+    bad_reply: Literal["random_legal", "forfeit", "skip"] = "random_legal"
+    """What takes the place of a bad reply: a legal action drawn at random, or the action `FORFEIT` or `SKIP`."""
+    disjoint_splits: bool = False
+    """No start of a held-out split ("eval…", "test…") is ever a start of another split."""
+
+    def __post_init__(self) -> None:
+        """Refuse a spec that contradicts itself.
+
+        Raises:
+            SettingsError: A value is out of range.
+        """
+        low, high = self.return_range
+        for name, is_right, rule in (
+            ("num_players", 1 <= self.num_players <= MAX_PLAYERS, f"an environment has 1 to {MAX_PLAYERS} players"),
+            ("roles", len(self.roles) == self.num_players, f"give one role for each of {self.num_players} players"),
+            ("max_turns", self.max_turns >= 1, "give at least 1"),
+            ("return_range", low <= high, "give the least return first"),
+        ):
+            if not is_right:
+                raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
+
+
+class Game(Protocol):
+    """One episode in progress. It is pure: no I/O, no clock, and all chance was drawn in `Environment.reset`.
+
+    Everything that a player is shown comes from `message`, `state_message`, `view` and `legal`. None of them may depend
+    on what the player must not know, and none may change the game.
+    """
+
+    def to_act(self) -> tuple[int, ...]:
+        """Return the players who answer now: one, several at the same time, or () when the game is over."""
+        ...
+
+    def message(self, player: int) -> str:
+        """Return what is new for the player since its last action, and what it is asked; private."""
+        ...
+
+    def state_message(self, player: int) -> str:
+        """Return all that matters for the player now, for one that remembers no earlier message; private."""
+        ...
+
+    def view(self, player: int) -> Any:
+        """Return what the player may know as data with `==`, for scripts; private."""
+        return self.state_message(player)
+
+    def legal(self, player: int) -> tuple[str, ...] | None:
+        """Return the actions that the player may take now, or None where any text is one; () when it is not to act."""
+        ...
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return the action that a reply names, legal or not, worded as in `legal`; None when it names none.
+
+        Args:
+            player: Who replies.
+            reply: Any text at all; must never raise. `envs.replies` has helpers.
+        """
+        ...
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Take one action of each player in `to_act()`.
+
+        Args:
+            actions: Player to a legal action, or to the word that `EnvSpec.bad_reply` names.
+
+        Returns:
+            Per player its named reward parts of this step, e.g. `[{"chips": 1.0}, {"chips": -1.0}]`.
+        """
+        ...
+
+    def result(self) -> Mapping[str, float]:
+        """Return figures of the episode so far, e.g. `{"score": 3, "score_kept": 3}`."""
+        ...
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        return copy.deepcopy(self)
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return what is true now and the player must not know, by name, as data with `==`; {} when it may know all.
+
+        Only tests read it. Example: `{"opponent's card": "K"}`.
+        """
+        return {}
+
+    def resampled(self, player: int, rng: random.Random) -> Self:
+        """Return a game in which the player has lived through the same, with its `hidden` drawn anew.
+
+        Only tests call it: what the player is shown must be equal in both games. So the new values must be possible,
+        given all that the player was told. They may equal the old ones now and then.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has hidden values: write resampled(player, rng).")
+
+
+class Environment(Protocol[C]):
+    """A game with its prompts, scripts and figures; one object without state, shared by all episodes."""
+
+    name: str
+    """Lower-case word by which settings, records and dataset rows name it."""
+    Config: type[C]
+    presets: Mapping[str, C]
+    """Configs by name; each has that name in its field `preset`."""
+    policies: Mapping[str, Callable[[], "Policy"]]
+    """Scripts by name."""
+
+    def spec(self, config: C) -> EnvSpec:
+        """Return what others have to know.
+
+        Raises:
+            SettingsError: The fields of the config contradict each other.
+        """
+        ...
+
+    def system(self, config: C, player: int) -> str:
+        """Return the system message of a player, e.g. the rules; "" for none."""
+        ...
+
+    def reset(self, config: C, *, split: str, seed: int) -> Game:
+        """Start an episode. The same (split, seed) starts the same game on every machine, see `draw`.
+
+        Args:
+            config: The settings.
+            split: Name of a stream of starts, e.g. "train" or "eval".
+            seed: 0 to 2**63 - 1; number of the start within the split.
+        """
+        ...
+
+    def start_id(self, config: C, *, split: str, seed: int) -> str:
+        """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
+        return f"{split}/{seed}"
+
+    def metrics(self, config: C, episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
+        """Return figures over episodes, by default the mean of each figure of `Game.result` where it is given."""
+        figures: dict[str, list[float]] = {}
+        for episode in episodes:
+            for name, value in episode.result.items():
+                figures.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in figures.items()}
+
+    def render(self, config: C, episode: PlayedEpisode) -> Iterator[Frame]:
+        """Yield the episode as text for people, by default what each player was shown and did."""
+        game = self.reset(config, split=episode.split, seed=episode.seed)
+        for number, step in enumerate(episode.steps, 1):
+            shown = [f"{player_name(move.player)} reads:\n{game.state_message(move.player)}" for move in step.moves]
+            done = [f"{player_name(move.player)}: {move.action}" for move in step.moves]
+            yield Frame(title=f"turn {number}", text="\n".join([*shown, *done]))
+            game.step({move.player: move.action for move in step.moves})
+        figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
+        yield Frame(title="end", text=figures or episode.status.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Generic[C]):
+    """One start of one environment; the episodes of a group share it."""
+
+    environment: Environment[C]
+    config: C
+    split: str
+    seed: int
+
+
+class Observation:
+    """What one player may look at on its turn, and the only thing that a player gets; each part is built when asked."""
+
+    __slots__ = ("__game", "player")
+
+    def __init__(self, game: Game, player: int) -> None:
+        """Look at `game` with the eyes of `player`."""
+        self.__game = game
+        self.player = player
+
+    def message(self) -> str:
+        """See `Game.message`."""
+        return self.__game.message(self.player)
+
+    def state_message(self) -> str:
+        """See `Game.state_message`."""
+        return self.__game.state_message(self.player)
+
+    def view(self) -> Any:
+        """See `Game.view`."""
+        return self.__game.view(self.player)
+
+    def legal(self) -> tuple[str, ...] | None:
+        """See `Game.legal`."""
+        return self.__game.legal(self.player)
+
+
+class Seat(Protocol):
+    """A script as one player of one episode."""
+
+    def act(self, seen: Observation) -> str:
+        """Return the reply of this turn, as a rule a legal action."""
+        ...
+
+
+class Policy(Protocol):
+    """A script: a way to play without a model, shared by any number of episodes."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Seat:
+        """Return a fresh seat for episode number `game` of the task's group."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A policy that is one function of what its player sees and of a random generator.
+
+    Example:
+        Script("random", lambda seen, rng: rng.choice(seen.legal()))
+    """
+
+    name: str
+    choose: Callable[[Observation, random.Random], str]
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ScriptSeat":
+        """Return a seat whose generator depends only on the script, the player, the task and the episode's number."""
+        return ScriptSeat(self.choose, random.Random(repr((self.name, player, task.split, task.seed, game))))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptSeat:
+    """A `Script` as one player of one episode."""
+
+    choose: Callable[[Observation, random.Random], str]
+    rng: random.Random
+
+    def act(self, seen: Observation) -> str:
+        """Return the chosen reply."""
+        return self.choose(seen, self.rng)
+
+
+def random_policy() -> Script:
+    """Return the script that draws evenly among the legal actions."""
+    return Script("random", lambda seen, rng: rng.choice(seen.legal() or ("",)))
+
+
+def draw(*key: object, below: int) -> int:
+    """Return a number from 0 to `below` - 1 that only the key decides, the same on every machine and for ever.
+
+    Python's own generator may choose otherwise in another version.
+
+    Example:
+        deals[draw("kuhn", split, seed, below=len(deals))]
+    """
+    return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]) % below
+
+
+def stable_hash(*parts: object) -> str:
+    """Return twelve hex digits for `EnvSpec.hash`, of what makes the game: rules, prompts, the config's fields."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,54 @@
+"""The settings of an environment: a dataset row's `env_config`, or one request's."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hanabi_grpo.errors import SettingsError, shown
+
+
+class EnvConfig(BaseModel):
+    """The settings that every environment has; a subclass adds its own fields.
+
+    The three rewards belong to the player who made the reply. `Referee` pays them beside the parts of the game.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    preset: str
+    reward_illegal: float = -0.5
+    """For a reply that names an action which the rules forbid here."""
+    reward_unparsable: float = -0.5
+    """For a reply that names no action."""
+    reward_out_of_tokens: float = -0.5
+    """For the last reply of a player whose conversation is full, which ends the episode."""
+
+    @classmethod
+    def parse(cls, row: Mapping[str, Any]) -> Self:
+        """Build from a mapping that a person or a client wrote.
+
+        Raises:
+            SettingsError: A key is missing, unknown or has a value that is not allowed; names all of them.
+        """
+        try:
+            return cls.model_validate(dict(row))
+        except ValidationError as error:
+            problems = "; ".join(cls._problem(dict(item)) for item in error.errors())
+            raise SettingsError(f"env_config: {problems}.") from error
+
+    @classmethod
+    def _problem(cls, item: dict[str, Any]) -> str:
+        message = str(item["msg"]).removeprefix("Value error, ").rstrip(".")
+        if not item["loc"]:
+            return message
+        key = str(item["loc"][0])
+        if item["type"] == "extra_forbidden":
+            allowed = list(cls.model_fields)
+            close = difflib.get_close_matches(key, allowed, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ";"
+            return f"unknown key {key!r}{hint} allowed: {', '.join(allowed)}"
+        if item["type"] == "missing":
+            return f"key {key!r} is missing"
+        return f"{key}={shown(item['input'])}: {message}"

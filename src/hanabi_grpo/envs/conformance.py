@@ -1,0 +1,390 @@
+"""Checks that any environment must pass; `check` runs all of them.
+
+    from hanabi_grpo.envs.conformance import check
+    print(check(MY_GAME, MY_GAME.presets["small"]))
+
+A failed check raises `ConformanceError`, which says what was expected, where, and what stood there. The games that are
+checked are drawn from a fixed seed, so a failure comes again. What is shown is shown for the positions that were met
+and for what `Game.hidden` names: an environment that does not name a secret has not been tested on it.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hanabi_grpo.envs.base import FORFEIT, SKIP, C, Environment, EnvSpec, Game, Observation, Task
+from hanabi_grpo.envs.episodes import PlayedEpisode
+from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.types import ReplyKind
+
+REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
+"""Reward parts that belong to replies; no environment may pay parts of these names."""
+STRANGE_REPLIES = (
+    "", " \n\t", "\x00", "\ud800", "\ufffd" * 40, "{}", "-1", "9" * 400, "<think>", "</think>", "<answer></answer>",
+    "\u202eevil", "0" * 20_000, "a\n" * 2_000, "%s %n {0}", FORFEIT, SKIP,
+)  # fmt: skip
+_NUM_SPLIT_SEEDS = 50
+
+
+class ConformanceError(HanabiGrpoError, AssertionError):
+    """An environment breaks the interface that it implements."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What was seen while nothing failed."""
+
+    env: str
+    preset: str
+    num_episodes: int = 0
+    num_steps: int = 0
+    num_copies: int = 0
+    """Positions whose copy was played on beside the original; 0 when the environment cannot copy a game."""
+    num_starts: int = 0
+    """Different starts among the episodes."""
+    secrets: Counter[str] = field(default_factory=Counter)
+    """Name of a hidden value to the positions in which it was exchanged and the player saw the same."""
+    known: Counter[str] = field(default_factory=Counter)
+    """Name of a hidden value to the positions in which no other value was found."""
+
+    def __str__(self) -> str:
+        """Return a few lines for people."""
+        lines = [
+            f"{self.env}, {self.preset}: {self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} "
+            f"steps, {self.num_copies} copies: as the interface says",
+            *(f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())),
+        ]
+        return "\n".join(lines if self.secrets else [*lines, "  hidden: nothing"])
+
+
+def check(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
+    """Run every check on an environment with one config.
+
+    Args:
+        environment: What is checked.
+        config: Its settings.
+        num_episodes: Episodes of random legal play, and as many of random replies.
+        seed: Of everything that is drawn.
+
+    Raises:
+        ConformanceError: A check failed.
+    """
+    report = check_games(environment, config, num_episodes=num_episodes, seed=seed)
+    check_starts(environment, config)
+    check_replies(environment, config, num_episodes=num_episodes, seed=seed)
+    check_policies(environment, config)
+    check_pettingzoo(environment, config)
+    check_gymnasium(environment, config)
+    return report
+
+
+def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
+    """Play legal episodes and check every position of them: spec, moves, messages, privacy, copies, rewards, figures.
+
+    Raises:
+        ConformanceError: A check failed.
+    """
+    spec = environment.spec(config)
+    _expect(spec == environment.spec(config), spec, "spec() of one config to be the same each time", "another one")
+    _expect(spec.env == environment.name, spec, f"spec().env to be the name {environment.name!r}", spec.env)
+    _expect(spec.preset == config.preset, spec, f"spec().preset to be {config.preset!r}", spec.preset)
+    for player in range(spec.num_players):
+        _expect(isinstance(environment.system(config, player), str), spec, f"a system text of player {player}", "none")
+    report = Report(env=spec.env, preset=spec.preset)
+    rng, starts, episodes = random.Random(seed), set[str](), list[PlayedEpisode]()
+    for number in range(num_episodes):
+        task = Task(environment=environment, config=config, split="train", seed=number)
+        starts.add(environment.start_id(config, split="train", seed=number))
+        referee = Referee(task)
+        while referee.status is None:
+            _check_position(referee.game, spec, rng, report)
+            actions = _random_actions(referee, rng)
+            _check_copy(referee.game, actions, spec, report)
+            step = referee.step(actions)
+            report.num_steps += 1
+            for move in step.moves:
+                _expect(move.kind is ReplyKind.LEGAL, spec, f"parse to read the legal action {move.reply!r}", move.kind)
+                read = f"parse({move.reply!r}) to return the legal action itself"
+                _expect(move.action == move.reply or referee.game.legal(move.player) is None, spec, read, move.action)
+            _check_rewards(step.rewards, spec)
+        _expect(referee.game.to_act() == () or referee.status.is_truncated, spec, "to_act() == () at the end", "more")
+        episodes.append(referee.played())
+        for player in range(spec.num_players):
+            total, (low, high) = episodes[-1].reward(player), spec.return_range
+            _expect(low - 1e-9 <= total <= high + 1e-9, spec, f"player {player}'s return in {spec.return_range}", total)
+    report.num_episodes, report.num_starts = num_episodes, len(starts)
+    for name in report.known:
+        found = f"no position of {report.known[name]} in which resampled() changed it"
+        _expect(name in report.secrets, spec, f"the hidden value {name!r} to be exchanged now and then", found)
+    _check_figures(environment.metrics(config, episodes), spec, "metrics()")
+    for frame in (frame for episode in episodes for frame in environment.render(config, episode)):
+        _expect(bool(frame.title), spec, "a title for each frame of render()", frame)
+    return report
+
+
+def check_starts(environment: Environment[C], config: C) -> None:
+    """Check that a (split, seed) names one start, and that splits share none where the spec says so.
+
+    Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for everybody: so an
+    environment cannot leave out of `hidden` what another player is shown at the start.
+
+    Raises:
+        ConformanceError: A check failed.
+    """
+    spec = environment.spec(config)
+    starts: dict[str, dict[str, tuple[Any, ...]]] = {}
+    opened_alike: dict[str, list[dict[str, Any]]] = {}
+    for split in ("train", "train-other", "eval", "test"):
+        for seed in range(_NUM_SPLIT_SEEDS):
+            name = environment.start_id(config, split=split, seed=seed)
+            games = [environment.reset(config, split=split, seed=seed) for _ in range(2 if seed < 20 else 1)]
+            opened = [_everything(game, spec) for game in games]
+            _expect(opened[0] == opened[-1], spec, f"({split!r}, {seed}) to start the same game each time", "another")
+            again = environment.start_id(config, split=split, seed=seed)
+            _expect(again == name, spec, f"start_id of ({split!r}, {seed}) to be the same each time", again)
+            for other in starts.values():
+                same = f"equal starts for the equal start_id {name!r}"
+                _expect(other.get(name, opened[0]) == opened[0], spec, same, f"another game at ({split!r}, {seed})")
+            starts.setdefault(split, {})[name] = opened[0]
+            shown = [_shown(games[0], player) for player in range(spec.num_players)]
+            for player in range(spec.num_players):
+                alike = opened_alike.setdefault(repr((player, shown[player], games[0].hidden(player))), shown)
+                secret = f"equal starts where player {player} is shown the same and its hidden() is the same"
+                _expect(alike == shown, spec, secret, f"{alike} and {shown}")
+    if spec.disjoint_splits:
+        common = (starts["train"].keys() | starts["train-other"].keys()) & (
+            starts["eval"].keys() | starts["test"].keys()
+        )
+        _expect(not common, spec, "no start in a training split and in a held-out one", sorted(common)[:3])
+
+
+def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> None:
+    """Play episodes of arbitrary replies: every text has to be read, every episode has to end.
+
+    Raises:
+        ConformanceError: A check failed.
+    """
+    spec, rng = environment.spec(config), random.Random(seed)
+    for number in range(num_episodes):
+        referee = Referee(Task(environment=environment, config=config, split="train", seed=number))
+        while referee.status is None:
+            legal = _random_actions(referee, rng)
+            replies = {player: _strange_reply(legal[player], rng) for player in referee.to_act()}
+            listed = {player: referee.game.legal(player) for player in replies}
+            try:
+                step = referee.step(replies)
+            except Exception as error:
+                shown = {player: reply[:60] for player, reply in replies.items()}
+                raise ConformanceError(
+                    f"{_where(spec)}: every text is a reply, but {shown!r} raised {type(error).__name__}: {error}."
+                ) from error
+            for move in step.moves:
+                options = listed[move.player]
+                applied = (*(options or ()), FORFEIT, SKIP)
+                _expect(options is None or move.action in applied, spec, "only legal actions applied", move.action)
+            forfeited = spec.bad_reply == "forfeit" and any(move.kind is not ReplyKind.LEGAL for move in step.moves)
+            _expect(not forfeited or referee.status is not None, spec, "the episode to end on a forfeit", "more turns")
+        _check_figures(referee.game.result(), spec, "result()")
+
+
+def check_policies(environment: Environment[C], config: C) -> None:
+    """Check that presets and scripts go by their names and that scripts choose legal actions.
+
+    Raises:
+        ConformanceError: A check failed.
+    """
+    spec = environment.spec(config)
+    for name, preset in environment.presets.items():
+        _expect(preset.preset == name, spec, f"presets[{name!r}].preset to be {name!r}", preset.preset)
+        environment.spec(preset)
+    for name, make in environment.policies.items():
+        policy = make()
+        _expect(policy.name == name, spec, f"policies[{name!r}]().name to be {name!r}", policy.name)
+        for number in range(3):
+            task = Task(environment=environment, config=config, split="eval", seed=number)
+            seats = {player: policy.seat(player, task=task, game=0) for player in range(spec.num_players)}
+            referee = Referee(task)
+            while referee.status is None:
+                step = referee.step({player: seats[player].act(referee.see(player)) for player in referee.to_act()})
+                for move in step.moves:
+                    _expect(move.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", move.reply)
+
+
+def check_pettingzoo(environment: Environment[C], config: C) -> None:
+    """Run PettingZoo's checks on the environment in `AECWrapper`.
+
+    Raises:
+        AssertionError: One of them failed.
+    """
+    import contextlib
+    import io
+    import warnings
+
+    from pettingzoo.test import api_test, seed_test
+
+    from hanabi_grpo.envs.aec import AECWrapper
+
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        # Its remarks on observations that are not arrays, on text spaces and on an option that it passes itself.
+        warnings.simplefilter("ignore")
+        api_test(AECWrapper(environment, config, render_mode="ansi"), num_cycles=50)
+        seed_test(lambda: AECWrapper(environment, config), num_cycles=50)
+
+
+def check_gymnasium(environment: Environment[C], config: C) -> None:
+    """Run Gymnasium's check on every seat of the environment in `SeatEnv`, with the first script as partner.
+
+    Raises:
+        AssertionError: It failed.
+    """
+    import warnings
+
+    from gymnasium.utils.env_checker import check_env
+
+    from hanabi_grpo.envs.gym import SeatEnv
+
+    spec = environment.spec(config)
+    if spec.num_players > 1 and not environment.policies:
+        raise ConformanceError(f"{_where(spec)}: expected a script in `policies` as partner of a seat; found none.")
+    for seat in range(spec.num_players):
+        others = [player for player in range(spec.num_players) if player != seat]
+        partners = {player: next(iter(environment.policies.values()))() for player in others}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            # Its one remark on an env that was not made through gymnasium.make: render modes cannot be checked.
+            warnings.filterwarnings("ignore", message=".*[Nn]ot able to test alternative render modes.*")
+            check_env(SeatEnv(environment, config, seat, partners))
+
+
+def _check_position(game: Game, spec: EnvSpec, rng: random.Random, report: Report) -> None:
+    acting = game.to_act()
+    _expect(len(set(acting)) == len(acting), spec, "each player once in to_act()", acting)
+    _expect(set(acting) <= set(range(spec.num_players)), spec, f"players below {spec.num_players} in to_act()", acting)
+    before = _everything(game, spec)
+    _expect(_everything(game, spec) == before, spec, "messages, views and legal actions to change nothing", "a change")
+    for player in range(spec.num_players):
+        legal = game.legal(player)
+        if player in acting:
+            _expect(legal is None or len(legal) > 0, spec, f"legal actions of player {player}, who is to act", legal)
+            _expect(spec.bad_reply != "random_legal" or legal is not None, spec, "listed actions to draw from", legal)
+        else:
+            _expect(legal in ((), None), spec, f"legal() == () for player {player}, who is not to act", legal)
+        _expect(len(set(legal or ())) == len(legal or ()), spec, "each legal action once", legal)
+        _expect(not {FORFEIT, SKIP} & set(legal or ()), spec, f"no legal action {FORFEIT} or {SKIP}", legal)
+        _check_privacy(game, player, spec, rng, report)
+
+
+def _check_privacy(game: Game, player: int, spec: EnvSpec, rng: random.Random, report: Report) -> None:
+    secrets = game.hidden(player)
+    if not secrets:
+        return
+    shown = _shown(game, player)
+    other = game.resampled(player, rng)
+    others = other.hidden(player)
+    _expect(others.keys() == secrets.keys(), spec, f"the hidden values {sorted(secrets)}", sorted(others))
+    _expect(other.to_act() == game.to_act(), spec, "the same players to act in resampled()", other.to_act())
+    changed = [name for name in secrets if others[name] != secrets[name]]
+    for part, text in _shown(other, player).items():
+        _expect(
+            text == shown[part],
+            spec,
+            f"{part} of player {player} not to depend on {' and '.join(map(repr, changed)) or 'anything hidden'}",
+            f"{shown[part]!r} become {text!r}",
+        )
+    _expect(_shown(game, player) == shown and game.hidden(player) == secrets, spec, "resampled() to change nothing", "")
+    report.secrets.update(changed)
+    report.known.update(secrets.keys() - set(changed))
+
+
+def _check_copy(game: Game, actions: Mapping[int, str], spec: EnvSpec, report: Report) -> None:
+    try:
+        twin, moved = game.copy(), game.copy()
+    except NotImplementedError:
+        return
+    before = _everything(game, spec)
+    _expect(_everything(twin, spec) == before, spec, "copy() to be equal", "another position")
+    parsed = {player: game.parse(player, action) or action for player, action in actions.items()}
+    rewards = [dict(part) for part in moved.step(parsed)]
+    _expect(_everything(game, spec) == before, spec, "a move in a copy to leave the game as it is", "a change")
+    _expect([dict(part) for part in twin.step(parsed)] == rewards, spec, "a copy to pay the same", "other rewards")
+    _expect(_everything(twin, spec) == _everything(moved, spec), spec, "equal copies after equal moves", "unequal ones")
+    report.num_copies += 1
+
+
+def _check_rewards(rewards: tuple[Mapping[str, float], ...], spec: EnvSpec) -> None:
+    _expect(len(rewards) == spec.num_players, spec, f"reward parts of {spec.num_players} players", len(rewards))
+    for parts in rewards:
+        _check_figures(parts, spec, "step()")
+        _expect(not REPLY_PARTS & parts.keys(), spec, f"no parts named {sorted(REPLY_PARTS)}", sorted(parts))
+    if spec.payoff == "team":
+        _expect(all(parts == rewards[0] for parts in rewards), spec, "the same parts for a team", rewards)
+    if spec.payoff == "zero_sum":
+        total = sum(value for parts in rewards for value in parts.values())
+        _expect(abs(total) < 1e-9, spec, "zero-sum parts that add up to 0", rewards)
+
+
+def _check_figures(figures: Mapping[str, float], spec: EnvSpec, where: str) -> None:
+    for name, value in figures.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+        _expect(isinstance(name, str) and is_number, spec, f"finite numbers by name from {where}", {name: value})
+
+
+def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
+    """Return a legal action of each player to act: a random one, or a script's where any text is one."""
+    actions = {}
+    for player in referee.to_act():
+        legal = referee.game.legal(player)
+        if legal is None:
+            scripts = list(referee.task.environment.policies.values())
+            if not scripts:
+                expected = f"a script in `policies` that plays where legal() is None (player {player})"
+                raise ConformanceError(f"{_where(referee.spec)}: expected {expected}; found none.")
+            seat = rng.choice(scripts)().seat(player, task=referee.task, game=rng.randrange(1000))
+            actions[player] = seat.act(Observation(referee.game, player))
+        else:
+            actions[player] = rng.choice(legal)
+    return actions
+
+
+def _strange_reply(legal: str, rng: random.Random) -> str:
+    kind = rng.randrange(4)
+    if kind == 0:
+        return legal
+    if kind == 1:
+        return rng.choice(STRANGE_REPLIES)
+    if kind == 2:
+        return rng.randbytes(rng.randrange(200)).decode("utf-8", rng.choice(["replace", "surrogateescape"]))
+    letters = list(legal * 2)
+    rng.shuffle(letters)
+    return "".join(letters)
+
+
+def _shown(game: Game, player: int) -> dict[str, Any]:
+    parts: dict[str, Callable[[int], Any]] = {
+        "state_message()": game.state_message, "view()": game.view, "legal()": game.legal,
+    }  # fmt: skip
+    if player in game.to_act():
+        parts["message()"] = game.message
+    return {name: read(player) for name, read in parts.items()}
+
+
+def _everything(game: Game, spec: EnvSpec) -> tuple[Any, ...]:
+    return (game.to_act(), dict(game.result()), *_told(game, spec))
+
+
+def _told(game: Game, spec: EnvSpec) -> Iterator[Any]:
+    for player in range(spec.num_players):
+        yield _shown(game, player)
+        yield dict(game.hidden(player))
+
+
+def _expect(is_right: bool, spec: EnvSpec, expected: str, found: object) -> None:
+    if not is_right:
+        raise ConformanceError(f"{_where(spec)}: expected {expected}; found {found!s:.300}.")
+
+
+def _where(spec: EnvSpec) -> str:
+    return f"environment {spec.env!r}, preset {spec.preset!r}"

@@ -1,0 +1,209 @@
+"""Hanabi behind the interface of `envs.base`."""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
+from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.rewards import move_rewards
+from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
+from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.game import Game
+from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
+from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, PlayerView
+from hanabi_grpo.errors import IllegalActionError
+from hanabi_grpo.types import TEAM_PARTS, ReplyKind, player_name
+
+
+class HanabiGame(base.Game):
+    """One deal, played by `rules.Game`.
+
+    Attributes:
+        config: The board, the prompts and the rewards.
+        table: Knows every card; for records and tests, never for players.
+    """
+
+    def __init__(self, config: EnvConfig, table: Game) -> None:
+        """Play on a table where the cards are dealt."""
+        self.config = config
+        self.table = table
+        self._views: dict[int, PlayerView] = {}
+
+    def to_act(self) -> tuple[int, ...]:
+        """Return the one player whose turn it is."""
+        return () if self.table.is_over else (self.table.current_player,)
+
+    def message(self, player: int) -> str:
+        """Return the whole position in words: hints are looked up there, so no earlier message is needed."""
+        return turn_prompt(self.view(player), style=self.config.observation, legal_moves=self.config.legal_moves)
+
+    def state_message(self, player: int) -> str:
+        """Return the same as `message`."""
+        return self.message(player)
+
+    def view(self, player: int) -> PlayerView:
+        """Return everything that the player may know."""
+        if player not in self._views:
+            self._views[player] = self.table.view(player)
+        return self._views[player]
+
+    def legal(self, player: int) -> tuple[str, ...]:
+        """Return the moves in the words of the config's style."""
+        if player != self.table.current_player:
+            return ()
+        return tuple(self._text(action, self.config.observation) for action in self.table.legal_actions())
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return the last line that is a move, in the config's style where it is legal, else in full words."""
+        action = parse_reply(reply, num_players=self.config.players, player=player)
+        if action is None:
+            return None
+        is_legal = player == self.table.current_player and action in self.table.legal_actions()
+        return self._text(action, self.config.observation if is_legal else "full")
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Make a move; everybody gets the parts `score` and `bomb`, and the mover those of another name.
+
+        Raises:
+            IllegalActionError: The move is none, or not legal; the game is unchanged.
+        """
+        [(player, text)] = actions.items()
+        action = parse_action(text, num_players=self.config.players, player=player)
+        if action is None or player != self.table.current_player:
+            raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
+        event = self.table.apply(action)
+        self._views.clear()
+        parts = move_rewards(
+            self.config.weights,
+            kind=ReplyKind.LEGAL,
+            scored=event.scored,
+            bombed=self.table.is_bombed,
+            score_kept=self.table.score_kept,
+        )
+        shared = {part: value for part, value in parts.items() if part in TEAM_PARTS}
+        return [parts if seat == player else shared for seat in range(self.config.players)]
+
+    def result(self) -> Mapping[str, float]:
+        """Return the score by OpenSpiel, the points on the table, and whether the last life was lost."""
+        table = self.table
+        return {"score": table.score, "score_kept": table.score_kept, "bombed": int(table.is_bombed)}
+
+    def copy(self) -> "HanabiGame":
+        """Return an independent copy."""
+        return HanabiGame(self.config, self.table.copy())
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return the player's own cards and the rest of the deck in its order."""
+        secrets = {"own cards": self.table.hands[player]}
+        undealt = self.view(player).deck_size
+        return {**secrets, "deck": self.table.deck[-undealt:]} if undealt else secrets
+
+    def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
+        """Return a game with other cards in the player's hand and in the deck, as far as hints and moves allow."""
+        return HanabiGame(self.config, with_other_cards(self.table, player, rng))
+
+    def _text(self, action: Any, style: str) -> str:
+        return format_action(action, style=style, num_players=self.config.players)
+
+
+@dataclass(frozen=True, slots=True)
+class HanabiScript:
+    """One of the scripts in `policies` as a `base.Policy`; its moves are those of the script."""
+
+    inner: MovingPolicy
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.inner.name
+
+    def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> "HanabiScriptSeat":
+        """Return a fresh seat."""
+        spec, style = task.config.spec(), task.config.observation
+        return HanabiScriptSeat(self.inner.seat(player, spec=spec, suite=task.split, seed=task.seed, game=game), style)
+
+
+@dataclass(frozen=True, slots=True)
+class HanabiScriptSeat:
+    """A script as one player of one game."""
+
+    inner: MovingSeat
+    style: str
+
+    def act(self, seen: base.Observation) -> str:
+        """Return the script's move as text."""
+        view = seen.view()
+        return format_action(self.inner.move(view), style=self.style, num_players=view.num_players)
+
+
+class Hanabi(base.Environment[EnvConfig]):
+    """Hanabi: the boards of `rules.presets`, with every number of players that they allow."""
+
+    name = "hanabi"
+    Config = EnvConfig
+    presets: Mapping[str, EnvConfig] = MappingProxyType(
+        {name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()}
+    )
+    policies: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
+        {name: partial(lambda name: HanabiScript(make_policy(name)), name) for name in SCRIPTED}
+    )
+
+    def spec(self, config: EnvConfig) -> base.EnvSpec:
+        """Return the board's; its hash names rules and deals, as in every record."""
+        board = config.spec()
+        best = config.reward_score * board.reachable_max
+        return base.EnvSpec(
+            env=self.name,
+            preset=board.preset,
+            hash=board.hash,
+            num_players=board.num_players,
+            roles=("player",) * board.num_players,
+            payoff="team",
+            max_turns=config.max_turns or board.max_turns,
+            return_range=(min(best, 0.0), max(best, 0.0)),
+            disjoint_splits=deals_halves(board, "train"),
+        )
+
+    def system(self, config: EnvConfig, player: int) -> str:
+        """Return the rules of the board; nothing in the compact style."""
+        style = ObservationStyle(config.observation)
+        return system_prompt(config.spec(), style, player, bomb_rule=config.bomb_rule)
+
+    def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
+        """Deal the deck of (split, seed)."""
+        board = config.spec()
+        return HanabiGame(config, Game(board, shuffled_deck(board, split, seed)))
+
+    def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
+        """Return a hash of the deck."""
+        deck = shuffled_deck(config.spec(), split, seed)
+        return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
+
+    def render(self, config: EnvConfig, episode: base.PlayedEpisode) -> Iterator[base.Frame]:
+        """Yield the table with every hand before each move, and the table at the end."""
+        game = self.reset(config, split=episode.split, seed=episode.seed)
+        for number, step in enumerate(episode.steps, 1):
+            [move] = step.moves
+            replaced = "" if move.kind is ReplyKind.LEGAL else f" (in place of a reply that was {move.kind})"
+            text = f"{_table(game.table)}\n{player_name(move.player)}: {move.action}{replaced}"
+            yield base.Frame(title=f"turn {number}", text=text)
+            game.step({move.player: move.action})
+        yield base.Frame(title=f"end, {game.table.score_kept} points on the table", text=_table(game.table))
+
+
+def _table(table: Game) -> str:
+    fireworks = " ".join(f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(table.view(0).fireworks))
+    hands = (f"{player_name(seat)} holds {' '.join(map(str, hand))}" for seat, hand in enumerate(table.hands))
+    return "\n".join((f"lives {table.lives}, hint tokens {table.hints}, fireworks {fireworks}", *hands))
+
+
+HANABI = Hanabi()

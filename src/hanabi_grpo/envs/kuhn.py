@@ -1,0 +1,170 @@
+"""Kuhn poker: the smallest poker, and an example of a whole environment in one file.
+
+Source: Kuhn, "A Simplified Two-Person Poker" (1950). Three cards J < Q < K, one each, one chip each in the pot, one bet
+of one chip. With best play the first player loses 1/18 chip a game.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import permutations
+from typing import Any, NamedTuple
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.replies import last_choice
+
+CARDS = "JQK"
+DEALS = tuple(permutations(CARDS, 2))  # the first player's card and the second player's
+RULES = """You are the {role} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. Each player \
+puts 1 chip into the pot and gets one card, which the other player does not see; the third card stays hidden.
+The first player checks or bets 1 chip. After a check the second player checks too, which ends the game, or bets. Who \
+faces a bet folds, which gives the pot to the other player, or calls with 1 chip. Else the higher card wins the pot.
+End your reply with your action on a line of its own: check, bet, fold or call."""
+ROLES = ("first", "second")
+OPEN, FACING_BET = ("check", "bet"), ("fold", "call")
+
+
+class KuhnConfig(base.EnvConfig):
+    """Kuhn poker has no settings of its own."""
+
+    preset: str = "kuhn"
+
+
+class KuhnView(NamedTuple):
+    """What one player knows; the actions are those of both players, oldest first."""
+
+    player: int
+    card: str
+    actions: tuple[str, ...]
+
+
+class KuhnGame(base.Game):
+    """One game of two or three actions."""
+
+    def __init__(self, cards: Sequence[str]) -> None:
+        """Deal."""
+        self.cards = tuple(cards)
+        self.actions: tuple[str, ...] = ()
+
+    def to_act(self) -> tuple[int, ...]:
+        """Return the player to act: players take turns until a bet is answered or both have checked."""
+        return () if self.actions[1:] and self.actions[-1] != "bet" else (len(self.actions) % 2,)
+
+    def message(self, player: int) -> str:
+        """Return the other player's action, and the card on the first turn."""
+        return self._told(player, max(len(self.actions) - 1, 0))
+
+    def state_message(self, player: int) -> str:
+        """Return the card and all actions."""
+        return self._told(player, 0)
+
+    def view(self, player: int) -> KuhnView:
+        """Return the card and all actions as data."""
+        return KuhnView(player, self.cards[player], self.actions)
+
+    def legal(self, player: int) -> tuple[str, ...]:
+        """Return check and bet, or fold and call after a bet."""
+        choice = FACING_BET if self.actions[-1:] == ("bet",) else OPEN
+        return choice if player in self.to_act() else ()
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return the action on the last line that is one."""
+        return last_choice(reply, OPEN + FACING_BET)
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Act; the end pays the chips won or lost, the part `chips`."""
+        self.actions += tuple(actions.values())
+        return ({}, {}) if self.to_act() else ({"chips": self._chips()}, {"chips": -self._chips()})
+
+    def result(self) -> Mapping[str, float]:
+        """Return what the first player won, and whether the cards were compared."""
+        return {} if self.to_act() else {"first_chips": self._chips(), "showdown": float(self.actions[-1] != "fold")}
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return the other player's card."""
+        return {"opponent's card": self.cards[1 - player]}
+
+    def resampled(self, player: int, rng: random.Random) -> "KuhnGame":
+        """Return the same game with another card in the other player's hand."""
+        card = rng.choice([card for card in CARDS if card != self.cards[player]])
+        other = self.copy()
+        other.cards = (self.cards[0], card) if player == 0 else (card, self.cards[1])
+        return other
+
+    def _told(self, player: int, start: int) -> str:
+        card = "" if start else f"Your card is {self.cards[player]}. "
+        told = [f"The {ROLES[turn % 2]} player: {self.actions[turn]}. " for turn in range(start, len(self.actions))]
+        choice = " or ".join(self.legal(player))
+        return card + "".join(told) + (f"Your action: {choice}?" if choice else "")
+
+    def _chips(self) -> float:
+        if self.actions[-1] == "fold":
+            return 1.0 if len(self.actions) == 2 else -1.0
+        stake = 2.0 if self.actions[-1] == "call" else 1.0
+        return stake if CARDS.index(self.cards[0]) > CARDS.index(self.cards[1]) else -stake
+
+
+def equilibrium(alpha: float) -> base.Script:
+    """Return the Nash equilibrium in which the first player bluffs with this chance; `alpha` is from 0 to 1/3."""
+    bet = {0: {"J": alpha, "Q": 0.0, "K": 3 * alpha}, 1: {"J": 1 / 3, "Q": 0.0, "K": 1.0}}
+    call = {0: {"J": 0.0, "Q": alpha + 1 / 3, "K": 1.0}, 1: {"J": 0.0, "Q": 1 / 3, "K": 1.0}}
+
+    def choose(seen: base.Observation, rng: random.Random) -> str:
+        view = seen.view()
+        table = call if view.actions[-1:] == ("bet",) else bet
+        return (FACING_BET if table is call else OPEN)[rng.random() < table[view.player][view.card]]
+
+    return base.Script(f"equilibrium-{alpha:g}", choose)
+
+
+class Kuhn(base.Environment[KuhnConfig]):
+    """Kuhn poker. Every split deals all six deals, so splits differ in their seeds alone."""
+
+    name = "kuhn"
+    Config = KuhnConfig
+    presets: Mapping[str, KuhnConfig] = {"kuhn": KuhnConfig()}
+    policies: Mapping[str, Callable[[], base.Policy]] = {
+        "random": base.random_policy,
+        **{f"equilibrium-{alpha:g}": partial(equilibrium, alpha) for alpha in (0.0, 0.1, 0.2, 0.3)},
+    }
+
+    def spec(self, config: KuhnConfig) -> base.EnvSpec:
+        """Return two players, zero-sum, at most three actions and two chips."""
+        return base.EnvSpec(
+            env="kuhn",
+            preset=config.preset,
+            hash=base.stable_hash("kuhn v1", RULES),
+            num_players=2,
+            roles=ROLES,
+            payoff="zero_sum",
+            max_turns=3,
+            return_range=(-2.0, 2.0),
+        )
+
+    def system(self, config: KuhnConfig, player: int) -> str:
+        """Return the rules."""
+        return RULES.format(role=ROLES[player])
+
+    def reset(self, config: KuhnConfig, *, split: str, seed: int) -> KuhnGame:
+        """Deal one of the six deals."""
+        return KuhnGame(DEALS[base.draw("kuhn", split, seed, below=len(DEALS))])
+
+    def start_id(self, config: KuhnConfig, *, split: str, seed: int) -> str:
+        """Return the deal, e.g. "KJ"."""
+        return "".join(self.reset(config, split=split, seed=seed).cards)
+
+    def metrics(self, config: KuhnConfig, episodes: Sequence[base.PlayedEpisode]) -> dict[str, float]:
+        """Return what the first player won, and shares: games with a showdown, and bets where a bet was possible."""
+        opened = [move.action for one in episodes for step in one.steps for move in step.moves if move.action in OPEN]
+        return super().metrics(config, episodes) | {"bets": opened.count("bet") / max(len(opened), 1)}
+
+    def render(self, config: KuhnConfig, episode: base.PlayedEpisode) -> Iterator[base.Frame]:
+        """Yield both cards and the actions."""
+        first, second = self.reset(config, split=episode.split, seed=episode.seed).cards
+        yield base.Frame(title="deal", text=f"player_0 holds {first}, player_1 holds {second}")
+        for number, move in enumerate((move for step in episode.steps for move in step.moves), 1):
+            yield base.Frame(title=f"turn {number}", text=f"player_{move.player}: {move.action}")
+        yield base.Frame(title="end", text=f"player_0 wins {episode.reward(0, 'chips'):+g}")
+
+
+KUHN = Kuhn()

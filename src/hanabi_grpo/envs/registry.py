@@ -1,0 +1,113 @@
+"""Environments by name: those of this package, and those that installed packages register.
+
+A package registers one by an entry point of the group `hanabi_grpo.environments`, whose name is the environment's and
+whose value leads to the `Environment` object:
+
+    [project.entry-points."hanabi_grpo.environments"]
+    my_game = "my_package.my_game:MY_GAME"
+
+So code runs only if somebody installed it. A name is never a dotted path or a file, since it may come from a dataset
+row or a request.
+"""
+
+import difflib
+import functools
+import importlib
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from hanabi_grpo.envs.base import Environment
+from hanabi_grpo.errors import SettingsError, shown
+
+GROUP = "hanabi_grpo.environments"
+OWN_DISTRIBUTION = "hanabi-grpo"
+OWN = {"hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI", "kuhn": "hanabi_grpo.envs.kuhn:KUHN"}
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which installed package an environment comes from; two sides compare it before they play together.
+
+    Example:
+        Origin(env="kuhn", distribution="hanabi-grpo", version="0.1.0")
+    """
+
+    env: str
+    distribution: str
+    version: str
+
+
+def names() -> tuple[str, ...]:
+    """Return the name of every environment: this package's first, then the others in alphabetical order."""
+    return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
+
+
+def get(name: str) -> Environment[Any]:
+    """Return the environment of this name.
+
+    Raises:
+        SettingsError: There is none, two packages register it, or it cannot be loaded.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SettingsError(
+            f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, '_' and '-', never "
+            f"by a path; known: {', '.join(names())}."
+        )
+    return _load(name)
+
+
+def origin(name: str) -> Origin:
+    """Return which package an environment comes from; raises as `get`."""
+    get(name)
+    if name in OWN:
+        return Origin(env=name, distribution=OWN_DISTRIBUTION, version=metadata.version(OWN_DISTRIBUTION))
+    [entry] = _entry_points()[name]
+    found = entry.dist
+    return Origin(env=name, distribution=found.name if found else "?", version=found.version if found else "?")
+
+
+@functools.cache
+def _load(name: str) -> Environment[Any]:
+    entries = _entry_points().get(name, [])
+    if (name in OWN) + len(entries) > 1:
+        owners = [*([OWN_DISTRIBUTION] if name in OWN else []), *sorted(map(_owner, entries))]
+        raise SettingsError(f"env={name!r} is registered by {' and '.join(owners)}: uninstall all but one.")
+    if name in OWN:
+        module, _, attribute = OWN[name].partition(":")
+        return getattr(importlib.import_module(module), attribute)
+    if not entries:
+        known = names()
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SettingsError(
+            f"env={name!r}: no such environment; {hint}known: {', '.join(known)}. One of another package has to be "
+            f"installed here and registered in the entry-point group {GROUP} (docs/environments.md)."
+        )
+    [entry] = entries
+    try:
+        environment = entry.load()
+    except Exception as error:  # whatever a stranger's module raises when it is imported
+        raise SettingsError(
+            f"env={name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if getattr(environment, "name", None) != name:
+        raise SettingsError(
+            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is "
+            f"{shown(getattr(environment, 'name', None))}; the entry point and the environment need the same name."
+        )
+    return environment
+
+
+def _entry_points() -> dict[str, list[metadata.EntryPoint]]:
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
+
+
+def _owner(entry: metadata.EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value

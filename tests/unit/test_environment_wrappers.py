@@ -1,0 +1,209 @@
+"""Environments as PettingZoo and Gymnasium environments; their libraries' own checks run in `conformance.check`."""
+
+import random
+from typing import Any
+
+import pytest
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.aec import AECWrapper
+from hanabi_grpo.envs.gym import SeatEnv
+from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
+from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
+from hanabi_grpo.errors import IllegalActionError, SettingsError
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.types import ReplyKind
+from toy_environments import DILEMMA, ToyConfig
+
+
+def aec_env(preset: str, players: int = 2, **config: object) -> AECWrapper:
+    return AECWrapper(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}), render_mode="ansi")
+
+
+def seat_env(preset: str, players: int, seat: int, partner: str = "hint-bot", **config: object) -> SeatEnv[Any]:
+    partners = {other: HANABI.policies[partner]() for other in range(players) if other != seat}
+    return SeatEnv(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}), seat, partners)
+
+
+# --- PettingZoo
+
+
+@pytest.mark.parametrize("bomb_rule", ["zero", "keep"])
+def test_every_agent_earns_the_score_of_the_game(bomb_rule: str) -> None:
+    env, rng, scores = aec_env("mini", 3, bomb_rule=bomb_rule), random.Random(1), set()
+    for seed in range(20):
+        env.reset(options={"split": "train", "seed": seed})
+        earned, ends = dict.fromkeys(env.agents, 0.0), {}
+        for agent in env.agent_iter():
+            _, reward, terminated, truncated, info = env.last()
+            earned[agent] += reward
+            ends[agent] = (terminated, truncated)
+            score = info.get("result", {}).get("score" if bomb_rule == "zero" else "score_kept")
+            env.step(None if terminated or truncated else rng.choice(info["legal"]))
+        assert set(earned.values()) == {score}
+        assert ends == dict.fromkeys(env.possible_agents, (True, False))
+        scores.add(score)
+    assert len(scores) > 1
+
+
+def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs_its_agent() -> None:
+    aec, text = aec_env("full", 3), HanabiEnv(HANABI.Config(preset="full", players=3))
+    aec.reset(options={"split": "train", "seed": 8})
+    observation, info = text.reset(options={"suite": "train", "seed": 8})
+    rng = random.Random(8)
+    while text.status is None:
+        agent = aec.agent_selection
+        assert aec.render() == aec.observe(agent)["message"] == observation
+        assert list(aec.infos[agent]["legal"]) == info["legal_actions"]
+        others = [other for other in aec.agents if other != agent]
+        assert {aec.observe(other)["message"] for other in others} == {""}
+        reply = rng.choice([*info["legal_actions"], "?"])
+        aec.step(reply)
+        observation, reward, *_, info = text.step(reply)
+        assert aec.rewards[agent] == reward
+        assert aec.rewards[others[0]] == reward - sum(info["rewards"].get(part, 0.0) for part in ("unparsable",))
+        assert aec.referee.game.table.events == text.game.events
+
+
+def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_no_answer_before_the_last() -> None:
+    env = AECWrapper(DILEMMA, ToyConfig(rounds=2))
+    env.reset(seed=1)
+    before = env.observe("player_2")
+    for agent, reply in (("player_0", "take"), ("player_1", "share")):
+        assert env.agent_selection == agent
+        env.step(reply)
+        assert env.observe("player_2") == before
+        assert set(env.rewards.values()) == {0.0}
+    env.step("share")
+    assert env.agent_selection == "player_0"
+    assert env.observe("player_2")["message"].endswith("The others chose ['take', 'share'].")
+    assert env.rewards["player_0"] in (3.0, 6.0)
+    assert env.infos["player_0"]["rewards"] == {"prize": env.rewards["player_0"]}
+
+
+def test_with_memory_turn_a_message_tells_the_whole_state() -> None:
+    env = AECWrapper(KUHN, KuhnConfig(), memory="turn")
+    env.reset(options={"split": "eval", "seed": 3})
+    for reply in ("check", "bet"):
+        env.step(reply)
+    assert env.observe("player_0")["message"] == (
+        "Your card is J. The first player: check. The second player: bet. Your action: fold or call?"
+    )
+
+
+def test_the_aec_env_stops_at_max_turns() -> None:
+    env = aec_env("full", max_turns=1)
+    env.reset(seed=1)
+    env.step("Play 0")
+    assert env.truncations == {"player_0": True, "player_1": True}
+    assert env.terminations == {"player_0": False, "player_1": False}
+    for _ in range(2):
+        env.step(None)
+    assert env.agents == []
+    with pytest.raises(IllegalActionError, match=r"every agent has left: call reset\(\)"):
+        env.step(None)
+
+
+def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
+    env = aec_env("full")
+    with pytest.raises(IllegalActionError, match=r"call reset\(\) first"):
+        env.step("Play 0")
+    with pytest.warns(UserWarning, match=r"reset options \['sed'\]: unknown, ignored; allowed: split, seed"):
+        env.reset(options={"sed": 1})
+    with pytest.raises(IllegalActionError, match="action=5: an action is the text of a reply"):
+        env.step(5)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="agent='player_2': this environment has player_0, player_1"):
+        env.observe("player_2")
+    with pytest.raises(SettingsError, match="render_mode='human': give 'ansi'"):
+        AECWrapper(KUHN, KuhnConfig(), render_mode="human")
+    with pytest.raises(SettingsError, match="memory='none': give 'game' or 'turn'"):
+        AECWrapper(KUHN, KuhnConfig(), memory="none")
+
+
+# --- Gymnasium
+
+
+@pytest.mark.parametrize("partner", ["random", "hint-bot", "simple-bot", "piers"])
+@pytest.mark.parametrize("seat", [0, 2])
+def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: int) -> None:
+    config = HANABI.Config(preset="mini", players=3, observation="compact")
+    env = seat_env("mini", 3, seat, partner, observation="compact")
+    policies = [make_policy("hint-bot" if player == seat else partner) for player in range(3)]
+    for episode in play_episodes_sync(config, policies, "train", range(5)):
+        env.reset(options={"split": "train", "seed": episode.seed})
+        replies = [turn.reply for turn in episode.trajectory(seat)] or ["nothing: the game is over"]
+        total = 0.0
+        for number, reply in enumerate(replies, 1):
+            _, reward, terminated, truncated, info = env.step(reply)
+            total += reward
+            assert (terminated, truncated) == (number == len(replies), False)
+            assert ("kind" in info) == bool(episode.trajectory(seat))
+        assert total == episode.reward(seat)
+        assert info["result"]["score"] == episode.score
+
+
+def test_the_first_step_pays_what_partners_scored_before_it_and_a_bad_reply_costs_its_seat() -> None:
+    env = seat_env("laptop", 2, 1, "blind", observation="compact")
+    seed = next(seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 0)
+    env.reset(options={"split": "train", "seed": seed})
+    *_, info = env.step("no move")
+    assert info["kind"] is ReplyKind.UNPARSABLE
+    assert info["rewards"]["score"] >= 1.0
+    assert info["rewards"]["unparsable"] == -0.5
+
+
+def test_a_game_that_partners_end_before_the_seats_first_turn_ends_at_its_first_step() -> None:
+    env = seat_env("laptop", 2, 1, "blind")
+    seed = next(seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 1)
+    text, info = env.reset(options={"split": "train", "seed": seed})
+    assert (text, info["legal"], info["result"]["bombed"]) == ("", (), 1)
+    _, reward, terminated, truncated, info = env.step("Play 0")
+    assert (reward, terminated, truncated) == (0.0, True, False)
+    assert "kind" not in info
+    with pytest.raises(IllegalActionError, match=r"The episode is over \(finished\): call reset\(\)"):
+        env.step("Play 0")
+
+
+def test_a_seat_reads_only_its_own_messages_and_partners_answer_at_the_same_time() -> None:
+    env = seat_env("full", 3, 1)
+    text, info = env.reset(options={"split": "train", "seed": 4})
+    assert text.endswith("You are player_1. Your move?")
+    assert "You are player_1 in a game of Hanabi" in info["system"]
+    together = SeatEnv(DILEMMA, ToyConfig(rounds=1), 1, {0: DILEMMA.policies["taker"](), 2: base.random_policy()})
+    together.reset(seed=1)
+    _, _, terminated, _, info = together.step("share")
+    assert terminated
+    assert info["action"] == "share"
+
+
+def test_a_seat_env_is_truncated_at_max_turns() -> None:
+    env = seat_env("full", 2, 0, max_turns=2)
+    with pytest.raises(IllegalActionError, match=r"call reset\(\) first"):
+        env.step("Play 0")
+    with pytest.raises(SettingsError, match=r"reset options \['sed'\]: unknown; allowed: split, seed, game"):
+        env.reset(options={"sed": 1})
+    env.reset(seed=1)
+    _, _, terminated, truncated, info = env.step("Hint player_1 1")
+    assert (terminated, truncated, info["legal"]) == (False, True, ())
+
+
+@pytest.mark.parametrize(
+    ("seat", "others", "message"),
+    [
+        (2, [0, 1], "seat=2: 2 players have seats 0 to 1"),
+        (0, [], r"partners for seats \[\]: with seat=0 give one each for \[1\]"),
+        (0, [0, 1], r"partners for seats \[0, 1\]"),
+    ],
+)
+def test_a_seat_env_needs_one_partner_for_every_other_seat(seat: int, others: list[int], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        SeatEnv(KUHN, KuhnConfig(), seat, dict.fromkeys(others, equilibrium(0.1)))
+
+
+def test_a_partner_that_breaks_the_rules_is_named() -> None:
+    cheat = base.Script("cheat", lambda seen, rng: "call")
+    with pytest.raises(IllegalActionError, match=r"'call': cheat as player_0 may not .* one of check, bet"):
+        SeatEnv(KUHN, KuhnConfig(), 1, {0: cheat}).reset(seed=1)

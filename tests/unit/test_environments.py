@@ -1,0 +1,416 @@
+"""The interface of environments: every environment conforms, broken ones are found, bad replies mean one thing."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from boards import ALL_BOARDS
+from hanabi_grpo.envs import base, registry
+from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvConfig, Environment, Task
+from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
+from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
+from hanabi_grpo.envs.kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
+from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.replies import answer_lines, last_choice
+from hanabi_grpo.errors import IllegalActionError, SettingsError
+from hanabi_grpo.types import EpisodeStatus, ReplyKind
+from toy_environments import DILEMMA, GUESS, Dilemma, DilemmaGame, Guess, GuessGame, ToyConfig
+
+# --- Conformance
+
+
+@pytest.mark.parametrize("environment", [KUHN, GUESS, DILEMMA], ids=lambda one: one.name)
+def test_small_environments_pass_every_check(environment: Environment[Any]) -> None:
+    [config] = environment.presets.values()
+    report = check(environment, config)
+    assert report.num_copies == report.num_steps >= 60
+    hidden = {"kuhn": {"opponent's card"}, "guess": {"number"}, "dilemma": set()}
+    assert set(report.secrets) == hidden[environment.name]
+
+
+@pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3)])
+def test_hanabi_passes_every_check(preset: str, players: int) -> None:
+    report = check(HANABI, HANABI.Config(preset=preset, players=players), num_episodes=5)
+    assert set(report.secrets) == {"own cards", "deck"}
+
+
+@pytest.mark.parametrize(("preset", "players"), ALL_BOARDS)
+def test_no_board_of_hanabi_tells_a_player_its_own_cards_or_the_deck(preset: str, players: int) -> None:
+    for style in ("full", "compact"):
+        config = HANABI.Config(preset=preset, players=players, observation=style)
+        report = check_games(HANABI, config, num_episodes=3)
+        assert set(report.secrets) == ({"own cards", "deck"} if has_a_deck(config) else {"own cards"})
+        # Five players with one card each on 2x2, fewest of all: about 1 of 6 positions.
+        assert report.secrets["own cards"] >= 0.1 * report.num_steps * players
+
+
+def has_a_deck(config: Any) -> bool:
+    """Return False where all cards are dealt at the start."""
+    board = config.spec()
+    return board.deck_size > board.num_players * board.hand_size
+
+
+class Leaky(KuhnGame):
+    def message(self, player: int) -> str:
+        return super().message(player) + ("!" if self.cards[1 - player] == "K" else "")
+
+
+class LeakyView(KuhnGame):
+    def view(self, player: int) -> Any:
+        return self.cards
+
+
+class Stuck(KuhnGame):
+    def resampled(self, player: int, rng: random.Random) -> KuhnGame:
+        return self.copy()
+
+
+class Silent(KuhnGame):
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        return {}
+
+
+class Shallow(KuhnGame):
+    def copy(self) -> KuhnGame:
+        return self
+
+
+class Unpaid(KuhnGame):
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        first, _ = super().step(actions)
+        return first, {}
+
+
+class Rich(KuhnGame):
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        return [{part: 2 * value for part, value in parts.items()} for parts in super().step(actions)]
+
+
+class Fussy(KuhnGame):
+    def parse(self, player: int, reply: str) -> str | None:
+        return {"check": "check", "bet": "bet", "fold": "fold", "call": "call"}[reply]
+
+
+class Deaf(KuhnGame):
+    def parse(self, player: int, reply: str) -> str | None:
+        return None
+
+
+class Counting(KuhnGame):
+    times = 0
+
+    def message(self, player: int) -> str:
+        self.times += 1
+        return f"{super().message(player)} {self.times}"
+
+
+class Reserved(KuhnGame):
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        super().step(actions)
+        return {"illegal": 0.0}, {}
+
+
+class Tongue(KuhnGame):
+    def legal(self, player: int) -> tuple[str, ...]:
+        return ("check", "bet")
+
+
+BROKEN_GAMES = [
+    (Leaky, check_games, r"message\(\) of player \d not to depend on \"opponent's card\""),
+    (LeakyView, check_games, r"view\(\) of player \d not to depend on \"opponent's card\""),
+    (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged now and then'),
+    (Silent, check_starts, r"equal starts where player \d is shown the same and its hidden\(\) is the same"),
+    (Shallow, check_games, "a move in a copy to leave the game as it is"),
+    (Unpaid, check_games, "zero-sum parts that add up to 0"),
+    (Rich, check_games, r"player 0's return in \(-2.0, 2.0\); found -?4.0"),
+    (Fussy, check_replies, r"every text is a reply, but .* raised KeyError"),
+    (Deaf, check_games, "parse to read the legal action"),
+    (Counting, check_games, "messages, views and legal actions to change nothing"),
+    (Reserved, check_games, "no parts named"),
+    (Tongue, check_games, r"legal\(\) == \(\) for player 1, who is not to act"),
+]
+
+
+@pytest.mark.parametrize(("broken", "check_one", "message"), BROKEN_GAMES, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_broken_game_is_found_and_the_message_says_what_is_wrong(
+    broken: type[KuhnGame], check_one: Callable[..., object], message: str
+) -> None:
+    class Broken(Kuhn):
+        def reset(self, config: KuhnConfig, *, split: str, seed: int) -> KuhnGame:
+            return broken(super().reset(config, split=split, seed=seed).cards)
+
+    with pytest.raises(ConformanceError, match=message):
+        check_one(Broken(), KuhnConfig())
+
+
+def test_a_hanabi_view_that_tells_an_own_card_is_found() -> None:
+    class Telling(HanabiGame):
+        def message(self, player: int) -> str:
+            return f"{super().message(player)} {self.table.hands[player][0]}"
+
+        def copy(self) -> HanabiGame:
+            return Telling(self.config, self.table.copy())
+
+        def resampled(self, player: int, rng: random.Random) -> HanabiGame:
+            return Telling(self.config, super().resampled(player, rng).table)
+
+    class Broken(Hanabi):
+        def reset(self, config: Any, *, split: str, seed: int) -> HanabiGame:
+            return Telling(config, super().reset(config, split=split, seed=seed).table)
+
+    with pytest.raises(ConformanceError, match=r"message\(\) of player \d not to depend on 'own cards'"):
+        check_games(Broken(), HANABI.presets["laptop"])
+
+
+def test_starts_that_change_or_are_shared_against_the_spec_are_found() -> None:
+    class Shared(Guess):
+        def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
+            return super().reset(config, split="train", seed=seed)
+
+    class Changing(Guess):
+        calls = 0
+
+        def reset(self, config: ToyConfig, *, split: str, seed: int) -> GuessGame:
+            self.calls += 1
+            return super().reset(config, split=split, seed=seed + self.calls)
+
+    class OneName(Guess):
+        def start_id(self, config: ToyConfig, *, split: str, seed: int) -> str:
+            return split
+
+    for environment, message in (
+        (Shared(), "no start in a training split and in a held-out one"),
+        (Changing(), "to start the same game each time"),
+        (OneName(), "equal starts for the equal start_id 'train'"),
+    ):
+        with pytest.raises(ConformanceError, match=message):
+            check_starts(environment, ToyConfig())
+
+
+def test_a_spec_that_contradicts_itself_is_refused() -> None:
+    right = {field: getattr(KUHN.spec(KuhnConfig()), field) for field in base.EnvSpec.__slots__}
+    for field, value, message in (
+        ("num_players", 9, "num_players=9: an environment has 1 to 8 players"),
+        ("roles", ("only",), "give one role for each of 2 players"),
+        ("max_turns", 0, "max_turns=0: give at least 1"),
+        ("return_range", (1.0, 0.0), "give the least return first"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            base.EnvSpec(**{**right, field: value})
+
+
+# --- The referee
+
+
+def task(environment: Environment[Any], seed: int = 0, **config: Any) -> Task[Any]:
+    [preset] = environment.presets
+    chosen = environment.Config(**{"preset": preset, **config})
+    return Task(environment=environment, config=chosen, split="eval", seed=seed)
+
+
+def test_a_bad_reply_costs_its_player_and_a_random_legal_action_takes_its_place() -> None:
+    referee = Referee(task(KUHN, reward_illegal=-0.25))
+    illegal, unparsable = referee.step({0: "call"}), referee.step({1: "hm"})
+    assert illegal.moves[0].kind is ReplyKind.ILLEGAL
+    assert illegal.rewards[0] == {"illegal": -0.25}
+    assert illegal.moves[0].action in ("check", "bet")
+    assert unparsable.moves[0].kind is ReplyKind.UNPARSABLE
+    assert unparsable.rewards[1]["unparsable"] == -0.5
+    assert "unparsable" not in unparsable.rewards[0]
+
+
+def test_the_replacing_action_depends_only_on_split_seed_game_and_turn() -> None:
+    def actions(number: int) -> list[str]:
+        full = Task(environment=HANABI, config=HANABI.presets["full"], split="eval", seed=0)
+        referee = Referee(full, number=number)
+        return [referee.step({player: "?"}).moves[0].action for player in (0, 1, 0)]
+
+    assert actions(0) == actions(0)
+    assert len({tuple(actions(number)) for number in range(5)}) == 5
+
+
+def test_a_bad_reply_forfeits_where_the_spec_says_so() -> None:
+    referee = Referee(task(DILEMMA))
+    step = referee.step({0: "share", 1: "steal", 2: "take"})
+    assert [move.action for move in step.moves] == ["share", FORFEIT, "take"]
+    assert [dict(parts) for parts in step.rewards] == [{}, {"lost": -1.0, "illegal": -0.5}, {}]
+    assert referee.status is EpisodeStatus.FINISHED
+
+
+def test_a_bad_reply_loses_the_turn_where_the_spec_says_so_and_the_last_turn_truncates() -> None:
+    referee = Referee(task(GUESS))
+    assert referee.step({0: "what?"}).moves[0].action == SKIP
+    assert referee.see(0).message() == "No number."
+    for _ in range(3):
+        assert referee.status is None
+        referee.step({0: "99"})
+    assert referee.status is EpisodeStatus.TRUNCATED_TURNS
+    assert referee.to_act() == ()
+    assert referee.played().reward(0) == -0.5
+    with pytest.raises(IllegalActionError, match=r"The episode is over \(truncated_turns\)"):
+        referee.step({0: "1"})
+
+
+def test_players_who_act_at_the_same_time_answer_together() -> None:
+    referee = Referee(task(DILEMMA))
+    assert referee.to_act() == (0, 1, 2)
+    with pytest.raises(IllegalActionError, match=r"replies of players \[0, 1\]: give one of each of \[0, 1, 2\]"):
+        referee.step({0: "share", 1: "share"})
+    referee.step({0: "share", 1: "take", 2: "share"})
+    assert referee.see(0).message().endswith("The others chose ['take', 'share'].")
+    assert referee.see(1).message().endswith("The others chose ['share', 'share'].")
+
+
+def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_step() -> None:
+    referee = Referee(task(KUHN))
+    referee.step({0: "check"})
+    referee.step({1: "bet"})
+    referee.out_of_tokens(0)
+    played = referee.played()
+    assert played.status is EpisodeStatus.TRUNCATED_TOKENS
+    assert [dict(parts) for step in played.steps for parts in step.rewards] == [{"out_of_tokens": -0.5}, {}, {}, {}]
+    early = Referee(task(KUHN))
+    early.out_of_tokens(0)
+    assert early.played().steps == ()
+
+
+def test_an_episode_that_goes_on_is_not_yet_data() -> None:
+    with pytest.raises(IllegalActionError, match="play it to its end"):
+        Referee(task(KUHN)).played()
+
+
+def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
+    seen = Referee(task(KUHN)).see(1)
+    assert {name for name in dir(seen) if not name.startswith("_")} == {
+        "legal",
+        "message",
+        "player",
+        "state_message",
+        "view",
+    }
+    assert seen.view().player == 1
+    assert seen.legal() == ()
+
+
+def test_a_script_plays_the_same_episode_again_and_another_one_for_another_number() -> None:
+    policies = {player: DILEMMA.policies["random"]() for player in range(3)}
+    first, again = (play_scripts(task(DILEMMA), policies, number=1) for _ in range(2))
+    assert first == again
+    assert len({str(play_scripts(task(DILEMMA), policies, number=number).steps) for number in range(5)}) > 1
+
+
+def test_by_default_figures_are_means_of_results_and_a_replay_shows_messages_and_actions() -> None:
+    policies = {player: DILEMMA.policies["taker"]() for player in range(3)}
+    played = play_scripts(task(DILEMMA), policies)
+    assert DILEMMA.metrics(ToyConfig(), [played, played]) == {"rounds": 3.0}
+    frames = list(DILEMMA.render(ToyConfig(), played))
+    assert [frame.title for frame in frames] == ["turn 1", "turn 2", "turn 3", "end"]
+    assert "player_2 reads:\nThe prize is" in frames[0].text
+    assert frames[0].text.endswith("player_0: take\nplayer_1: take\nplayer_2: take")
+    assert frames[-1].text == "rounds 3"
+
+
+def test_a_draw_is_the_same_for_ever_and_even() -> None:
+    assert [base.draw("train", seed, below=6) for seed in range(12)] == [2, 1, 0, 2, 3, 5, 4, 0, 1, 0, 2, 4]
+    counts = [sum(base.draw(seed, below=3) == value for seed in range(3000)) for value in range(3)]
+    assert all(900 < count < 1100 for count in counts)
+
+
+# --- Settings and replies
+
+
+def test_a_config_names_every_problem_and_the_nearest_key() -> None:
+    with pytest.raises(SettingsError) as caught:
+        ToyConfig.parse({"hihgest": 3, "rounds": "2"})
+    assert str(caught.value).startswith(
+        "env_config: rounds='2': Input should be a valid integer; unknown key 'hihgest'"
+    )
+    assert "did you mean 'highest'? allowed: preset, reward_illegal, reward_unparsable" in str(caught.value)
+    assert ToyConfig.parse({"rounds": 2}) == ToyConfig(rounds=2)
+
+
+def test_answers_are_the_last_lines_outside_thinking_without_decoration() -> None:
+    reply = "<think>bet?</think>\nI am strong.\n\n**My final answer: Bet!**"
+    assert list(answer_lines(reply)) == ["Bet", "I am strong"]
+    assert last_choice(reply, ("check", "bet")) == "bet"
+    assert last_choice("bet\nI said it", ("check", "bet")) == "bet"
+    assert last_choice("I bet", ("check", "bet")) is None
+    assert last_choice("<think>bet", ("check", "bet")) is None
+    assert last_choice("bet " * 100, ("bet",)) is None
+
+
+# --- The registry
+
+
+def register(folder: Path, entries: Mapping[str, str], distribution: str = "my-games") -> None:
+    """Write what an installed package leaves behind."""
+    info = folder / f"{distribution.replace('-', '_')}-2.5.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.5\n")
+    lines = [f"[{registry.GROUP}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
+@pytest.fixture(autouse=True)
+def fresh_registry() -> Any:
+    registry._load.cache_clear()
+    yield
+    registry._load.cache_clear()
+
+
+def test_an_installed_package_registers_an_environment_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(tmp_path, {"guess": "toy_environments:GUESS", "broken": "no_such_module:GAME"})
+    register(tmp_path, {"other": "toy_environments:GUESS"}, "other-games")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert registry.names() == ("hanabi", "kuhn", "broken", "guess", "other")
+    assert registry.get("guess") is GUESS
+    assert registry.origin("guess") == registry.Origin(env="guess", distribution="my-games", version="2.5")
+    with pytest.raises(SettingsError, match=r"my-games 2.5 registers no_such_module:GAME, which cannot be loaded"):
+        registry.get("broken")
+    with pytest.raises(SettingsError, match="whose name is 'guess'; the entry point and the environment need the same"):
+        registry.get("other")
+
+
+def test_a_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path, {"kuhn": "toy_environments:GUESS", "guess": "toy_environments:GUESS"})
+    register(tmp_path, {"guess": "toy_environments:GUESS"}, "other-games")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SettingsError, match=r"env='kuhn' is registered by hanabi-grpo and my-games 2.5: uninstall all"):
+        registry.get("kuhn")
+    with pytest.raises(SettingsError, match=r"env='guess' is registered by my-games 2.5 and other-games 2.5"):
+        registry.get("guess")
+
+
+def test_the_environments_of_this_package_have_its_version() -> None:
+    version = metadata.version("hanabi-grpo")
+    for name, environment in (("hanabi", HANABI), ("kuhn", KUHN)):
+        assert registry.get(name) is environment
+        assert registry.origin(name) == registry.Origin(env=name, distribution="hanabi-grpo", version=version)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("khun", "env='khun': no such environment; did you mean 'kuhn'"),
+        ("hanabi_grpo.envs.kuhn:KUHN", "named by a word of lower-case letters, digits, '_' and '-', never by a path"),
+        ("../kuhn.py", "never by a path; known: hanabi, kuhn"),
+        ("", "never by a path"),
+        (7, "env=7: an environment is named by a word"),
+    ],
+)
+def test_an_unknown_name_or_a_path_is_refused_with_the_known_names(name: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        registry.get(name)
+
+
+def test_every_environment_names_a_subclass_of_the_common_settings() -> None:
+    for environment in (HANABI, KUHN, GUESS, DILEMMA):
+        assert issubclass(environment.Config, EnvConfig)
+        assert all(isinstance(preset, environment.Config) for preset in environment.presets.values())
+    assert isinstance(Dilemma().reset(ToyConfig(), split="train", seed=1), DilemmaGame)
