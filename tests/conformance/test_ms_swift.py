@@ -127,6 +127,11 @@ def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is
     assert "if key.startswith('rollout_correction/')" in log
     assert "torch.stack([torch.stack(val) for val in rollout_metrics.values()])" in log
     assert "sum(val) / len(val)" in log
+    measures = GRPOTrainer._compute_rollout_offpolicy_metrics, GRPOTrainer._compute_is_correction_metrics
+    assert [list(inspect.signature(one).parameters)[1:] for one in measures] == [
+        ["per_token_logps", "rollout_per_token_logps", "completion_mask"],
+        ["rollout_log_ratio", "is_weights", "completion_mask"],
+    ]
 
 
 def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:

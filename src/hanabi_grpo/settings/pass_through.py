@@ -83,11 +83,7 @@ REFUSED: dict[Terminal, tuple[Refusal, ...]] = {
             "rlsd_* sdar_* fipo_*",
             "the ratio of a token is its own: conversations of different players have no ratio in common",
         ),
-        _row(
-            "rollout_importance_sampling_mode log_rollout_offpolicy_metrics",
-            "the correction is a setting, and measured where it acts",
-            "HANABI_SAMPLER_CORRECTION",
-        ),
+        _row("rollout_importance_sampling_mode", "the correction is a setting", "HANABI_SAMPLER_CORRECTION"),
         _row("rollout_importance_sampling_threshold", "its limit is a setting", "HANABI_SAMPLER_CORRECTION_LIMIT"),
         _row(
             "teacher_* offload_teacher_model chord_* sft_alpha router_aux_loss_coef neftune_noise_alpha",

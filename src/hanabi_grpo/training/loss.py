@@ -42,8 +42,6 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "high": {"clip_ratio/high_mean": torch.mean, "clip_ratio/high_max": torch.max},
     "region": {"clip_ratio/region_mean": torch.mean},
     "kl": {"kl": torch.nanmean},
-    "weight": {"rollout_correction/is_weight_mean": torch.nanmean},
-    "above": {"rollout_correction/clipped_frac": torch.mean},
 }
 """Names in metrics.jsonl of what `PolicyLoss` measures, and how the values of all processes become one."""
 
@@ -61,7 +59,7 @@ class PolicyLoss:
     beta: float = 0.0
     """Weight of the KL term; 0 where there is none, or where the advantages hold it (HANABI_KL=reward)."""
     correction: str = "none"
-    """HANABI_SAMPLER_CORRECTION, see `sampler_weights`."""
+    """HANABI_SAMPLER_CORRECTION: "none", or "token_" or "sequence_" with "truncate" or "mask"."""
     correction_limit: float = 2.0
 
     @classmethod
@@ -88,8 +86,7 @@ class PolicyLoss:
 
         Returns:
             A number whose sum over the micro-batches of an update is the player's loss, and means over the batch's
-            sampled tokens: the shares "low", "high" and "region" that the clip stops, "kl" in nats, the sampler
-            correction's "weight", and the share "above" its limit.
+            sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl" in nats.
         """
         mask, advantages = batch.completion_mask, batch.advantages
         old = logps.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
@@ -111,15 +108,36 @@ class PolicyLoss:
 
         # · w
         if self.correction != "none":
-            log_ratio = old - batch.rollout_per_token_logps
-            weights, above = sampler_weights(log_ratio, mask, self.correction, self.correction_limit)
-            token_loss = token_loss * weights
-            measured |= {"weight": weights, "above": above}
+            token_loss = token_loss * self.sampler_weights(old, batch)
 
         # 1/N Σ over sampled tokens
         loss = (token_loss * mask).sum() / (batch.num_items_in_batch / num_processes)
         num_tokens = mask.sum().clamp(min=1.0)
         return loss, {name: (value.detach().float() * mask).sum() / num_tokens for name, value in measured.items()}
+
+    def sampler_weights(self, old: torch.Tensor, batch: PlayerBatch) -> torch.Tensor:
+        """Return [rows, tokens] weights π_old / π_sampler, limited; only with a `correction`.
+
+        With `truncate` a weight above the limit becomes the limit, with `mask` 0. What is compared with the limit is a
+        token's own ratio, or with `sequence` the geometric mean over the sequence's sampled tokens; `sequence_mask`
+        leaves a sequence that it keeps the tokens' own weights.
+
+        Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; for sequences
+        Liu et al. 2025, "When Speed Kills Stability".
+
+        Args:
+            old: [rows, tokens] log π_old.
+            batch: Mask, and the sampler's logprobs.
+        """
+        log_ratio = torch.clamp(old - batch.rollout_per_token_logps, min=-_LARGEST_LOG, max=_LARGEST_LOG)
+        ratio = compared = torch.exp(log_ratio)
+        if self.correction.startswith("sequence"):
+            mask, logs = batch.completion_mask, torch.log(ratio.clamp(min=_SMALLEST_RATIO))
+            mean = (logs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
+            compared = torch.exp(mean).unsqueeze(-1).expand_as(ratio)
+        if self.correction.endswith("truncate"):
+            return torch.clamp(compared, max=self.correction_limit)
+        return torch.where(compared > self.correction_limit, 0.0, ratio)
 
 
 def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -129,35 +147,6 @@ def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """
     log_ratio = torch.clamp(reference - logps, min=-_LARGEST_LOG, max=_LARGEST_LOG)
     return torch.clamp(torch.exp(log_ratio) - log_ratio - 1, min=-_LARGEST_KL, max=_LARGEST_KL)
-
-
-def sampler_weights(
-    log_ratio: torch.Tensor, mask: torch.Tensor, mode: str, limit: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights π_old / π_sampler, and where they were above the limit; both [rows, tokens].
-
-    With `truncate` such a weight becomes the limit, with `mask` 0. What is compared with the limit is a token's own
-    ratio, or with `sequence` the geometric mean over the sequence's sampled tokens; `sequence_mask` leaves a sequence
-    that it keeps the tokens' own weights.
-
-    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; for sequences
-    Liu et al. 2025, "When Speed Kills Stability".
-
-    Args:
-        log_ratio: [rows, tokens] log π_old − log π_sampler.
-        mask: [rows, tokens], True on sampled tokens.
-        mode: One of HANABI_SAMPLER_CORRECTION, not "none".
-        limit: At least 1.
-    """
-    ratio = compared = torch.exp(torch.clamp(log_ratio, min=-_LARGEST_LOG, max=_LARGEST_LOG))
-    if mode.startswith("sequence"):
-        logs = torch.log(ratio.clamp(min=_SMALLEST_RATIO))
-        mean = (logs * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)
-        compared = torch.exp(mean).unsqueeze(-1).expand_as(ratio)
-    above = compared > limit
-    if mode.endswith("truncate"):
-        return torch.clamp(compared, max=limit), above
-    return torch.where(above, 0.0, ratio), above
 
 
 def shape_advantages(

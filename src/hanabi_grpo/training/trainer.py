@@ -15,6 +15,7 @@ What is overridden, and why (`tests/conformance/test_ms_swift.py` fails when a n
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,7 +24,6 @@ from accelerate.utils import broadcast_object_list
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data_collator
 from torch.utils.data import DataLoader
-from transformers import TrainerCallback
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.runs.recordings import write_episodes
@@ -68,7 +68,7 @@ from hanabi_grpo.training.training_state import (
     restore_counts,
     restore_random_state,
 )
-from hanabi_grpo.training.updates import MicroStep, StepUpdates, order_updates
+from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.types import Episode, adapter_of, player_names
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self._resumable = stage != 3
         self.baselines: dict[int, dict[str, float]] = {}
         super().__init__(*args, **kwargs)
-        self.add_callback(_AfterStep(self))
+        self.add_callback(AfterStep(self))
         if stage != 3:
             join_lora_products(self.model)
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
@@ -282,16 +282,28 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         """Return the loss of one player's micro-batch, times what transformers' loop divides by."""
         data = inputs["grpo_batch"]
         loss, measured = self.loss(self.new_logps(model, inputs), data, self.accelerator.num_processes)
-        # [processes, figures]
-        found = self.accelerator.gather(torch.stack([*measured.values()])[None])
-        for name, values in zip(measured, found.unbind(1), strict=True):
+        for name, values in self._of_each_process(measured):
             for metric, over_processes in LOSS_METRICS[name].items():
-                value = over_processes(values)
-                # ms-swift's log stacks what has this prefix, and adds the rest up.
-                stacked = metric.startswith("rollout_correction/")
-                self._metrics["train"][metric].append(value if stacked else value.item())
+                self._metrics["train"][metric].append(over_processes(values).item())
+        if self.loss.correction != "none" or self.log_rollout_offpolicy_metrics:
+            self._measure_sampler(data)
         # A mean over micro-steps is not wanted: the loss is a share of the step's already.
         return loss * self.current_gradient_accumulation_steps
+
+    def _measure_sampler(self, data: PlayerBatch) -> None:
+        # ms-swift's own measures of how far trainer and sampler are apart; its log wants tensors under this prefix.
+        old, sampler, mask = data.old_per_token_logps, data.rollout_per_token_logps, data.completion_mask
+        found = self._compute_rollout_offpolicy_metrics(old, sampler, mask)
+        if self.loss.correction != "none":
+            found |= self._compute_is_correction_metrics(old - sampler, self.loss.sampler_weights(old, data), mask)
+        extremes = {"log_ppl_diff_max": torch.max, "log_ppl_diff_min": torch.min}
+        for name, values in self._of_each_process(found):
+            value = extremes.get(name, torch.nanmean)(values)
+            self._metrics["train"][f"rollout_correction/{name}"].append(value)
+
+    def _of_each_process(self, figures: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        everywhere = self.accelerator.gather(torch.stack([*figures.values()]).detach()[None])
+        return zip(figures, everywhere.unbind(1), strict=True)
 
     def new_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient."""
@@ -371,17 +383,3 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def _incident(self, kind: str, message: str, **details: object) -> None:
         if self.accelerator.is_main_process:
             self.link.incidents.record(kind, message, **details)
-
-
-class _AfterStep(TrainerCallback):
-    """Runs on every rank after each optimizer step, and asks for another save after a failed one."""
-
-    def __init__(self, trainer: HanabiGRPOTrainer) -> None:
-        self._trainer = trainer
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.end_update()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._trainer.guard.settle()
-        control.should_save = control.should_save or self._trainer.failed_saves > 0

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from hanabi_grpo.settings import BatchPlan, Settings
 from hanabi_grpo.training.isolation import PlayerGuard
@@ -206,3 +206,20 @@ class StepUpdates:
             if data.shaping is not None:
                 data.advantages = data.advantages + data.shaping * (1 - weights)
             self._metrics["train"][f"{data.player}/game_weight"].append(weights.mean().item())
+
+
+class AfterStep(TrainerCallback):
+    """Runs on every rank after each optimizer step, and asks for another save after a failed one."""
+
+    def __init__(self, trainer: Any) -> None:
+        """Take the trainer: `StepUpdates` and `CheckpointSaving`."""
+        self._trainer = trainer
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the step's last update."""
+        self._trainer.end_update()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count the step."""
+        self._trainer.guard.settle()
+        control.should_save = control.should_save or self._trainer.failed_saves > 0
