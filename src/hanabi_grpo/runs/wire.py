@@ -76,8 +76,9 @@ class EpisodeRow(Struct, frozen=True, kw_only=True):
 def episode_to_json(episode: Episode) -> dict[str, Any]:
     """Return an episode as one JSON object, e.g. a line of `episodes/step_10.jsonl`."""
     row: dict[str, Any] = msgspec.to_builtins(episode)
-    # Last, because it is long.
-    return {**row, "turns": row.pop("turns")}
+    # Last, because they are long.
+    turns = row.pop("turns")
+    return {**row, "turns": turns}
 
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
