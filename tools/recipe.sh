@@ -7,7 +7,7 @@
 
 recipe_settings() {
     board=${BOARD:-laptop} seed=${RECIPE_SEED:-0} steps=${RECIPE_STEPS:-$1} deals=${RECIPE_DEALS:-$2}
-    start=${RECIPE_START:-hint-bot}
+    start=${RECIPE_START:-}
     local knob
     for knob in RECIPE_SEED RECIPE_STEPS RECIPE_DEALS; do
         if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
@@ -23,14 +23,17 @@ recipe_settings() {
         ;;
     esac
     export SEED=$seed HANABI_PRESET=$board
-    default_env LEARNING_RATE 1e-3
-    default_env LR_SCHEDULER_TYPE cosine
-    # One life: a play that fails ends the game, and its deal has nothing left to compare. More noise and more use of each game.
+    # One life: a play that fails ends the game. A surer start, and smaller steps from it.
     if [ "$board" = laptop ]; then
-        default_env HANABI_ENTROPY_BONUS 0.1
-        default_env HANABI_UPDATES_PER_STEP 2
+        start=${start:-iggi}
+        default_env LEARNING_RATE 2e-3
     fi
-    default_env HANABI_ENTROPY_BONUS 0.03
+    start=${start:-hint-bot}
+    default_env LEARNING_RATE 4e-3
+    default_env LR_SCHEDULER_TYPE cosine
+    # Without this much noise both boards end at the first convention that they find.
+    default_env HANABI_ENTROPY_BONUS 0.1
+    default_env HANABI_UPDATES_PER_STEP 2
 }
 
 must_be_new() {

@@ -116,7 +116,7 @@ def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, se
         client.push(2, good)
     client._http.headers["x-run-id"] = "refusals"
     assert client.identity()["versions"] == {"player_0": 1, "player_1": 1}
-    _play(client, {player: f"{player}@1" for player in PLAYERS})
+    _play(client, [f"{player}@1" for player in PLAYERS])
     with pytest.raises(ServerError, match=r"409: player_0@0 is older than the served version 1"):
         client.push(0, good)
     assert client.health()["status"] == "ok"

@@ -282,7 +282,7 @@ def test_waiting_returns_the_health_of_the_server_that_came() -> None:
         (_http("200 OK", b"<html>"), "what answers there is no rollout server: '<html>'"),
         (_http("200 OK", b"{}"), "what answers there is no rollout server: '{}'"),
         (_http("307 X", b"", "location: /x"), "it answers 307"),
-        (b"SSH-2.0\r\n", "RemoteProtocolError"),
+        (b"SSH-2.0\r\n\r\n", "RemoteProtocolError"),
     ],
 )
 def test_waiting_for_something_else_is_bounded_and_says_for_whom_and_why(answer: bytes, reason: str) -> None:

@@ -37,6 +37,9 @@ declare -A arms=(
 )
 # shared comes last: the server has to be started anew for it.
 order=(turn grpo return_to_go rloo reinforce_pp baseline mixed sequential alternating updates_1 updates_4 no_bonus shared)
+# Where the arms of docs/results.md began, and how fast they learned.
+RECIPE_START=${RECIPE_START:-hint-bot}
+default_env LEARNING_RATE 1e-3
 recipe_settings 60 1000
 for arm in "$@"; do
     if [[ ! -v arms[$arm] ]]; then

@@ -6,13 +6,14 @@
 #
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (hint-bot)
-#   RECIPE_STEPS  steps of 128 games (300 on laptop, 200 on marshal-mini)
+#   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi on
+#                 laptop, hint-bot on marshal-mini)
+#   RECIPE_STEPS  steps of 128 games (300)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
 # The run is outputs/headline/BOARD-SEED. With several seeds there, the table and the picture are
-#   hanabi-grpo compare 'headline=outputs/headline/laptop-*' --reference "hint bot=2.65" --out-png headline.png
+#   hanabi-grpo compare 'headline=outputs/headline/laptop-*' --out-png headline.png
 # Written 2026-11-21. The expected table is in docs/results.md.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -22,7 +23,6 @@ name=laptop_headline
 source tools/recipe.sh
 
 recipe_settings 300 2000
-if [ "$board" = marshal-mini ]; then steps=${RECIPE_STEPS:-200}; fi
 variant=$board-${RECIPE_START:+$start-}$seed
 out=outputs/headline/$variant folder=outputs/headline/logs-$variant-$(date +%Y%m%d-%H%M%S)
 must_be_new "$out"

@@ -104,6 +104,8 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
     except httpx.InvalidURL as error:
         raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
     except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
+        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+            return _NotReady(f"{type(error).__name__}: {error}")  # it speaks, and not HTTP
         # Also where the one that says "starting" has just made way for the one that serves.
         return _NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
