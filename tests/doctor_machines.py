@@ -12,8 +12,8 @@ from typing import Any
 import numpy
 from safetensors.numpy import save_file
 
-from hanabi_grpo.commands.doctor.check import Check, Probe, Role
-from hanabi_grpo.commands.doctor.run import run_checks
+from hanabi_grpo.commands.doctor.check import Check, Role
+from hanabi_grpo.commands.doctor.run import Probe, run_checks
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.settings import load_settings

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from doctor_machines import ROOT, find, free_port, make_model, named, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import Check, report_lines, run_checks
-from hanabi_grpo.commands.doctor.check import Probe, ok, warn
+from hanabi_grpo.commands.doctor.check import ok, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import name_checks
+from hanabi_grpo.commands.doctor.run import Probe
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import load_settings
 

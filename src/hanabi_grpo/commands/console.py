@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import is_secret, typed
 
+SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
+    "server": ("run", "server", "game"),
+    "trainer": ("run", "game", "trainer", "tracking"),
+}
+"""What each terminal prints of the settings."""
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
 TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
 

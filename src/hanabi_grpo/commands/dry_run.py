@@ -14,18 +14,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from hanabi_grpo.commands.console import announce, make_console, offline_environ, set_environ
+from hanabi_grpo.commands.console import SECTIONS, announce, make_console, offline_environ, set_environ
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
 from hanabi_grpo.settings.gpus import Terminal
 from hanabi_grpo.settings.pass_through import check_options
 
 _OUTPUTS = Path("outputs")
-SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
-    "server": ("run", "server", "game"),
-    "trainer": ("run", "game", "trainer", "tracking"),
-}
-"""What each terminal prints of the settings."""
 
 
 def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:

@@ -1,7 +1,6 @@
 """`hanabi-grpo serve`: the rollout server, in this process."""
 
-from hanabi_grpo.commands.console import announce, make_console, trainer_command
-from hanabi_grpo.commands.dry_run import SECTIONS
+from hanabi_grpo.commands.console import SECTIONS, announce, make_console, trainer_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
 

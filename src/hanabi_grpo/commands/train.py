@@ -12,8 +12,7 @@ from rich.console import Console
 
 from hanabi_grpo.client import waiting
 from hanabi_grpo.client.rollout_client import each_server, server_name
-from hanabi_grpo.commands.console import TRAIN_SCRIPT, announce, make_console, server_command
-from hanabi_grpo.commands.dry_run import SECTIONS
+from hanabi_grpo.commands.console import SECTIONS, TRAIN_SCRIPT, announce, make_console, server_command
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows

@@ -1,11 +1,7 @@
 """One finding of the doctor."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from hanabi_grpo.commands.doctor.context import Context
+from typing import Literal
 
 Status = Literal["ok", "warn", "fail", "skip"]
 Role = Literal["server", "trainer", "both"]
@@ -36,15 +32,6 @@ class Check:
     def see(self) -> str:
         """The place in the docs, e.g. "docs/troubleshooting.md#run-folder"; empty where nothing is wrong."""
         return f"{PAGE}#{self.name.replace(' ', '-')}" if self.status in ("warn", "fail") else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """A function that yields checks, and the terminals that it matters to."""
-
-    name: str
-    find: "Callable[[Context], Iterable[Check]]"
-    roles: tuple[Role, ...] = ("server", "trainer")
 
 
 def ok(name: str, finding: str) -> Check:

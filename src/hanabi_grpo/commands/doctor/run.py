@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hanabi_grpo.commands.doctor import (
     environment,
@@ -16,11 +16,21 @@ from hanabi_grpo.commands.doctor import (
     software,
     starts,
 )
-from hanabi_grpo.commands.doctor.check import Check, Probe, Role, fail
+from hanabi_grpo.commands.doctor.check import Check, Role, fail
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.trackers import tracker_checks
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.settings import LoadedSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A function that yields checks, and the terminals that it matters to."""
+
+    name: str
+    find: Callable[[Context], Iterable[Check]]
+    roles: tuple[Role, ...] = ("server", "trainer")
+
 
 PROBES: tuple[Probe, ...] = (
     Probe(name="names", find=environment.name_checks),

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 from hanabi_grpo.commands.console import TRAIN_SCRIPT
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.train import resume_lines
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import num_steps
 from hanabi_grpo.runs.fingerprint import model_fingerprint
-from hanabi_grpo.runs.resume import ResumePlan, plan_resume
+from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines
 from hanabi_grpo.runs.run_folder import holder_of, some_of, used_entries
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings.partners import Partner, read_pool
