@@ -22,7 +22,7 @@ import torch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult, without_bad_numbers
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
@@ -125,7 +125,7 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
         dropped = [DroppedGame(suite="train", seed=deal["seed"], game=0, reason="planted") for deal in deals]
         return RolloutResult(groups=[[] for _ in deals], dropped=tuple(dropped))
     link.spec_hashes = sorted({group[0].spec_hash for group in groups})
-    return RolloutResult(groups=groups, dropped=())
+    return without_bad_numbers(RolloutResult(groups=groups))
 
 
 def _without(episode: Episode, player: int) -> Episode:

@@ -35,7 +35,7 @@ def _train(
 
 @pytest.mark.parametrize(
     ("stage", "cuts"),
-    [("torch", ("rows", "tokens", "one")), ("zero2", ("tokens",))],
+    [("torch", ("rows", "tokens")), ("zero2", ("tokens",))],
 )
 def test_gradients_and_metrics_are_those_of_ms_swifts_own_pass_over_equal_shares_of_rows(
     tmp_path: Path, tiny_model: Path, stage: str, cuts: tuple[str, ...]

@@ -29,8 +29,7 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult
     """Return the games of an answer.
 
     Raises:
-        ServerError: Too many or too few games, another game than was asked for, or tokens without a logprob each.
-        NonFiniteError: A player's return that is infinite.
+        ServerError: Too many or too few games, or another game than was asked for.
     """
     given_up = {(row.task, row.game): row.reason for row in answer.dropped}
     asked = sum(len(task.games) for task in tasks)
@@ -54,9 +53,26 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult
                 raise ServerError(f"game {game} of deal {task.suite}/{task.seed} is neither played nor dropped.")
             episode = episode_of(row)
             _check_asked(episode, task, game)
-            _check_numbers(episode)
             group.append(episode)
         groups.append(group)
+    return without_bad_numbers(RolloutResult(groups=groups, dropped=tuple(dropped)))
+
+
+def without_bad_numbers(result: RolloutResult) -> RolloutResult:
+    """Return a result without the games that nothing can be learned from; they are dropped, with the reason."""
+    groups: list[list[Episode]] = []
+    dropped = list(result.dropped)
+    for group in result.groups:
+        groups.append([])
+        for episode in group:
+            try:
+                _check_numbers(episode)
+            except (NonFiniteError, ServerError) as error:
+                dropped.append(
+                    DroppedGame(suite=episode.suite, seed=episode.seed, game=episode.game, reason=str(error))
+                )
+            else:
+                groups[-1].append(episode)
     return RolloutResult(groups=groups, dropped=tuple(dropped))
 
 

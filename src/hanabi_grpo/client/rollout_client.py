@@ -163,7 +163,6 @@ class RolloutClient(SessionClient):
             SettingsError: A deal that cannot be played.
             ServerError: The server refused, no game of all could be played, or the answers are not the games that were
                 asked for.
-            NonFiniteError: A return that is infinite.
         """
         given = {
             "tasks": [{name: deal[name] for name in TaskRequest.__struct_fields__ if name in deal} for deal in deals],
