@@ -10,7 +10,7 @@ from fake_engine import LAPTOP, deal, tasks_of
 from hanabi_grpo.client.answers import checked_games
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import HintBot
-from hanabi_grpo.errors import NonFiniteError, ServerError, SettingsError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.types import DroppedGame
@@ -110,12 +110,15 @@ def test_a_swapped_doubled_missing_or_foreign_game_is_refused(given: RolloutAnsw
         checked_games(given, tasks_of(deal(3), num_games=2, seats=BOTS))
 
 
-def test_tokens_without_a_logprob_each_and_a_return_that_overflows_are_refused() -> None:
+def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overflows_is_dropped() -> None:
     tasks = tasks_of(deal(3), seats=BOTS)
     row = game(3, 0)
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
     with pytest.raises(ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"):
         checked_games(answer({**row, "turns": silent}), tasks)
     rich = [{**turn, "rewards": {"score": 1e308}} for turn in row["turns"]]
-    with pytest.raises(NonFiniteError, match="player_0: its return over the game is inf"):
-        checked_games(answer({**row, "turns": rich}), tasks)
+    result = checked_games(answer({**row, "turns": rich}), tasks)
+    assert result.groups == [[]]
+    [dropped] = result.dropped
+    assert (dropped.seed, dropped.game) == (3, 0)
+    assert dropped.reason.startswith("player_0: its return over the game is inf; a return must be finite.")

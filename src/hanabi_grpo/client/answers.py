@@ -29,7 +29,7 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult
     """Return the games of an answer.
 
     Raises:
-        ServerError: Too many or too few games, or another game than was asked for.
+        ServerError: Too many or too few games, another game than was asked for, or tokens without a logprob each.
     """
     given_up = {(row.task, row.game): row.reason for row in answer.dropped}
     asked = sum(len(task.games) for task in tasks)
@@ -59,7 +59,11 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult
 
 
 def without_bad_numbers(result: RolloutResult) -> RolloutResult:
-    """Return a result without the games that nothing can be learned from; they are dropped, with the reason."""
+    """Return a result without the games whose returns overflow: they are dropped, with the reason.
+
+    Raises:
+        ServerError: Tokens without a logprob each.
+    """
     groups: list[list[Episode]] = []
     dropped = list(result.dropped)
     for group in result.groups:
@@ -67,7 +71,7 @@ def without_bad_numbers(result: RolloutResult) -> RolloutResult:
         for episode in group:
             try:
                 _check_numbers(episode)
-            except (NonFiniteError, ServerError) as error:
+            except NonFiniteError as error:
                 dropped.append(
                     DroppedGame(suite=episode.suite, seed=episode.seed, game=episode.game, reason=str(error))
                 )
