@@ -16,7 +16,7 @@ from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, C, Environment, EnvSpec, Game, Observation, Task
 from hanabi_grpo.envs.episodes import PlayedEpisode
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.types import ReplyKind
 
@@ -205,12 +205,9 @@ def check_policies(environment: Environment[C], config: C) -> None:
         _expect(policy.name == name, spec, f"policies[{name!r}]().name to be {name!r}", policy.name)
         for number in range(3):
             task = Task(environment=environment, config=config, split="eval", seed=number)
-            seats = {player: policy.seat(player, task=task, game=0) for player in range(spec.num_players)}
-            referee = Referee(task)
-            while referee.status is None:
-                step = referee.step({player: seats[player].act(referee.see(player)) for player in referee.to_act()})
-                for move in step.moves:
-                    _expect(move.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", move.reply)
+            played = play_scripts(task, dict.fromkeys(range(spec.num_players), policy))
+            for move in (move for step in played.steps for move in step.moves):
+                _expect(move.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", move.reply)
 
 
 def check_pettingzoo(environment: Environment[C], config: C) -> None:
