@@ -63,8 +63,8 @@ def test_a_model_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
-        (lambda file: file.write_bytes(file.read_bytes()[:-10]), "bytes are there"),
-        (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1"), "not a safetensors file"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-10]), "not a whole safetensors file"),
+        (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1"), "not a whole safetensors file"),
         (lambda file: file.unlink(), "no config.json with *.safetensors weights"),
     ],
 )

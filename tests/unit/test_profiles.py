@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.commands.doctor import resolve_settings
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.environment import settings_checks
+from hanabi_grpo.commands.doctor.environment import resolve_settings, settings_checks
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
@@ -135,7 +134,7 @@ def test_a_wrong_profile_is_refused_and_the_doctor_goes_on_without_it(folder: Pa
     assert [problem.startswith(expected) for problem in problems] == [True]
     assert loaded.settings.nproc_per_node == 1
     assert loaded.settings.lora_alpha == (32 if b"\xff" in text else 7)
-    [check] = settings_checks(Context(loaded=loaded, shell=shell), problems)
+    [check] = settings_checks(Context(loaded=loaded, shell=shell, problems=problems))
     assert check.status == "fail" and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
 
 

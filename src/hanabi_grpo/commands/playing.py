@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.commands.console import sayer
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
@@ -23,11 +24,6 @@ Players = Annotated[int | None, typer.Option(help="Players; as in training when 
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 OwnServer = Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")]
-
-
-def stderr_console() -> Console:
-    """Return a console for progress and messages that are no result."""
-    return Console(stderr=True, highlight=False, emoji=False)
 
 
 def game_config(settings: Settings, preset: str | None, players: int | None = None) -> EnvConfig:
@@ -77,27 +73,16 @@ def serving(
         console: Where messages go.
         own: Start a server for this command alone.
     """
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
     with ExitStack() as stack:
         settings = loaded.settings
         if own:
             game = {"HANABI_PRESET": config.preset, "HANABI_PLAYERS": str(config.players)}
-            settings = stack.enter_context(own_server(settings, say, environ=game))
+            settings = stack.enter_context(own_server(settings, sayer(console), environ=game))
         else:
             wait_for_server(loaded, console)
         client = stack.enter_context(RolloutClient.from_settings(settings))
-        yield (
-            client,
-            Served(
-                client=client,
-                resolver=SeatResolver(client, settings),
-                max_tokens=settings.max_completion_length,
-                temperature=temperature,
-            ),
-        )
+        resolver, limit = SeatResolver(client, settings), settings.max_completion_length
+        yield client, Served(client=client, resolver=resolver, max_tokens=limit, temperature=temperature)
 
 
 @contextmanager

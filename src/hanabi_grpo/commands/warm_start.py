@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from hanabi_grpo.sft.run import Outcome, WarmStart
+    from hanabi_grpo.sft.run import WarmStart
 
 
 def warm_start(
@@ -52,17 +52,19 @@ def warm_start(
     from hanabi_grpo.sft.run import WarmStart
     from hanabi_grpo.sft.sources import GameFilter, Sources
 
+    chosen = GameFilter(min_score=min_score, only_legal=only_legal, who=who)
+    sources = Sources(
+        line_ups=tuple(line_ups or ()),
+        paths=tuple(games or ()),
+        num_deals=deals,
+        noise=noise,
+        learn_noise=learn_noise,
+        chosen=chosen,
+    )
     work = WarmStart(
         settings=settings,
         config=game_config(settings, preset, players),
-        sources=Sources(
-            line_ups=tuple(line_ups or ()),
-            paths=tuple(games or ()),
-            num_deals=deals,
-            noise=noise,
-            learn_noise=learn_noise,
-            chosen=GameFilter(min_score=min_score, only_legal=only_legal, who=who),
-        ),
+        sources=sources,
         out=out,
         steps=steps,
         batch=batch,
@@ -76,11 +78,11 @@ def warm_start(
 
 def _run(work: "WarmStart") -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
     from transformers.utils.logging import disable_progress_bar
 
-    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.console import make_console, sayer, stderr_console
     from hanabi_grpo.commands.interruption import INTERRUPTED, stop_flag
-    from hanabi_grpo.commands.playing import stderr_console
     from hanabi_grpo.sft.run import Watcher
 
     disable_progress_bar()
@@ -94,23 +96,14 @@ def _run(work: "WarmStart") -> None:
                 bars[what] = progress.add_task(text, total=total)
             progress.update(bars[what], completed=done, total=total, description=text)
 
-        def say(text: str) -> None:
-            aside.print(text, markup=False, soft_wrap=True)
-
-        outcome = work.run(Watcher(say=say, show=show, should_stop=should_stop))
+        outcome = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
     if not outcome.is_finished:
-        aside.print(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.", soft_wrap=True)
+        sayer(aside)(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.")
         raise typer.Exit(INTERRUPTED)
-    console.print(_table(outcome))
-    for line in outcome.next_steps:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _table(outcome: "Outcome") -> Any:
-    from rich.table import Table
-
     table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
     for label, row in outcome.rows:
         figures = f"{row['loss']:.4f}", f"{row['accuracy']:.3f}", str(row["num_replies"])
         table.add_row(f"{row['name']} ({label})", str(row["step"]), *figures)
-    return table
+    console.print(table)
+    for line in outcome.next_steps:
+        sayer(console)(line)
