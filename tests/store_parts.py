@@ -12,7 +12,7 @@ from safetensors.torch import save
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest
+from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims
 from hanabi_grpo.server.adapter_store import AdapterStore
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}

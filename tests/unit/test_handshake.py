@@ -170,7 +170,7 @@ def test_a_trainer_that_fits_is_accepted() -> None:
         ),
         (
             {"games": [_claim(), _claim(FULL, prompt_hash="0000")]},
-            f"prompts (hanabi full, 2 players) differs: server {prompt_hash(Setup(HANABI, FULL))}, trainer 0000; install",
+            f"prompts (hanabi full, 2 players) differs: server {prompt_hash(Setup(HANABI, FULL))}, trainer 0000",
         ),
         ({"games": [_claim(env_config={"preset": "no such"})]}, "the server cannot play a game of this trainer: env_c"),
         ({"games": [_claim(env_config={"preset": "laptop", "new": 1})]}, "unknown key 'new'"),
