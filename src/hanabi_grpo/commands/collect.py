@@ -10,16 +10,17 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
+    Env,
     OwnServer,
     Players,
     Preset,
     Temperature,
     chosen_temperature,
-    game_config,
+    game_setup,
     progress_bar,
     serving,
 )
-from hanabi_grpo.envs.hanabi.rules import is_held_out, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
 from hanabi_grpo.rollout.lineups import parse_line_up
@@ -32,6 +33,7 @@ def collect(
     deals: Annotated[int, typer.Option(help="Number of deals.")] = 100,
     games: Annotated[int, typer.Option(help="Games of each deal.")] = 1,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "collect",
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     temperature: Temperature = None,
@@ -48,10 +50,11 @@ def collect(
             raise SettingsError(f"{name} {number}: must be 1 or more.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    config = game_config(loaded.settings, preset, players)
-    shuffled_deck(config.spec(), suite, 0)  # refuses a malformed name before anything is written
+    game = game_setup(loaded.settings, preset, players, env=env)
+    config = game.config
+    game.environment.reset(config, split=suite, seed=0)  # refuses a malformed name before anything is written
     what = Collection(
-        line_up=parse_line_up(line_up, config.players),
+        line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
         config=config,
         suite=suite,
         num_deals=deals,
@@ -69,7 +72,7 @@ def collect(
     with interruptible(lambda: stopped.format(done, deals)), ExitStack() as stack:
         served = None
         if what.line_up.needs_server:
-            _, served = stack.enter_context(serving(loaded, config, heat, aside, own=own_server))
+            _, served = stack.enter_context(serving(loaded, game, heat, aside, own=own_server))
         show = stack.enter_context(progress_bar(aside, f"{line_up}: {deals} deals × {games} games", deals))
         start = time.monotonic()
 

@@ -15,12 +15,13 @@ from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
     AsJson,
+    Env,
     OwnServer,
     Players,
     Preset,
     Temperature,
     chosen_temperature,
-    game_config,
+    game_setup,
     serving,
 )
 from hanabi_grpo.envs.hanabi.rules import is_held_out
@@ -49,6 +50,7 @@ def cross_play(
             "NAME=WORD names it.",
         ),
     ],
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals that every pair plays.")] = 1000,
@@ -68,10 +70,18 @@ def cross_play(
         raise SettingsError(f"--suite {suite!r}: training may have seen its deals; play on eval or test.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    config = game_config(loaded.settings, preset, players)
+    game = game_setup(loaded.settings, preset, players, env=env)
+    config = game.config
     entries = parse_entries(texts, config.players)
-    folder = out or Path("outputs") / f"cross-play-{config.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    options = {"preset": preset, "players": players, "deals": deals, "suite": suite, "temperature": temperature}
+    folder = out or Path("outputs") / f"cross-play-{game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    options = {
+        "env": env,
+        "preset": preset,
+        "players": players,
+        "deals": deals,
+        "suite": suite,
+        "temperature": temperature,
+    }
     again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
     aside = stderr_console()
     console = aside if as_json else make_console()
@@ -91,7 +101,7 @@ def cross_play(
     with interruptible(standing), ExitStack() as stack:
         served = None
         if any(parse_line_up(entry.word, config.players).needs_server for entry in entries):
-            _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
+            _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
         plan = make_plan(entries, config, deals, suite=suite, served=served)
         cells.update(find_cells(plan, store))
         if cells:

@@ -12,12 +12,13 @@ from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
     AsJson,
+    Env,
     OwnServer,
     Players,
     Preset,
     Temperature,
     chosen_temperature,
-    game_config,
+    game_setup,
     progress_bar,
     serving,
 )
@@ -48,6 +49,7 @@ def evaluate(
     ] = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
     suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     temperature: Temperature = None,
@@ -77,8 +79,9 @@ def evaluate(
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    config = game_config(loaded.settings, preset, players)
-    teams = [parse_line_up(text, config.players) for text in texts]
+    game = game_setup(loaded.settings, preset, players, env=env)
+    config = game.config
+    teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
     aside = stderr_console()
     console = aside if as_json else make_console()
@@ -90,11 +93,11 @@ def evaluate(
     with interruptible(lambda: f"stopped: {_standing(done, deals)}"), ExitStack() as stack:
         served = None
         if any(team.needs_server for team in teams):
-            _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
+            _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
         for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
             key = line_up_key(team, config, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
-            books.append(_ledger_path(out, number if len(teams) > 1 else None, config.preset, digests[-1]))
+            books.append(_ledger_path(out, number if len(teams) > 1 else None, game.spec.preset, digests[-1]))
             orders = len(team.orders(rotate=not no_rotate))
             title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
             with progress_bar(aside, title, deals) as show:

@@ -17,7 +17,8 @@ def warm_start(
         typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
     ] = None,
     games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; as in training when left out.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")] = None,
     players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
     deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
     noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
@@ -42,7 +43,7 @@ def warm_start(
     HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
     from hanabi_grpo.commands.console import offline_environ
-    from hanabi_grpo.commands.playing import game_config
+    from hanabi_grpo.commands.playing import game_setup
     from hanabi_grpo.settings import load_settings
 
     settings = load_settings().settings
@@ -63,7 +64,7 @@ def warm_start(
     )
     work = WarmStart(
         settings=settings,
-        config=game_config(settings, preset, players),
+        config=game_setup(settings, preset, players, env=env).config,
         sources=sources,
         out=out,
         steps=steps,

@@ -12,9 +12,10 @@ from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.board import is_local_model
@@ -133,17 +134,21 @@ class Context:
             return None
 
     @cached_property
-    def games(self) -> tuple[EnvConfig, ...]:
+    def setups(self) -> tuple[Setup[Any], ...]:
         """The different games of the dataset, in the order of its rows; none when it is not valid."""
-        configs = (EnvConfig.parse(row["env_config"]) for row in self.rows or ())
-        return tuple(dict.fromkeys(configs))
+        return tuple(played_setups(self.rows or []))
+
+    @property
+    def games(self) -> tuple[EnvConfig, ...]:
+        """Those of Hanabi, whose words a tiny model may not know."""
+        return tuple(one.config for one in self.setups if isinstance(one.config, EnvConfig))
 
     @cached_property
     def budget(self) -> Budget | None:
         """Tokens of the longest conversations of the dataset's games; None without model, template or dataset."""
         with contextlib.suppress(SettingsError):
-            if self.chat is not None and self.games:
-                return measure_budget(self.games, self.chat, self.settings.max_completion_length)
+            if self.chat is not None and self.setups:
+                return measure_budget(self.setups, self.chat, self.settings.max_completion_length)
         return None
 
 

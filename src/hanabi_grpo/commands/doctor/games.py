@@ -27,7 +27,7 @@ def dataset_checks(context: Context) -> Iterator[Check]:
         board = f"   # the board is then HANABI_PRESET={settings.preset}" if settings.preset else ""
         yield fail("dataset", str(error), unset(context, "dataset") + board)
         return
-    boards = [f"{game.preset} ({game.players} players, {game.observation})" for game in context.games]
+    boards = [f"{one.env} {one.spec.preset} ({one.spec.num_players} players)" for one in context.setups]
     fixed = sum(len(row["seeds"] or ()) for row in rows)
     endless = sum(1 for row in rows if not row["seeds"])
     kinds = [f"{fixed} fixed deals"] * bool(fixed) + [f"{endless} with fresh deals"] * bool(endless)
