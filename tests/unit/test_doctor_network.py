@@ -50,17 +50,6 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
-def test_ports_that_differ_are_warned_of() -> None:
-    check = only(find(network.port_agreement_checks, PORT=8001))
-    assert (check.status, check.remedy) == ("warn", "export VLLM_SERVER_PORT=8001")
-    assert only(find(network.port_agreement_checks)).status == "ok"
-    assert only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7")).status == "ok"
-    one = only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7,localhost:8002"))
-    assert (one.status, one.remedy) == ("warn", "export PORT=8002")
-    two = only(find(network.port_agreement_checks, VLLM_SERVER_HOST="127.0.0.1:8001,127.0.0.1:8002"))
-    assert two.status == "ok" and "[8001, 8002]" in two.finding
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("doctor") / "model")

@@ -1,11 +1,11 @@
 """One finding of the doctor, and how findings are printed."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rich.console import RenderableType
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -62,22 +62,24 @@ def fail(name: str, finding: str, remedy: str) -> Check:
     return Check(name=name, status="fail", finding=finding, remedy=remedy)
 
 
-def report_lines(check: Check) -> Iterator[tuple[RenderableType, bool]]:
-    """Yield what is printed of a check: (line, whether it must stay one line so that it can be copied)."""
-    mark, style = _MARKS[check.status]
-    row = Table.grid(padding=(0, 1), expand=False)
-    row.add_column(width=len(mark), no_wrap=True)
-    row.add_column(width=14, no_wrap=True)
-    row.add_column(overflow="fold")
-    finding = Text(check.finding, style="dim" if check.status == "skip" else "")
-    if check.seconds >= _NOTICED:
-        finding.append(f"  ({check.seconds:.1f} s)", style="dim")
-    row.add_row(Text(mark, style=style), Text(check.name), finding)
-    yield row, False
-    for line in check.remedy.splitlines():
-        yield Text(f"{'':{_INDENT}}→ {line}", style="cyan" if check.status != "skip" else "dim"), True
-    if check.see:
-        yield Text(f"{'':{_INDENT}}see {check.see}", style="dim"), True
+def print_checks(console: Console, checks: Iterable[Check]) -> None:
+    """Print findings; a line to type stays one line, so that it can be copied."""
+    for check in checks:
+        mark, style = _MARKS[check.status]
+        row = Table.grid(padding=(0, 1), expand=False)
+        row.add_column(width=len(mark), no_wrap=True)
+        row.add_column(width=14, no_wrap=True)
+        row.add_column(overflow="fold")
+        finding = Text(check.finding, style="dim" if check.status == "skip" else "")
+        if check.seconds >= _NOTICED:
+            finding.append(f"  ({check.seconds:.1f} s)", style="dim")
+        row.add_row(Text(mark, style=style), Text(check.name), finding)
+        console.print(row)
+        for line in check.remedy.splitlines():
+            text = Text(f"{'':{_INDENT}}→ {line}", style="cyan" if check.status != "skip" else "dim")
+            console.print(text, soft_wrap=True)
+        if check.see:
+            console.print(Text(f"{'':{_INDENT}}see {check.see}", style="dim"), soft_wrap=True)
 
 
 def summary_line(checks: Sequence[Check]) -> Text:

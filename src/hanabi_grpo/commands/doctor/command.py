@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hanabi_grpo.commands.console import make_console, offline_environ, print_json
 from hanabi_grpo.commands.doctor import environment, games, gpus, machine, model, network, server, software, starts
-from hanabi_grpo.commands.doctor.check import Check, Role, fail, report_json, report_lines, summary_line
+from hanabi_grpo.commands.doctor.check import Check, Role, fail, print_checks, report_json, summary_line
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.trackers import tracker_checks
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
@@ -50,7 +50,6 @@ PROBES = (
     Probe("shared memory", machine.shared_memory_checks),
     Probe("disk", machine.disk_checks, ("trainer",)),
     Probe("port", network.port_checks, ("server",)),
-    Probe("ports agree", network.port_agreement_checks, ("both",)),
     Probe("server", server.server_checks, ("trainer",)),
     Probe("wandb", tracker_checks, ("trainer",)),
 )
@@ -69,12 +68,15 @@ def doctor(
     if chosen is None:
         raise SettingsError(f"--role {role!r}: choose one of {', '.join(get_args(Role))}.")
     shell = dict(os.environ)
-    loaded, problems = environment.resolve_settings(shell)
-    # As both terminals do it, before a hub library reads them.
-    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
-        os.environ.setdefault(name, value)
     console = None if as_json else make_console()
-    checks = make_checks(loaded, role=chosen, shell=shell, problems=problems, console=console)
+    loaded, checks = environment.settings_or_problems()
+    if loaded is not None and not checks:
+        # As both terminals do it, before a hub library reads them.
+        for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+            os.environ.setdefault(name, value)
+        checks = make_checks(loaded, role=chosen, shell=shell, console=console)
+    elif console is not None:
+        print_checks(console, checks)
     if console is None:
         print_json(report_json(checks), indent=2)
     else:
@@ -89,20 +91,18 @@ def make_checks(
     role: Role = "both",
     shell: Mapping[str, str],
     console: Console | None = None,
-    problems: Sequence[str] = (),
     probes: Sequence[Probe] = PROBES,
 ) -> list[Check]:
     """Make every check that matters to a terminal; one that raises is a failure and does not stop the others.
 
     Args:
-        loaded: The settings, as far as they could be resolved.
+        loaded: The settings.
         role: The terminal that this shell is for.
         shell: The shell's variables.
         console: Where each check is printed as soon as it is there; None: nowhere.
-        problems: What the settings were refused for, see `resolve_settings`.
         probes: What to look at.
     """
-    context = Context(loaded=loaded, shell=shell, role=role, problems=tuple(problems))
+    context = Context(loaded=loaded, shell=shell, role=role)
     checks = []
     # A library that prints something must not spoil the JSON.
     with contextlib.redirect_stdout(sys.stderr) if console is None else contextlib.nullcontext():
@@ -110,8 +110,7 @@ def make_checks(
             for check in _timed(probe, context) if role == "both" or role in probe.roles else ():
                 checks.append(check)
                 if console is not None:
-                    for line, whole in report_lines(check):
-                        console.print(line, soft_wrap=whole)
+                    print_checks(console, [check])
     return checks
 
 

@@ -33,8 +33,6 @@ class Context:
     shell: Mapping[str, str]
     """The variables of this process, before any library changed them."""
     role: Role = "both"
-    problems: tuple[str, ...] = ()
-    """What the settings were refused for."""
     _healths: dict[tuple[str, int], Answer] = field(default_factory=dict)
 
     @property
@@ -44,7 +42,7 @@ class Context:
 
     @property
     def settings(self) -> Settings:
-        """The settings, as far as they could be resolved."""
+        """The settings."""
         return self.loaded.settings
 
     @property

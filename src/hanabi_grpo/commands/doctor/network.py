@@ -1,11 +1,10 @@
-"""Ports: whether the server can listen, and whether the trainer looks there."""
+"""The port: whether the server can listen there."""
 
 import errno
 import socket
 from collections.abc import Iterator
 
-from hanabi_grpo.client.rollout_client import each_server
-from hanabi_grpo.commands.doctor.answer import ask_health, is_local, port_owner
+from hanabi_grpo.commands.doctor.answer import ask_health, port_owner
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, warn
 from hanabi_grpo.commands.doctor.context import Context
 
@@ -43,22 +42,6 @@ def port_checks(context: Context) -> Iterator[Check]:
         yield warn("port", f"{host}:{port}: a rollout server runs there already ({who})", f"{move}\n{show}")
     else:
         yield ok("port", f"{host}:{port}: a rollout server runs there already ({who})")
-
-
-def port_agreement_checks(context: Context) -> Iterator[Check]:
-    """Tell whether the trainer would look for the server where it listens."""
-    settings = context.settings
-    ports = [one.vllm_server_port for one in each_server(settings) if is_local(one.vllm_server_host)]
-    if len(ports) != 1 or ports[0] == settings.port:
-        yield ok("ports agree", f"the server's is {settings.port}, the trainer's on this machine: {ports or 'none'}")
-        return
-    listed = ports[0] != settings.vllm_server_port
-    where = f"VLLM_SERVER_HOST={settings.vllm_server_host}" if listed else f"VLLM_SERVER_PORT={ports[0]}"
-    finding = (
-        f"PORT={settings.port}, but {where}: the trainer would wait at a port where no server of these settings is"
-    )
-    way = f"export PORT={ports[0]}" if listed else f"export VLLM_SERVER_PORT={settings.port}"
-    yield warn("ports agree", finding, way)
 
 
 def _listen(host: str, port: int) -> int:
