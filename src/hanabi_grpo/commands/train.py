@@ -35,7 +35,7 @@ from hanabi_grpo.settings.batch import plan_line
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
-from hanabi_grpo.settings.variables import is_secret, typed
+from hanabi_grpo.settings.variables import typed
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 
 _TRAINER = "hanabi_grpo.training.main"
@@ -113,11 +113,10 @@ def resume_command(
     given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
     left_out = {*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())}
     words = []
-    for variable in variables(Settings):
+    for variable in variables(loaded.settings.env):
         if loaded.origins[variable.field] == "shell" and variable.env not in left_out:
-            secret = is_secret(Settings.model_fields[variable.field])
             value = typed(getattr(loaded.settings, variable.field))
-            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+            words.append(f"{variable.env}=" + (f'"${variable.env}"' if variable.secret else shlex.quote(value)))
     passed = ((name, value) for name, (value, origin) in loaded.passed_through.items() if origin == "shell")
     words += [f"{name}={shlex.quote(value)}" for name, value in (*passed, *given.items())]
     here = Path(TRAIN_SCRIPT).is_file()

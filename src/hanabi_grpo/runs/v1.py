@@ -7,7 +7,7 @@ from typing import Any
 from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.errors import SettingsError
 
-UNRECORDED: dict[str, Any] = {"HANABI_REWARD_OUT_OF_TOKENS": 0.0}
+UNRECORDED: dict[str, Any] = {"HANABI_ENV": "hanabi", "HANABI_REWARD_OUT_OF_TOKENS": 0.0}
 """What its runs had of settings that came later."""
 
 

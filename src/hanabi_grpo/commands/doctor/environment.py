@@ -7,7 +7,7 @@ from pathlib import Path
 from hanabi_grpo.commands.doctor.check import Check, fail, ok
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, variables
+from hanabi_grpo.settings import LoadedSettings, load_settings, variables
 from hanabi_grpo.settings.load import resolve
 from hanabi_grpo.settings.misspelt import misspelt_names
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, read_sources
@@ -55,7 +55,7 @@ def settings_checks(context: Context, problems: Sequence[str], dotenv: str = ".e
         yield fail("settings", problem, _remedy(name, meant[1] if meant else None, name in context.shell, file))
     if not problems:
         origins = context.loaded.origins
-        given = [item.env for item in variables(Settings) if not origins[item.field].startswith("default")]
+        given = [item.env for item in variables(context.settings.env) if not origins[item.field].startswith("default")]
         device = f"{context.settings.device} defaults, because {context.settings.device_reason}"
         yield ok("settings", f"{', '.join(given)} given, else {device}" if given else device)
 
@@ -83,7 +83,7 @@ def name_checks(context: Context) -> Iterator[Check]:
 
 def unset(context: Context, field: str) -> str:
     """Return what takes a setting away from where it was given."""
-    name = next(variable.env for variable in variables(Settings) if variable.field == field)
+    name = next(variable.env for variable in variables(context.settings.env) if variable.field == field)
     origin = context.loaded.origins[field]
     if origin == SHELL:
         return f"unset {name}"
