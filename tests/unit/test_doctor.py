@@ -89,7 +89,7 @@ def test_wrong_settings_are_lines_among_the_others(sound: Path, monkeypatch: pyt
     assert code == 1
     assert lines == [
         ("fail", "HANABI_PLAYRS (from shell): no such sett"),
-        ("fail", "HANABI_PLAYERS=9: Hanabi needs 2 to 5 "),
+        ("fail", "HANABI_PLAYERS=9: Hanabi needs 2 to 5 pl"),
         ("fail", "HANABI_HOST='0.0.0.0': an address that o"),
     ]
     assert report["checks"][0]["remedy"] == 'export HANABI_PLAYERS="$HANABI_PLAYRS"; unset HANABI_PLAYRS'

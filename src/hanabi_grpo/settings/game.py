@@ -69,6 +69,11 @@ def game_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return values | ({"preset": None} if given.get("dataset") and not given.get("preset") else {})
 
 
+def default_preset(given: Mapping[str, Any]) -> str:
+    """Return the preset that is played where neither HANABI_PRESET nor a dataset says it."""
+    return str(game_defaults({**given, "dataset": None})["preset"])
+
+
 def game_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return every setting of a game, and `players`, the number of its players.
 
@@ -85,6 +90,6 @@ def game_values(given: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: given[name] for name in model.model_fields if name in given}
     values = dict(model.model_validate({**game_defaults(given), **own}))
     if "players" not in values:
-        config = {**values, "preset": values["preset"] or game_defaults({**given, "dataset": None})["preset"]}
+        config = {**values, "preset": values["preset"] or default_preset(given)}
         values["players"] = environment.spec(environment.Config.parse(config)).num_players
     return values

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.device import installed_device
-from hanabi_grpo.settings.game import HANABI, game_values
+from hanabi_grpo.settings.game import HANABI, default_preset, game_values
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
@@ -197,16 +197,15 @@ def _of_the_game(given: Mapping[str, Any], known: Sequence[Variable], error: Exc
 
 def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
     problems = []
-    if settings.preset is not None:
-        environment = registry.get(settings.env)
-        try:
-            environment.spec(environment.Config.parse(settings.env_config))
-            if settings.preset not in environment.presets:
-                known_ones = ", ".join(environment.presets)
-                raise SettingsError(f"no such preset of {settings.env}; allowed are {known_ones}.")
-        except HanabiGrpoError as error:
-            given = {name: getattr(settings, name) for name in settings.model_fields_set}
-            problems.append(_of_the_game(given, known, error))
+    environment = registry.get(settings.env)
+    try:
+        preset = settings.preset or default_preset(dict(settings))
+        environment.spec(environment.Config.parse(settings.config_row({"preset": preset})))
+        if preset not in environment.presets:
+            raise SettingsError(f"no such preset of {settings.env}; allowed are {', '.join(environment.presets)}.")
+    except HanabiGrpoError as error:
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        problems.append(_of_the_game(given, known, error))
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if not _is_loopback(settings.host) and len(key) < _KEY_LENGTH:
         has = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}" if key else "one"
