@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.device import installed_device
-from hanabi_grpo.settings.game import HANABI, default_preset, game_values
+from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
@@ -197,12 +197,11 @@ def _of_the_game(given: Mapping[str, Any], known: Sequence[Variable], error: Exc
 
 def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
     problems = []
-    environment = registry.get(settings.env)
     try:
-        preset = settings.preset or default_preset(dict(settings))
-        environment.spec(environment.Config.parse(settings.config_row({"preset": preset})))
-        if preset not in environment.presets:
-            raise SettingsError(f"no such preset of {settings.env}; allowed are {', '.join(environment.presets)}.")
+        setup = settings.setup()
+        if setup.config.preset not in setup.environment.presets:
+            known_ones = ", ".join(setup.environment.presets)
+            raise SettingsError(f"no such preset of {settings.env}; allowed are {known_ones}.")
     except HanabiGrpoError as error:
         given = {name: getattr(settings, name) for name in settings.model_fields_set}
         problems.append(_of_the_game(given, known, error))

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
 
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings import board, values
 from hanabi_grpo.settings.device import REPLY_LIMIT, reply_limit
-from hanabi_grpo.settings.game import HANABI, INPUTS, game_defaults, game_model, game_values
+from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
 
@@ -346,6 +347,15 @@ class Settings(BaseModel):
         given = {name: getattr(self, name) for name in (*INPUTS, *names) if name in {*self.model_fields_set, *INPUTS}}
         values = {**game_defaults({**given, **chosen}), **given, **chosen}
         return {name: values[name] for name in names}
+
+    def setup(self) -> Setup[Any]:
+        """Return what is played, with the default preset where a dataset's rows name theirs.
+
+        Raises:
+            SettingsError: The fields of the game contradict each other.
+        """
+        preset = self.preset or default_preset(dict(self))
+        return registry.setup(self.env, self.config_row({"preset": preset}))
 
 
 @functools.cache
