@@ -15,7 +15,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
+from hanabi_grpo.training.advantages.estimators import moving_baseline
 from hanabi_grpo.training.batching import next_baselines
 from hanabi_grpo.training.training_state import load_baselines, save_training_state
 from hanabi_grpo.types import Episode

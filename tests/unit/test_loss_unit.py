@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.advantages import rloo
-from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
+from hanabi_grpo.training.advantages.estimators import rloo
+from hanabi_grpo.training.advantages.step import LossUnit, token_weights
 from hanabi_grpo.training.batching import plan_batches, sequences_of
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
