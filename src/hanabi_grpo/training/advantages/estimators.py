@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
 
 EPSILON = 1e-4
 PENALTY_WEIGHT = 2.0
@@ -53,19 +53,26 @@ def group_relative(episodes: Sequence[Episode], player: int, scaled: bool) -> Va
 def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     """Return (S_i − mean S) / (std S + ε) + 2·r_it for turn t of game i; unscaled S_i − mean S + 2·r_it.
 
-    S_i is the team's return of game i and r_it what only this player received for turn t. A penalty reaches the reply
-    that earned it and no other; the factor makes an illegal reply (−0.5) weigh as much as a game one standard deviation
-    below the mean. Scaled, a weight on all of S is divided out again, so HANABI_REWARD_SCORE is refused then; unscaled
-    it scales the first term. Source: this project; the first term is that of GRPO.
+    S_i is the player's return of game i without the parts for replies (`REPLY_PARTS`), and r_it the sum of those for
+    turn t. A penalty reaches the reply that earned it and no other; the factor makes an illegal reply (−0.5) weigh as
+    much as a game one standard deviation below the mean. Scaled, a weight on all of S is divided out again, so
+    HANABI_REWARD_SCORE is refused then; unscaled it scales the first term. Source: this project; the first term is that
+    of GRPO.
     """
 
-    def team_return(episode: Episode) -> float:
-        return sum(one.team_reward for one in episode.turns)
+    def paid(one: Turn, *, for_reply: bool) -> float:
+        return sum(value for part, value in one.rewards[player].items() if (part in REPLY_PARTS) == for_reply)
 
-    team = over_games(episodes, player, partial(centred, scaled=scaled), team_return)
+    def of_game(episode: Episode) -> float:
+        return sum(paid(one, for_reply=False) for one in episode.turns)
+
+    games = over_games(episodes, player, partial(centred, scaled=scaled), of_game)
     return [
-        [value + PENALTY_WEIGHT * one.own_reward for value, one in zip(values, episode.trajectory(player), strict=True)]
-        for values, episode in zip(team, episodes, strict=True)
+        [
+            value + PENALTY_WEIGHT * paid(one, for_reply=True)
+            for value, one in zip(values, episode.trajectory(player), strict=True)
+        ]
+        for values, episode in zip(games, episodes, strict=True)
     ]
 
 
@@ -135,7 +142,7 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     for episode in episodes:
         total, backwards = 0.0, []
         for one in reversed(episode.turns):
-            total += one.team_reward + (one.own_reward if one.player == player else 0.0)
+            total += one.reward(player)
             if one.player == player:
                 backwards.append(total)
         found.append(backwards[::-1])
