@@ -10,7 +10,7 @@ import pytest
 from doctor_machines import ROOT, find, only
 from hanabi_grpo.commands.doctor.games import batch_checks
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
+from hanabi_grpo.training.length_penalty import with_length_penalty
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.settings import Settings, load_settings

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.estimators import grpo
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
-from hanabi_grpo.training.metrics import episode_metrics, step_warnings
+from hanabi_grpo.training.metrics import step_warnings
 from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
@@ -22,9 +24,15 @@ OWN3 = own_seats(3, player_names(3), 3)
 FROZEN = "frozen_0123456789abcdef@50"
 
 
+def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[str, float]:
+    return step_metrics.episode_metrics(groups, {"x": setup("hanabi", {"preset": "laptop"})}, **other)
+
+
 def turn(player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float) -> Turn:
     prompt_ids = (1, 2, 3)[: len(ids)]
-    return made_turn(player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version)
+    return made_turn(
+        player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version, num_players=3
+    )
 
 
 def script(player: int, **rewards: float) -> Turn:

@@ -72,7 +72,7 @@ def gather_groups(games: Sequence[Sequence[_Game]], num_games: int) -> list[list
 
 def _row_of(deal: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for row in rows:
-        same = (row["env_config"], row["suite"]) == (deal["env_config"], deal["suite"])
+        same = all(row[name] == deal[name] for name in ("env", "env_config", "suite"))
         if same and (deal["seed"] in row["seeds"] if row["seeds"] else deal["seed"] >= row["first_seed"]):
             return row
     raise SettingsError(

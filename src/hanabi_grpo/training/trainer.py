@@ -27,6 +27,7 @@ from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data
 from torch.utils.data import DataLoader
 
 from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import (
@@ -84,6 +85,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self.link = link
         self.settings: Settings = link.settings
         self.plan = batch_plan(self.settings)
+        self.setups = {one.spec.hash: one for one in played_setups(training_rows(self.settings))}
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.loss = PolicyLoss.from_settings(self.settings)
         self.mismatch = MismatchCheck(self.settings.parity_tolerance)
@@ -342,6 +344,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         missing = self.plan.games - sum(len(group) for group in groups)
         metrics = episode_metrics(
             groups,
+            self.setups,
             games_dropped=missing,
             groups_dropped=self.plan.deals - len(groups),
             own=own,

@@ -1,12 +1,27 @@
 """Advantages of recorded games, turn by turn, as pages and the terminal show them."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.training.advantages.estimators import Estimator
+from hanabi_grpo.types import Episode
 
 
-def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
+class Recorded(Protocol):
+    """A game of a file."""
+
+    @property
+    def episode(self) -> Episode:
+        """The game."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Name of the file."""
+        ...
+
+
+def turn_advantages(recordings: Sequence[Recorded], estimate: Estimator) -> list[tuple[float, ...] | None]:
     """Return per game the advantage of each turn, None for a game that is alone with its deal.
 
     Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
