@@ -27,7 +27,7 @@ GAMES = st.lists(st.lists(st.tuples(st.integers(0, 1), REWARDS), max_size=6), ma
 
 def build(games: list[list[tuple[int, dict[str, float]]]]) -> list[Episode]:
     return [
-        made_episode(*(made_turn(player, rewards=rewards) for player, rewards in turns), game=number)
+        made_episode(*(made_turn(player, rewards=rewards, num_players=3) for player, rewards in turns), game=number)
         for number, turns in enumerate(games)
     ]
 

@@ -215,7 +215,7 @@ def test_mixed_groups_are_played_by_all_servers_as_by_one(
     both, alone = fleet(group="mixed"), fleet(apps[:1], group="mixed")
     [row] = load_rows(DATASET, both.settings)
     first = row["first_seed"]
-    same = {"env_config": row["env_config"], "suite": row["suite"]}
+    same = {name: row[name] for name in ("env", "env_config", "suite")}
     deals = [{**same, "seed": first + number, "deal": number} for number in range(3)]
     both.connect(0)
     both.push(None, PLAYERS, 7)

@@ -82,7 +82,7 @@ def _poker(first: float, *actions: str) -> Episode:
         one = replace(turn(number % 2), action=action, step=number, rewards=({"chips": paid}, {"chips": -paid}))
         turns.append(one)
     result = {"first_chips": first, "showdown": 1.0}
-    return game(*turns, env="kuhn", preset="kuhn", spec_hash="kuhn", result=result)
+    return replace(game(*turns), env="kuhn", preset="kuhn", spec_hash="kuhn", result=result)
 
 
 def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figures_of_its_own() -> None:

@@ -158,5 +158,5 @@ def test_long_replies_cost_their_mover_on_the_way_to_the_trainer(app: RunningApp
     assert any(len(turn.reply_ids) > 1 for turn in turns)
     for turn in turns:
         beyond = len(turn.reply_ids) - 1
-        assert turn.rewards.get("length") == (-0.25 * beyond if beyond > 0 else None)
+        assert turn.rewards[turn.player].get("length") == (-0.25 * beyond if beyond > 0 else None)
     link.client.close()

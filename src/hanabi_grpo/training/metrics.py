@@ -136,7 +136,7 @@ def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup
     by_env: dict[str, list[Episode]] = {}
     for episode in episodes:
         by_env.setdefault(episode.env, []).append(episode)
-    found = {}
+    found: dict[str, float] = {}
     for env, played in by_env.items():
         setup = setups[played[0].spec_hash]
         figures = setup.environment.metrics(setup.config, played)

@@ -29,12 +29,12 @@ def step_advantages(
             pools.setdefault(key, []).append((number, game))
     found: list[Values] = [[[] for _ in group] for group in groups]
     for places in pools.values():
-        values = estimator([groups[group][game] for group, game in places], player)
-        for (group, game), game_values in zip(places, values, strict=True):
-            found[group][game] = game_values
+        compared = estimator([groups[number][game] for number, game in places], player)
+        for (number, game), values in zip(places, compared, strict=True):
+            found[number][game] = values
     if whiten:
-        games = iter(over_turns([game for group in found for game in group], True))
-        found = [[next(games) for _ in group] for group in found]
+        games = iter(over_turns([game for values in found for game in values], True))
+        found = [[next(games) for _ in values] for values in found]
     return found
 
 
