@@ -14,8 +14,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.color_scale import color_at, contrast, ink_on
-from hanabi_grpo.report.charts.heat_map import draw_heat_map
+from hanabi_grpo.report.charts.heat_map import color_at, contrast, draw_heat_map, ink_on
 from hanabi_grpo.report.charts.run import PICTURES, Point, RunPictures, small_figure
 
 
@@ -42,8 +41,8 @@ def test_a_heat_map_shows_its_cells_in_their_colours(tmp_path: Path, count: int,
     picture = tmp_path / "new" / "map.png"
     errors = [[math.nan] * count] * count
     draw_heat_map(
-        picture, means, errors, [f"{label}{i}" for i in range(count)], maximum=25, title="a\nb", row_title="in seat 0",
-        column_title="in seat 1", note="c",
+        picture, means, errors, [f"{label}{i}" for i in range(count)], limits=(0, 25), title="a\nb",
+        row_title="in seat 0", column_title="in seat 1", note="c",
     )  # fmt: skip
     pixels = imread(picture)
     shown = {tuple(pixel) for pixel in (pixels[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()}

@@ -20,10 +20,10 @@ from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
-from hanabi_grpo.report.conventions_page import render_conventions
 from hanabi_grpo.report.cross_play_page import render_cross_play
+from hanabi_grpo.report.hanabi.conventions_page import render_conventions
+from hanabi_grpo.report.hanabi.replay_page import render_games
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.report.replay_page import render_games
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.rollout.loop import play_group

@@ -273,5 +273,7 @@ def test_a_run_shows_the_advantages_of_its_own_estimator(tmp_path: Path) -> None
     # Only the estimator by turns charges the bad reply to its own turn: -0.5 times the weight of 2.
     assert float(shown["turn"][0]) == pytest.approx(float(shown["turn"][1]) - 1.0, abs=0.02)
     assert float(shown["grpo"][0]) == pytest.approx(float(shown["turn"][1]), abs=0.02)
-    (tmp_path / "settings.json").write_text("{}")
-    assert "not the settings of a run" in CliRunner().invoke(app, ["view", str(tmp_path)]).stderr
+    # Settings without an estimator that is known mean the default one.
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "gone"}}))
+    answer = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
+    assert re.findall(r"advantage (\S+)", answer.output) == shown["turn"]

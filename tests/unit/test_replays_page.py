@@ -17,15 +17,15 @@ from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
-from hanabi_grpo.report import replay_page
-from hanabi_grpo.report.replay_page import board_data, render_games
+from hanabi_grpo.report.hanabi import replay_page
+from hanabi_grpo.report.hanabi.replay_page import board_data, render_games
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
 
-SCRIPT = Path(replay_page.__file__).parent / "templates" / "replay.js"
+SCRIPT = Path(replay_page.__file__).parents[1] / "templates" / "replay.js"
 
 
 def timelines(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Timeline]:

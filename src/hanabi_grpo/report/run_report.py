@@ -17,8 +17,6 @@ from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.run_folder import run_home
 
-_NONE = "–"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
@@ -68,8 +66,8 @@ class RunReport:
         """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
         rows = []
         for one in self.readings[: None if most is None else max(most, len(self.since))]:
-            level = _NONE if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
-            since = self.since.get((one.alarm.name, one.subject))
+            level = "–" if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
+            since = self.since.get(_key(one))
             now = "quiet" if since is None else f"since {since}"
             rows.append((one.alarm.name, visible(one.subject), one.alarm.title, f"{one.mean:.3g}", level, now))
         return Sheet(
@@ -107,20 +105,13 @@ class RunReport:
                     "figure": one.alarm.title,
                     "last_10": one.mean,
                     "raised_below" if one.alarm.below else "raised_above": one.level,
-                    "raised_since": self.since.get((one.alarm.name, one.subject)),
+                    "raised_since": self.since.get(_key(one)),
                 }
                 for one in self.readings
             ],
             "changes": [
-                {
-                    "step": one.step,
-                    "alarm": one.alarm.name,
-                    "of": one.subject,
-                    "is": "raised" if one.since is None else "over",
-                    "value": one.value,
-                    "level": one.level,
-                    "message": one.message,
-                }
+                {name: getattr(one, name) for name in ("step", "value", "level", "message")}
+                | {"alarm": one.alarm.name, "of": one.subject, "is": "raised" if one.since is None else "over"}
                 for one in self.changes
             ],
             "notes": list(self.notes),
@@ -147,18 +138,22 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     standing: dict[tuple[str, str], Reading] = {}
     for row in state.rows:
         changes += watch.update(row)
-        standing.update({(one.alarm.name, one.subject): one for one in watch.readings})
+        standing.update({_key(one): one for one in watch.readings})
     raised = watch.raised
     return RunReport(
         folder=folder,
         state=state,
         evaluations=found,
         sheets=sheets,
-        readings=sorted(standing.values(), key=lambda one: ((one.alarm.name, one.subject) not in raised, _far(one))),
+        readings=sorted(standing.values(), key=lambda one: (_key(one) not in raised, _far(one))),
         since=raised,
         changes=changes,
         notes=[*state.notes, *problems, *others],
     )
+
+
+def _key(reading: Reading) -> tuple[str, str]:
+    return reading.alarm.name, reading.subject
 
 
 def _far(reading: Reading) -> float:

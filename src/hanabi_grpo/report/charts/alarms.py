@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, Reading
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.canvas import COLORS, make_figure, tidy
+from hanabi_grpo.report.charts.canvas import COLORS, make_grid, name_lines, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _RAISED = "#c62828"
-_COLUMNS = 4
-_CELL = (3.4, 2.3)
-"""Inches of one picture."""
 
 
 @dataclass(slots=True)
@@ -49,24 +46,12 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> "Figure":
     pictures = _pictures(rows)
     if not pictures:
         raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
-    columns = min(_COLUMNS, len(pictures))
-    num_rows = -(-len(pictures) // columns)
-    figure = make_figure(_CELL[0] * columns, _CELL[1] * num_rows + 0.8)
-    grid = figure.subplots(num_rows, columns, squeeze=False, sharex=True)
+    figure, grid = make_grid(len(pictures), title, sharex=True)
     subjects = sorted({subject for _, lines in pictures for subject in lines if subject.startswith("player_")})
     color_of = dict(zip(subjects, COLORS, strict=False))
-    for place, axes in enumerate(grid.flat):
-        if place >= len(pictures):
-            axes.set_visible(False)
-            continue
-        _draw(axes, *pictures[place], color_of)
-        if place >= len(pictures) - columns:
-            axes.set_xlabel("training step", fontsize=8)
-            axes.tick_params(labelbottom=True)
-    if color_of:
-        handles = [grid[0][0].plot([], [], color=color, label=name)[0] for name, color in color_of.items()]
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
+    for axes, (heading, lines) in zip(grid, pictures, strict=True):
+        _draw(axes, heading, lines, color_of)
+    name_lines(figure, grid[0], color_of)
     return figure
 
 
@@ -128,5 +113,4 @@ def _draw(axes: "Axes", heading: str, lines: Mapping[str, _Line], color_of: Mapp
         axes.legend(fontsize=7, frameon=False)
     is_raised = any(line.raised for line in lines.values())
     axes.set_title(heading, fontsize=8.5, loc="left", color=_RAISED if is_raised else "black")
-    axes.tick_params(labelsize=7)
     tidy(axes, steps=False)

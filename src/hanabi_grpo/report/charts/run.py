@@ -15,6 +15,8 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_line,
     make_figure,
+    make_grid,
+    name_lines,
     save_figure,
     tidy,
 )
@@ -29,8 +31,6 @@ _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
 _POINT = "#c62828"
 _SIZE, _HEIGHTS = (5.8, 4.5), (3.0, 1.0)
-_COLUMNS, _CELL = 4, (3.4, 2.3)
-"""Of the grid of players' figures; inches of one."""
 _Rows = Sequence[Mapping[str, Any]]
 
 
@@ -130,28 +130,16 @@ class RunPictures:
         found = [one for one in PLAYER if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)]
         if not found:
             raise SettingsError("the last row has no figure of a player; is this the metrics.jsonl of a training?")
-        columns = min(_COLUMNS, len(found))
-        num_rows = -(-len(found) // columns)
-        figure = make_figure(_CELL[0] * columns, _CELL[1] * num_rows + 0.7)
-        grid = figure.subplots(num_rows, columns, squeeze=False)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(found):
-                axes.set_visible(False)
-                continue
-            for color, name in zip(COLORS, names, strict=False):
-                steps, values = series(self.rows, f"{name}/{found[place].name}")
+        figure, grid = make_grid(len(found), self.title)
+        colors = dict(zip(names, COLORS, strict=False))
+        for axes, one in zip(grid, found, strict=True):
+            for name, color in colors.items():
+                steps, values = series(self.rows, f"{name}/{one.name}")
                 if steps:
                     draw_line(axes, steps, values, color, bold=1.7)
-            axes.set_title(found[place].title, loc="left", fontsize=9)
-            axes.tick_params(labelsize=7)
-            if place >= len(found) - columns:
-                axes.set_xlabel("training step", fontsize=8)
+            axes.set_title(one.title, loc="left", fontsize=9)
             tidy(axes)
-        lines = [
-            grid[0][0].plot([], [], color=color, label=name)[0] for color, name in zip(COLORS, names, strict=False)
-        ]
-        figure.legend(handles=lines, loc="outside upper right", ncols=len(lines), fontsize=9, frameon=False)
-        figure.suptitle(self.title, fontsize=11, x=0.01, ha="left", parse_math=False)
+        name_lines(figure, grid[0], colors)
         return figure
 
     def phases(self) -> "Figure":
@@ -182,15 +170,13 @@ class RunPictures:
         return figure
 
 
-def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, level: float | None = None) -> "Figure":
+def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":
     """Return one figure of a page's grid: a line per name, whose (steps, values) are given."""
     figure = make_figure(3.6, 1.9)
     axes = figure.subplots()
     for color, (name, (steps, values)) in zip(COLORS, lines.items(), strict=False):
         draw_line(axes, steps, values, color, bold=1.7)
         axes.plot([], [], color=color, label=name)
-    if level is not None:
-        axes.axhline(level, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)))
     if len(lines) > 1:
         figure.legend(loc="outside upper left", ncols=len(lines), fontsize=7.5, frameon=False)
     axes.tick_params(labelsize=7.5)

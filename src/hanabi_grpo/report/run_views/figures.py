@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.dynamics import number
@@ -111,3 +112,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
+    """Return a time since 1970 as people read it, in this machine's zone or another; "" for none."""
+    try:
+        return "" if seconds is None else f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return ""

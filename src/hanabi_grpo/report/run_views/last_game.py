@@ -1,7 +1,6 @@
 """The newest recorded game of a run folder, move by move."""
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,9 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
-from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.report.run_views.tail import LineTail
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.types import ReplyKind
-
-_STEP = re.compile(r"step_([0-9]{1,18})\.jsonl", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,40 +52,21 @@ class LastGame:
         return {**asdict(self), "versions": list(self.versions)}
 
 
-class LastGameWatch:
-    """Finds the newest recorded game again and again; reads a file once."""
+def read_last_game(path: Path) -> LastGame | None:
+    """Return the newest whole game of a file of games; None while it has none.
 
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.game: LastGame | None = None
-        self.problem = ""
-        self._tail: LineTail | None = None
-        self._count = 0
-
-    def look(self, run_folder: Path) -> None:
-        """Read what is new; `game` is then the newest one, `problem` why there is none.
-
-        Raises:
-            OSError: The files cannot be read.
-        """
-        newest = _newest(run_folder / "episodes")
-        if newest is None:
-            self._tail, self._count, self.game, self.problem = None, 0, None, ""
-            return
-        if self._tail is None or self._tail.path != newest:
-            self._tail, self._count = LineTail(newest), 0
-        lines, began_anew = self._tail.read()
-        lines = [line for line in lines if line.strip()]
-        self._count = len(lines) + (0 if began_anew else self._count)
-        if not lines:
-            # Not a line yet: the game before it stays.
-            return
-        try:
-            episode = episode_from_json(json.loads(lines[-1]))
-            recording = Recording(episode=episode, number=self._count - 1, source=newest.stem)
-            self.game, self.problem = in_words(make_timeline(recording)), ""
-        except (HanabiGrpoError, ValueError, LookupError, TypeError, RecursionError) as error:
-            self.game, self.problem = None, visible(f"{newest.name}: {error}")
+    Raises:
+        SettingsError: It is no game that this version can play again.
+        OSError: The file cannot be read.
+    """
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]
+    if not lines:
+        return None
+    try:
+        episode = episode_from_json(json.loads(lines[-1]))
+        return in_words(make_timeline(Recording(episode=episode, number=len(lines) - 1, source=path.stem)))
+    except (HanabiGrpoError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SettingsError(visible(f"{path.name}: {error}")) from error
 
 
 def in_words(timeline: Timeline) -> LastGame:
@@ -113,11 +90,3 @@ def in_words(timeline: Timeline) -> LastGame:
         ),
         table=f"{stacks} · lives {last.lives} · hints {last.hints}",
     )
-
-
-def _newest(folder: Path) -> Path | None:
-    try:
-        found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return max(found)[1] if found else None

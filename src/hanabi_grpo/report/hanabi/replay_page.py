@@ -3,27 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import Move, Timeline, make_timeline
+from hanabi_grpo.envs.hanabi.replays.timeline import Move, Timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome, signed
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
 from hanabi_grpo.report.page import render
-from hanabi_grpo.training.advantages import Estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
 
 _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
-
-
-def timelines_of(recordings: Sequence[Recording], chosen: Sequence[Recording], estimator: Estimator) -> list[Timeline]:
-    """Return the chosen ones of some games played again, with the advantages that they have among all of them.
-
-    Raises:
-        SettingsError: A record does not fit its deal.
-    """
-    advantages = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
-    return [make_timeline(one, advantages[one.number]) for one in chosen]
 
 
 def render_games(timelines: Sequence[Timeline], *, title: str, prompts: bool = False, estimator: str = "") -> str:
