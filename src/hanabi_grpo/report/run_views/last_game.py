@@ -1,18 +1,17 @@
-"""The newest recorded game of a run folder, move by move."""
+"""The newest recorded game of a run folder, turn by turn."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
-from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome
-from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
+from hanabi_grpo.envs.hanabi.replays.wording import earned
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.runs.wire import episode_from_json
-from hanabi_grpo.types import ReplyKind
+from hanabi_grpo.report.played import frames_of, outcome, setup_of
+from hanabi_grpo.runs.recordings import read_episode
+from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +21,10 @@ class LastMove:
     player: str
     version: int | None
     did: str
-    """e.g. "plays slot 0: R1, scores"."""
+    """The action."""
     earned: str
     bad: str
-    """Empty for a legal reply, else "illegal" or "unparsable": a random legal move was played."""
+    """Empty for a legal reply, else "illegal" or "unparsable": something else was done in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class LastGame:
     outcome: str
     moves: tuple[LastMove, ...]
     table: str
-    """At the end, e.g. "R2 Y1 · lives 1 · hints 0"."""
+    """The last frame; "" where this version does not know what was played."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -52,7 +51,7 @@ class LastGame:
         return {**asdict(self), "versions": list(self.versions)}
 
 
-def read_last_game(path: Path) -> LastGame | None:
+def read_last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
     """Return the newest whole game of a file of games; None while it has none.
 
     Raises:
@@ -63,30 +62,28 @@ def read_last_game(path: Path) -> LastGame | None:
     if not lines:
         return None
     try:
-        episode = episode_from_json(json.loads(lines[-1]))
-        return in_words(make_timeline(Recording(episode=episode, number=len(lines) - 1, source=path.stem)))
-    except (HanabiGrpoError, ValueError, LookupError, TypeError, RecursionError) as error:
+        episode = read_episode(json.loads(lines[-1]))
+        frames = frames_of(episode, setup_of(episode, settings))
+    except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(visible(f"{path.name}: {error}")) from error
-
-
-def in_words(timeline: Timeline) -> LastGame:
-    """Return a replayed game in words."""
-    recording, last = timeline.recording, timeline.boards[-1]
-    stacks = " ".join(f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(last.fireworks))
     return LastGame(
-        file=recording.source,
-        number=recording.number,
-        deal=visible(f"{recording.episode.suite}/{recording.episode.seed}"),
-        outcome=outcome(recording, timeline.spec.reachable_max),
-        moves=tuple(
-            LastMove(
-                player=visible(recording.players[move.turn.player]),
-                version=move.turn.version,
-                did=deed(move.event, recording.players),
-                earned=visible(earned(move.turn.rewards)),
-                bad="" if move.turn.kind is ReplyKind.LEGAL else move.turn.kind.value,
-            )
-            for move in timeline.moves
-        ),
-        table=f"{stacks} · lives {last.lives} · hints {last.hints}",
+        file=path.stem,
+        number=len(lines) - 1,
+        deal=visible(f"{episode.suite}/{episode.seed}"),
+        outcome=outcome(episode),
+        moves=_moves(episode),
+        table=frames[-1].text if frames else "",
+    )
+
+
+def _moves(episode: Episode) -> tuple[LastMove, ...]:
+    return tuple(
+        LastMove(
+            player=player_name(turn.player),
+            version=turn.version,
+            did=visible(turn.action),
+            earned=visible(earned(turn.rewards[turn.player])),
+            bad="" if turn.kind is ReplyKind.LEGAL else turn.kind.value,
+        )
+        for turn in episode.turns
     )

@@ -106,7 +106,7 @@ class RunWatch:
         elif self._is_new(f"episodes/{steps[max(steps)].name}"):
             try:
                 # Until its first line is whole, the game before it stays.
-                self._game, self._problem = read_last_game(steps[max(steps)]) or self._game, ""
+                self._game, self._problem = read_last_game(steps[max(steps)], recorded_settings(self._home)) or self._game, ""
             except SettingsError as error:
                 self._game, self._problem = None, str(error)
 

@@ -35,7 +35,8 @@ _WIDE = 108
 _CURVE_LINES = (4, 12)
 _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
-_MOST_MOVES = 12
+_MOST_MOVES, _MOST_TABLE = 12, 4
+"""Lines of the last game."""
 _TITLE, _VALUE, _LEAST_SPARK = 26, 8, 4
 """Characters of a figure's title and value, and of the shortest curve worth drawing."""
 _TRAINER = {
@@ -92,8 +93,9 @@ class RunScreen:
             return
         yield from parts
         if state.game is not None:
-            # Two lines of frame, one of the heading and one of the table.
-            room = _MOST_MOVES if height is None else min(_MOST_MOVES, height - used - 4)
+            # Two lines of frame, one of the heading, and the table.
+            table = min(len(state.game.table.splitlines()), _MOST_TABLE)
+            room = _MOST_MOVES if height is None else min(_MOST_MOVES, height - used - 3 - table)
             if room > 0:
                 yield _game(state.game, room)
 
@@ -232,6 +234,6 @@ def _game(game: LastGame, most: int) -> Panel:
         number_, player = Text(str(number), style="dim"), Text(move.player, style="bold")
         grid.add_row(number_, player, bad + Text(move.did), Text(move.earned, style="dim"))
     versions = f" · version {', '.join(map(str, game.versions))}" if game.versions else ""
-    heading = Text(f"{game.outcome} · deal {game.deal}{versions}")
-    title = f"last recorded game: {game.file}, --game {game.number}"
-    return _panel(title, Group(heading, grid, Text(f"at the end: {game.table}", style="dim")))
+    heading = Text(f"{game.outcome} · {game.deal}{versions}")
+    end = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in game.table.splitlines()[:_MOST_TABLE]]
+    return _panel(f"last recorded game: {game.file}, --game {game.number}", Group(heading, grid, *end))
