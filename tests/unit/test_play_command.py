@@ -55,8 +55,8 @@ def test_a_whole_game_is_shown_scored_and_written_for_view() -> None:
     assert os.listdir("games") == ["one.jsonl"]
     assert f"Score: {episode.score} of 4, " in result.output
     assert "Your last cards: " in result.output
-    assert result.output.endswith("wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl --hands\n")
-    watched = RUNNER.invoke(app, ["view", "games/one.jsonl", "--hands"])
+    assert result.output.endswith("wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl\n")
+    watched = RUNNER.invoke(app, ["view", "games/one.jsonl"])
     assert watched.exit_code == 0 and "deal human/4" in watched.output
 
 

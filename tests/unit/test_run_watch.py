@@ -12,22 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
-from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import duration, phases, shown
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.report.run_views.state import RunState
-from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
-from tracked_runs import add_checkpoint, add_row, tracked_run
-
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+from tracked_runs import add_checkpoint, add_row, scripted_games, tracked_run
 
 
 def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
@@ -39,8 +34,7 @@ def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
 
 
 def play(folder: Path, step: int, num_games: int = 3) -> None:
-    policies = [make_policy("hint-bot")] * 2
-    write_episodes(folder, step, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(num_games)])
+    write_episodes(folder, step, [scripted_games("hint-bot", seed) for seed in range(num_games)])
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: Path) -> None:

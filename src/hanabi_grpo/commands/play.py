@@ -130,7 +130,7 @@ def _play(
     write_recordings(out, [recording])
     console.print(f"wrote {visible(str(out))}", markup=False, soft_wrap=True)
     again = shlex.quote(str(out))
-    console.print(f"watch it: hanabi-grpo view {visible(again)} --hands", markup=False, soft_wrap=True)
+    console.print(f"watch it: hanabi-grpo view {visible(again)}", markup=False, soft_wrap=True)
 
 
 def _policy(

@@ -10,9 +10,9 @@ import typer
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection
-from hanabi_grpo.envs.hanabi.replays.terminal import games_table, print_game
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import estimator_of, games_page, settings_beside, timelines_of
+from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.tracking.checkpoints import games_place
@@ -27,17 +27,16 @@ def view(
         Path,
         typer.Argument(help="Run folder, folder of games, a *.jsonl file of games, or wandb:team/project/name:alias."),
     ],
-    worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
-    best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
-    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,
+    worst: Annotated[int | None, typer.Option(help="This many games of the lowest return.")] = None,
+    best: Annotated[int | None, typer.Option(help="This many games of the highest return.")] = None,
+    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a bad reply.")] = False,
     player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
     step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
     prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
-    hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
 ) -> None:
-    """Watch recorded games: what each player saw, thought, said and did, and what it earned.
+    """Watch recorded games of any environment: what each player saw, thought, said and did, and what it earned.
 
     Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
@@ -52,7 +51,7 @@ def view(
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
-        console.print(f"{title}; every reply was a legal move.", markup=False, soft_wrap=True)
+        console.print(f"{title}; every reply was a legal action.", markup=False, soft_wrap=True)
         return
     if html is None and selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
@@ -64,8 +63,9 @@ def view(
         if html.stat().st_size > _LARGE_PAGE:
             console.print("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    for timeline in timelines_of(recordings, chosen, estimator_of(settings)):
-        print_game(console, timeline, prompts=prompts, hands=hands, player=selection.player)
+    advantages = advantages_of(recordings, estimator_of(settings))
+    for one in chosen:
+        print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
 
 
 def read_player(name: str | None) -> int | None:

@@ -1,15 +1,20 @@
 """What a run or a recorded game played, for any environment: its setup, its frames, and how it ended in words."""
 
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import Frame, Setup
+from hanabi_grpo.envs.base import EnvSpec, Frame, Setup
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.wording import signed
-from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus
 
+OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
+"""Environments that show their games themselves: a module with `SCRIPT`, `draw_games` and `frames`."""
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
@@ -32,6 +37,12 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
         return None
 
 
+def score_range(spec: EnvSpec) -> tuple[float, float]:
+    """Return the least and the most that can be scored."""
+    low, high = spec.return_range
+    return min(low, 0.0), high if spec.max_score is None else spec.max_score
+
+
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
     """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
     named: dict[str, Any] = {"preset": episode.preset}
@@ -45,16 +56,30 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
     return None
 
 
-def frames_of(episode: Episode, setup: Setup[Any] | None) -> tuple[Frame, ...]:
-    """Return the frames of a game, one a step and the end; none where its setup is not known.
+def own_page(env: str) -> ModuleType | None:
+    """Return the module of an environment that draws its games, see `OWN_PAGES`."""
+    return importlib.import_module(OWN_PAGES[env]) if env in OWN_PAGES else None
+
+
+def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
+    """Return the frames of a game, one a step and the end; none where this version does not know what was played.
+
+    Args:
+        recording: The game.
+        settings: Of its run, by variable.
 
     Raises:
-        HanabiGrpoError: It cannot be played again.
+        SettingsError: It cannot be played again.
     """
-    if setup is None:
-        return ()
-    frames = setup.environment.render(setup.config, episode)
-    return tuple(Frame(title=visible(one.title), text=visible(one.text)) for one in frames)
+    episode, own = recording.episode, own_page(recording.episode.env)
+    setup = None if own else setup_of(episode, settings)
+    try:
+        found = own.frames(recording) if own else setup.environment.render(setup.config, episode) if setup else ()
+        return tuple(Frame(title=visible(one.title), text=visible(one.text)) for one in found)
+    except SettingsError:
+        raise
+    except HanabiGrpoError as error:
+        raise SettingsError(f"{recording.where}: {error}") from error
 
 
 def outcome(episode: Episode) -> str:

@@ -14,16 +14,16 @@ from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.run_report import RunReport
 from hanabi_grpo.report.run_views.figures import (
-    PLAYER,
     SCORE,
-    TEAM,
     Figure,
     clock,
     duration,
+    player_figures,
     players,
     recent,
     series,
     shown,
+    team_figures,
 )
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -36,7 +36,7 @@ _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
-_FIRST = ("reward", "bad_reply_share", "entropy_estimate", "hint_bits", "share/play")
+_NUM_FIRST = 5
 """Figures of players that are shown at once, beside the phases; the others behind "more"."""
 _PLACES = ("HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT")
 """Settings that name machines; a page is passed on."""
@@ -65,8 +65,9 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
     except SettingsError as error:
         # Games that cannot be read are said by the look at the folder already.
         notes += [] if state.notes else [visible(str(error))]
-    of_players = _pictures(state, PLAYER, [f"{name}/" for name in players(state.rows)])
-    first = [of_players.pop(one.title) for one in PLAYER if one.name in _FIRST and one.title in of_players]
+    rows = state.rows
+    small = _pictures(state, player_figures(rows), [f"{name}/" for name in players(rows)])
+    first, more = small[:_NUM_FIRST], small[_NUM_FIRST:]
     page = render(
         "run.html.j2",
         frame=replays,
@@ -75,7 +76,7 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         facts=_facts(state),
         score=_drawn("score", report.pictures.score, _words(state, [SCORE])),
         first=[*first, *filter(None, [_drawn("seconds a step", report.pictures.phases, "")])],
-        more=[*of_players.values(), *_pictures(state, [one for one in TEAM if one.name != SCORE], [""]).values()],
+        more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
         changes=[(change.step, change.since is None, visible(change.message)) for change in report.changes],
@@ -96,7 +97,8 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     facts = {
         "steps": f"{state.step}" + (f" of {state.max_steps}" if state.max_steps else ""),
         "score of the last 10 steps": shown(recent(state.rows, SCORE)),
-        "board": settings.get("HANABI_PRESET"),
+        "environment": settings.get("HANABI_ENV"),
+        "preset": settings.get("HANABI_PRESET"),
         "players": settings.get("HANABI_PLAYERS"),
         "model": _last_part(settings.get("MODEL")),
         "time": duration(sum(seconds)) if seconds else None,
@@ -105,15 +107,14 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     return [(visible(name), visible(str(value))) for name, value in facts.items() if value is not None]
 
 
-def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str]) -> dict[str, _Picture]:
-    """Return small pictures by title, of those figures that the rows have."""
-    found = {}
+def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str]) -> list[_Picture]:
+    """Return small pictures of those figures that the rows have."""
+    found = []
     for one in figures:
         names = [f"{prefix}{one.name}" for prefix in prefixes]
         lines = {name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]}
         if lines:
-            address = data_address(small_figure(lines))
-            found[one.title] = _Picture(one.title, address, _words(state, names))
+            found.append(_Picture(one.title, data_address(small_figure(lines)), _words(state, names)))
     return found
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from hanabi_grpo.envs.hanabi.dynamics import AlarmChange, AlarmWatch, Reading
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.tables import Sheet, evaluation_document, shortfall
 from hanabi_grpo.report.charts.run import Point, RunPictures
+from hanabi_grpo.report.played import run_setup, score_range
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
@@ -51,11 +51,11 @@ class RunReport:
         """The run as it is drawn."""
         first = self.evaluations[0] if self.evaluations else None
         results = first.of_last_temperature if first else []
-        last = self.state.step
+        last, setup = self.state.step, run_setup(self.state.settings)
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
-            most_points=_most_points(self.state),
+            score_range=None if setup is None else score_range(setup.spec),
             levels={visible(name): mean for name, mean in first.levels.items()} if first else {},
             points=[
                 Point(step=min(trained_steps(one), last), mean=one.mean, error=one.standard_error) for one in results
@@ -162,14 +162,3 @@ def _far(reading: Reading) -> float:
         return float("inf")
     gap = reading.mean - reading.level if reading.alarm.below else reading.level - reading.mean
     return gap / (abs(reading.level) or 1.0)
-
-
-def _most_points(state: RunState) -> int | None:
-    preset, num_players = state.settings.get("HANABI_PRESET"), state.settings.get("HANABI_PLAYERS")
-    if not isinstance(preset, str) or not isinstance(num_players, int):
-        return None
-    try:
-        return make_spec(preset, num_players).reachable_max
-    except (GameParameterError, SettingsError):
-        # A board of another version; only a label needs it.
-        return None

@@ -1,5 +1,6 @@
 """The pictures of one run: score, figures of each player, seconds of each phase, what the alarms watch."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from hanabi_grpo.report.charts.canvas import (
     tidy,
 )
 from hanabi_grpo.report.charts.labels import Label, write_labels
-from hanabi_grpo.report.run_views.figures import PLAYER, SCORE, phases, players, series
+from hanabi_grpo.report.run_views.figures import SCORE, phases, player_figures, players, series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,8 @@ class RunPictures:
 
     title: str
     rows: _Rows
-    most_points: int | None = None
+    score_range: tuple[float, float] | None = None
+    """Least and most that can be scored."""
     levels: Mapping[str, float] | None = None
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
@@ -100,13 +102,13 @@ class RunPictures:
         if self.points:
             last = self.points[-1].mean
             labels.append(Label(text=f"held-out deals {last:.2f}", y=last, color=_POINT, bold=True))
-        # Room above for what is drawn, but never above what the board allows by more than a line's width.
-        highest = max([*scores, *(self.levels or {}).values(), *(point.mean for point in self.points), 0.5])
-        top = 1.1 * highest
-        score.set_ylim(0, top if self.most_points is None else min(1.03 * self.most_points, top))
+        heights = [*scores, *(self.levels or {}).values(), *(point.mean for point in self.points)]
+        score.set_ylim(_limits(heights, self.score_range))
+        if min(heights) < 0:
+            score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         share = _SIZE[1] / sum(_HEIGHTS)
         write_labels(score, labels, inches=_HEIGHTS[0] * share)
-        score.set_ylabel("mean score" + (f", at most {self.most_points}" if self.most_points else ""))
+        score.set_ylabel("mean score" + (f", {_scale(self.score_range)}" if self.score_range else ""))
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         bad_labels = []
         for key, (name, color) in _BAD_REPLIES.items():
@@ -127,7 +129,11 @@ class RunPictures:
     def players(self) -> "Figure":
         """Return a small picture per figure, with a line per player."""
         names = players(self.rows)
-        found = [one for one in PLAYER if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)]
+        found = [
+            one
+            for one in player_figures(self.rows)
+            if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)
+        ]
         if not found:
             raise SettingsError("the last row has no figure of a player; is this the metrics.jsonl of a training?")
         figure, grid = make_grid(len(found), self.title)
@@ -168,6 +174,20 @@ class RunPictures:
         figure.legend(loc="outside right upper", fontsize=8, frameon=False, reverse=True)
         tidy(axes)
         return figure
+
+
+def _limits(heights: Sequence[float], score_range: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the ends of an axis that holds these heights and 0, with room, but hardly any beyond what is possible."""
+    least, most = score_range or (-math.inf, math.inf)
+    low, high = min([0.0, *heights]), max([0.0, *heights])
+    room = 0.1 * (high - low) or 1.0
+    line = 0.03 * (most - least) if score_range else 0.0
+    return (max(low - room, least - line) if low < 0 else 0.0), (min(high + room, most + line) if high > 0 else room)
+
+
+def _scale(score_range: tuple[float, float]) -> str:
+    least, most = score_range
+    return f"at most {most:g}" if least == 0 else f"{least:g} to {most:g}"
 
 
 def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":

@@ -1,38 +1,41 @@
-"""The page of recorded games. Every text is in its list of turns; the script only adds the board."""
+"""The table of Hanabi games for the page of recorded games, which its script draws, and as text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hanabi_grpo.envs.base import Frame
+from hanabi_grpo.envs.hanabi.replays.frames import frames as text_frames
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import Move, Timeline
-from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome, signed
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
+from hanabi_grpo.envs.hanabi.replays.wording import deed, outcome
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
-from hanabi_grpo.report.page import render
-from hanabi_grpo.types import ReplyKind
 
+SCRIPT = "replay.js"
 _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
 
 
-def render_games(timelines: Sequence[Timeline], *, title: str, prompts: bool = False, estimator: str = "") -> str:
-    """Return the page.
+def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool) -> dict[str, Any]:
+    """Put Hanabi's words into the games of a page, and return what its script needs.
 
-    `#game=3&turn=5` behind its address opens that position; `turn` counts from 1.
-
-    Args:
-        timelines: The games, in the order in which they are listed.
-        title: What the page is of.
-        prompts: Also what the players were shown; the page becomes several times larger.
-        estimator: Name of the advantage estimator, and what it compares with; "" when no advantages were computed.
+    Raises:
+        SettingsError: A record does not fit its deal.
     """
-    return render(
-        "replay.html.j2",
-        script="replay.js",
-        title=visible(title),
-        has_versions=any(move.turn.version is not None for timeline in timelines for move in timeline.moves),
-        games=[_game(timeline, prompts) for timeline in timelines],
-        data={"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]},
-        estimator=estimator,
-    )
+    timelines = [make_timeline(one) for one in recordings]
+    for timeline, game in zip(timelines, games, strict=True):
+        result, most = timeline.recording.episode.result, timeline.spec.reachable_max
+        bomb = " ✕" if result["bombed"] else ""
+        game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{bomb}"}
+        game["outcome"] = outcome(timeline.recording, most)
+        for move, row in zip(timeline.moves, game["moves"], strict=True):
+            row["did"] = deed(move.event, timeline.recording.players)
+            row["prompt"] = visible(move.prompt) if prompts else ""
+    return {"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]}
+
+
+def frames(recording: Recording) -> Iterator[Frame]:
+    """Yield the game as text, also one whose deck no seed deals; raises as `draw_games`."""
+    return text_frames(make_timeline(recording))
 
 
 def board_data(timeline: Timeline) -> dict[str, Any]:
@@ -64,42 +67,4 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
         "deck": "".join(map(str, timeline.recording.cards())),
         "board": [spec.num_colors, spec.num_ranks, spec.hand_size, first.hints, first.lives],
         "moves": moves,
-    }
-
-
-def _game(timeline: Timeline, prompts: bool) -> dict[str, Any]:
-    recording, episode = timeline.recording, timeline.recording.episode
-    return {
-        "number": recording.number,
-        "deal": visible(f"{episode.suite}/{episode.seed}"),
-        "group_game": episode.game,
-        "board": visible(f"{episode.preset}, {episode.num_players} players"),
-        "source": visible(recording.source),
-        "score": episode.score,
-        "maximum": timeline.spec.reachable_max,
-        "outcome": outcome(recording, timeline.spec.reachable_max),
-        "status": episode.status.value,
-        "num_bad": sum(move.turn.kind is not ReplyKind.LEGAL for move in timeline.moves),
-        "returns": [(visible(name), signed(episode.reward(seat))) for seat, name in enumerate(recording.players)],
-        "moves": [_move(timeline, move, prompts) for move in timeline.moves],
-    }
-
-
-def _move(timeline: Timeline, move: Move, prompts: bool) -> dict[str, Any]:
-    turn = move.turn
-    facts = [earned(turn.rewards[turn.player])]
-    if move.advantage is not None:
-        facts.append(f"adv {move.advantage:+.2f}")
-    if turn.version is not None:
-        facts.append(f"v{turn.version}")
-    said = visible(move.said)
-    return {
-        "player": visible(timeline.recording.players[turn.player]),
-        "did": deed(move.event, timeline.recording.players),
-        "bad": "" if turn.kind is ReplyKind.LEGAL else turn.kind.value,
-        "facts": " · ".join(filter(None, facts)),
-        "thought": visible(move.thought),
-        # A reply that is nothing but the move says it a second time.
-        "said": "" if turn.kind is ReplyKind.LEGAL and said == turn.action else said or "(nothing)",
-        "prompt": visible(move.prompt) if prompts else "",
     }

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.wording import earned
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.report.played import frames_of, outcome, setup_of
+from hanabi_grpo.report.played import frames_of, outcome
 from hanabi_grpo.runs.recordings import read_episode
 from hanabi_grpo.types import Episode, ReplyKind, player_name
 
@@ -63,7 +64,7 @@ def read_last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
         return None
     try:
         episode = read_episode(json.loads(lines[-1]))
-        frames = frames_of(episode, setup_of(episode, settings))
+        frames = frames_of(Recording(episode=episode, number=len(lines) - 1, source=path.stem), settings)
     except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(visible(f"{path.name}: {error}")) from error
     return LastGame(

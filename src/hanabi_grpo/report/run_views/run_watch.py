@@ -103,12 +103,16 @@ class RunWatch:
         steps = recorded_steps(self._home) if (self._home / "episodes").is_dir() else {}
         if not steps:
             self._game, self._problem = None, ""
-        elif self._is_new(f"episodes/{steps[max(steps)].name}"):
+            return
+        path = steps[max(steps)]
+        if self._is_new(f"episodes/{path.name}"):
             try:
-                # Until its first line is whole, the game before it stays.
-                self._game, self._problem = read_last_game(steps[max(steps)], recorded_settings(self._home)) or self._game, ""
+                found, self._problem = read_last_game(path, recorded_settings(self._home)), ""
             except SettingsError as error:
                 self._game, self._problem = None, str(error)
+            else:
+                # Until its first line is whole, the game before it stays.
+                self._game = found or self._game
 
     def _is_new(self, name: str) -> bool:
         """Tell whether a file changed since it was last asked for."""

@@ -14,18 +14,18 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import (
-    PLAYER,
     SCORE,
-    TEAM,
     WINDOW,
     Figure,
     clock,
     duration,
+    player_figures,
     players,
     recent,
     recent_phases,
     series,
     shown,
+    team_figures,
 )
 from hanabi_grpo.report.run_views.last_game import LastGame
 from hanabi_grpo.report.run_views.state import RunState
@@ -35,6 +35,8 @@ _WIDE = 108
 _CURVE_LINES = (4, 12)
 _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
+_MOST_FIGURES = 11
+"""Of the team, and of each player; the page of `report` has all."""
 _MOST_MOVES, _MOST_TABLE = 12, 4
 """Lines of the last game."""
 _TITLE, _VALUE, _LEAST_SPARK = 26, 8, 4
@@ -104,6 +106,7 @@ def header(state: RunState) -> RenderableType:
     """Return name, progress, versions and whether the trainer is there."""
     settings = state.settings
     facts = (
+        settings.get("HANABI_ENV"),
         settings.get("HANABI_PRESET"),
         f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
         str(settings["MODEL"]).rstrip("/").rpartition("/")[2] if settings.get("MODEL") else None,
@@ -168,8 +171,13 @@ def _figures(state: RunState, width: int) -> Group:
     spark = min((width - _TITLE) // max(1, len(names)) - _VALUE - 3, 40)
     team = max(0, min(width - _TITLE - _VALUE - 3, 40))
     return Group(
-        _figure_table(state, {"team": ""}, TEAM, team),
-        _figure_table(state, {name: f"{name}/" for name in names}, PLAYER, spark if spark >= _LEAST_SPARK else 0),
+        _figure_table(state, {"team": ""}, team_figures(state.rows), team),
+        _figure_table(
+            state,
+            {name: f"{name}/" for name in names},
+            player_figures(state.rows),
+            spark if spark >= _LEAST_SPARK else 0,
+        ),
     )
 
 
@@ -182,6 +190,8 @@ def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence
         if spark:
             table.add_column("", no_wrap=True, width=spark, style="cyan")
     for one in figures:
+        if table.row_count == _MOST_FIGURES:
+            break
         keys = [prefix + one.name for prefix in columns.values()]
         means = [recent(state.rows, key) for key in keys]
         if any(mean is not None for mean in means):

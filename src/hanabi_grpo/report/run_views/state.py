@@ -5,7 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hanabi_grpo.report.run_views.figures import PLAYER, SCORE, TEAM, players, recent, recent_phases, series
+from hanabi_grpo.report.run_views.figures import (
+    SCORE,
+    player_figures,
+    players,
+    recent,
+    recent_phases,
+    series,
+    team_figures,
+)
 from hanabi_grpo.report.run_views.last_game import LastGame
 from hanabi_grpo.runs.run_folder import finite
 
@@ -94,7 +102,6 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON: figures are means over the last steps, the curve has every step."""
-        names = players(self.rows)
         data = {
             "run": self.name,
             "is_there": self.is_there,
@@ -106,8 +113,11 @@ class RunState:
             "seconds_left": self.seconds_left,
             "age_seconds": self.age,
             "curve": list(zip(*series(self.rows, SCORE), strict=True)),
-            "team": {one.name: recent(self.rows, one.name) for one in TEAM},
-            "players": {name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in PLAYER} for name in names},
+            "team": {one.name: recent(self.rows, one.name) for one in team_figures(self.rows)},
+            "players": {
+                name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in player_figures(self.rows)}
+                for name in players(self.rows)
+            },
             "phases": recent_phases(self.rows),
             "alarms": [{"name": one.name, "subject": one.subject, "since": one.since} for one in self.alarms],
             "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},

@@ -10,10 +10,11 @@ from rich.text import Text
 
 from hanabi_grpo.envs.hanabi.human.moves import short_form
 from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
-from hanabi_grpo.envs.hanabi.replays.terminal import CARD_STYLES
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_RANKS
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
 
+CARD_STYLES = ("red", "yellow", "green", "bold", "blue")
+"""Of the colours of cards; their letters are always printed too."""
 HELP = (
     "Slot 0 is the oldest card; when one leaves, the younger ones move down.",
     "What is told of a move names the slots as they were then.",
