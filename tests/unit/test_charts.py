@@ -16,6 +16,7 @@ from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.heat_map import color_at, contrast, draw_heat_map, ink_on
 from hanabi_grpo.report.charts.run import PICTURES, Point, RunPictures, small_figure
+from hanabi_grpo.runs.alarms import alarms_of
 
 
 def test_a_line_ends_in_the_mean_of_the_last_steps_and_not_in_one_step() -> None:
@@ -87,7 +88,7 @@ def test_a_score_that_may_be_negative_has_room_below_and_only_within_what_is_pos
 
 def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
     for num, players in ((1, 2), (11, 5), (700, 2)):
-        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players))
+        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players), alarms=alarms_of({}))
         for turn in ("a", "b"):
             assert run.save_all({name: tmp_path / turn / f"{name}.png" for name in PICTURES}) == {}
         for name in PICTURES:
@@ -130,5 +131,7 @@ def test_alarms_that_were_raised_come_first_and_constants_are_left_out() -> None
         {"step": step, "games": 1.0, "kl": 0.0, "flat_group_share": 0.1 + 0.001 * step, "player_0/blind_share": 0.95}
         for step in range(1, 41)
     ]
-    titles = [axes.get_title(loc="left") for axes in alarm_figure(rows, title="t").axes if axes.get_visible()]
-    assert titles == ["share of moves: play the oldest card", "share of deals without spread in rewards"]
+    titles = [
+        axes.get_title(loc="left") for axes in alarm_figure(rows, alarms_of({}), title="t").axes if axes.get_visible()
+    ]
+    assert titles == ["share of moves: play the oldest card", "share of tasks without spread in rewards"]

@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import duration, phases, shown
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
@@ -99,7 +100,7 @@ def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(t
             watch.look()
     add_row(folder, 60, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
     state = watch.look()
-    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl")).raised
+    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
     assert {(one.name, one.subject): one.since for one in state.alarms} == expected
     assert ("blind_play", "player_0") in expected
     assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmChange, AlarmWatch, Reading
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
@@ -15,6 +14,7 @@ from hanabi_grpo.report.played import run_setup, score_range
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.run_folder import run_home
 
 
@@ -55,6 +55,7 @@ class RunReport:
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
+            alarms=alarms_of(self.state.settings),
             score_range=None if setup is None else score_range(setup.spec),
             levels={visible(name): mean for name, mean in first.levels.items()} if first else {},
             points=[
@@ -133,7 +134,7 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder), evaluations)
     sheets, others = evaluation_tables(found)
-    watch = AlarmWatch()
+    watch = AlarmWatch(alarms_of(state.settings))
     changes: list[AlarmChange] = []
     standing: dict[tuple[str, str], Reading] = {}
     for row in state.rows:

@@ -15,6 +15,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.played import outcome, returns, run_setup, score_range
+from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings, settings_values
 
@@ -70,10 +71,12 @@ def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Sett
         settings: Say what is played, and so what can be scored.
     """
     files = {name: run_folder / "charts" / f"{name}.png" for name in PICTURES}
-    setup = run_setup(settings_values(settings))
+    values = settings_values(settings)
+    setup = run_setup(values)
     pictures = RunPictures(
         title=f"{run_folder.resolve().name}: {len(rows)} steps",
         rows=rows,
+        alarms=alarms_of(values),
         score_range=None if setup is None else score_range(setup.spec),
     )
     left_out = pictures.save_all(files)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
 from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
@@ -156,6 +157,8 @@ class Hanabi(base.Environment[EnvConfig]):
     policies: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
         {name: partial(lambda name: HanabiScript(make_policy(name)), name) for name in SCRIPTED}
     )
+
+    alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's; its hash names rules and deals, as in every record."""

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, Reading
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import COLORS, make_grid, name_lines, tidy
+from hanabi_grpo.runs.alarms import AlarmWatch, Reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,20 +31,21 @@ class _Line:
         return bool(self.raised) or len(set(self.values)) > 1 or len(self.values) == 1
 
 
-def alarm_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> "Figure":
+def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str) -> "Figure":
     """Return every figure that an alarm watches against the step, those with a raised alarm first.
 
     Thin: each step; bold: the mean over the last steps, which alarms look at; dashed: their thresholds, a relative one
     for each player; a red band: steps at which an alarm of this figure was raised. Constants are left out.
 
     Args:
-        rows: Of `dynamics.read_history`.
+        rows: Of `metrics.jsonl`, by step.
+        alarms: Of the run, see `alarms_of`.
         title: Heading.
 
     Raises:
         SettingsError: No row has a figure that an alarm watches.
     """
-    pictures = _pictures(rows)
+    pictures = _pictures(rows, alarms)
     if not pictures:
         raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
     figure, grid = make_grid(len(pictures), title, sharex=True)
@@ -55,10 +57,10 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> "Figure":
     return figure
 
 
-def _pictures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, _Line]]]:
+def _pictures(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[tuple[str, dict[str, _Line]]]:
     """Return per figure its heading and lines by subject; raised ones first, else in the order of the table."""
-    watch = AlarmWatch()
-    pictures: dict[str, tuple[str, dict[str, _Line]]] = {alarm.figure: (alarm.title, {}) for alarm in watch.alarms}
+    watch = AlarmWatch(alarms)
+    pictures: dict[str, tuple[str, dict[str, _Line]]] = {alarm.figure: (alarm.title, {}) for alarm in alarms}
     for row in rows:
         watch.update(row)
         for reading in watch.readings:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
@@ -51,6 +52,8 @@ class RunPictures:
 
     title: str
     rows: _Rows
+    alarms: Sequence[Alarm] = ()
+    """Of the run, see `alarms_of`."""
     score_range: tuple[float, float] | None = None
     """Least and most that can be scored."""
     levels: Mapping[str, float] | None = None
@@ -67,7 +70,7 @@ class RunPictures:
             "score": self.score,
             "players": self.players,
             "phases": self.phases,
-            "alarms": lambda: alarm_figure(self.rows, title=self.title),
+            "alarms": lambda: alarm_figure(self.rows, self.alarms, title=self.title),
         }
         return pictures[name]()
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import read_history
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings, variables

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import number
 from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.runs.history import number
 
 WINDOW = 10
 """Steps of which the dashboard shows means."""

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, number, read_history
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.run_views.last_game import LastGame, read_last_game
 from hanabi_grpo.report.run_views.state import Incident, RaisedAlarm, RunState
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
+from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
 from hanabi_grpo.runs.recordings import recorded_steps
 from hanabi_grpo.runs.run_folder import LOCK, TRAIN, recorded_settings, run_home
@@ -44,7 +45,7 @@ class RunWatch:
         self._home = home
         self._seen: dict[str, tuple[int, int, int] | None] = {}
         self._rows: list[dict[str, Any]] = []
-        self._alarms = AlarmWatch()
+        self._alarms = AlarmWatch(())
         self._incidents: tuple[Incident, ...] = ()
         self._game: LastGame | None = None
         self._problem = ""
@@ -86,9 +87,9 @@ class RunWatch:
         if self._is_new("metrics.jsonl"):
             rows = read_history(self._home / "metrics.jsonl")
             known = len(self._rows)
-            if rows[:known] != self._rows:
+            if not known or rows[:known] != self._rows:
                 # A resumed run makes steps again.
-                self._alarms, known = AlarmWatch(), 0
+                self._alarms, known = AlarmWatch(alarms_of(recorded_settings(self._home))), 0
             for row in rows[known:]:
                 self._alarms.update(row)
             self._rows = rows
