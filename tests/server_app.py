@@ -102,6 +102,16 @@ class WordEngine:
         self.stopped = True
 
 
+def read_to_end(connection: socket.socket) -> bytes:
+    """Everything that the server sends before it closes the connection."""
+    connection.settimeout(8)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
 @dataclass(slots=True, kw_only=True)
 class RunningApp:
     """A server of this process, and what a test may look at from outside its thread."""

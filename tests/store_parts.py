@@ -95,7 +95,7 @@ def served(store: AdapterStore) -> dict[str, Any]:
 
 
 def folders_on_disk(store: AdapterStore) -> list[str]:
-    return sorted(path.name.rpartition("-")[0] for path in store._folders.root.iterdir() if path.is_dir())
+    return sorted(path.name.rpartition("-")[0] for path in store.folder.path.iterdir() if path.is_dir())
 
 
 Scenario = Callable[[AdapterStore, Loads], Awaitable[None]]

@@ -15,8 +15,9 @@ from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS, AdapterStore
-from hanabi_grpo.server.engine import EngineConfig
+from hanabi_grpo.server.engine import engine_options
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import seat_adapter
 from store_parts import (
     CONFIG,
@@ -171,7 +172,7 @@ def test_sessions_commits_and_releases_leave_lent_adapters_alone(tmp_path: Path)
         engine.broken.add("player_1@3")
         with pytest.raises(AdapterError, match="cannot load"):
             await push(store, 3, 3.0)
-        store.release(session_headers("run", A))
+        store.ownership.release(session_headers("run", A))
         await store.open_session(wanted("another run", B, adapters=["shared"]))
         assert store.versions() == {}
         assert store.frozen.words() == [held.name]
@@ -331,6 +332,6 @@ def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_disk(tm
 
 
 def test_the_engine_has_room_for_all_that_can_be_held() -> None:
-    config = EngineConfig(model="m", dtype="float32", max_model_len=8, max_num_seqs=8, max_lora_rank=8, num_adapters=5)
-    assert config.loras_in_memory == 5 * MAX_VERSIONS + MAX_FROZEN
-    assert 5 < config.lora_slots <= config.loras_in_memory
+    options = engine_options(Settings(players=5), "m")
+    assert options["max_cpu_loras"] == 5 * MAX_VERSIONS + MAX_FROZEN
+    assert 5 < options["max_loras"] <= options["max_cpu_loras"]

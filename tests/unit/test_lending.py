@@ -45,9 +45,9 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
             ({"version": str(2**31)}, headers, 422, "version"),
             ({"version": "1"}, {**headers, "content-type": "text/plain"}, 415, "lent adapter: content-type"),
             ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
-            ({"version": "1"}, {**headers, "x-peft-config": "[" * 9000}, 422, "nested deeper"),
-            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "a JSON object is needed"),
-            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "NaN is not JSON"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[" * 9000}, 422, "recursion depth"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "Expected `object`, got `array`"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "JSON is malformed"),
         ):
             answer = http.put("/frozen/", params=params, content=body, headers=sent)
             assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text

@@ -222,23 +222,14 @@ def test_five_different_seats_play_one_game(app: RunningApp, client: RolloutClie
     ("seats", "status", "message"),
     [
         (["player_0@1", "igi"], 422, "seat 'igi': allowed are .*Did you mean 'iggi'"),
-        (["player_0@1", ""], 422, "seat ''"),
         (["player_0@1", "player_1"], 422, "seat 'player_1': allowed are adapter@version"),
-        (["player_0@1", "player_1@-1"], 422, "seat 'player_1@-1'"),
-        (["player_0@1", "player_1@1 "], 422, "seat 'player_1@1 '"),
         (["player_0@1", "player_1@\u0661"], 422, "seat 'player_1@"),
-        (["player_0@1", "x" * 81], 422, "tasks.1.seats.1="),
-        (["player_0@1", 3], 422, "tasks.1.seats.1=3"),
         (["player_0@1"], 422, "give a list of 2 seats"),
         (["player_0@1", "iggi", "iggi"], 422, "give a list of 2 seats"),
-        ([], 422, r"tasks.1.seats=\[\]"),
-        (["iggi"] * 6, 422, "tasks.1.seats="),
-        ("iggi", 422, "tasks.1.seats='iggi'"),
         (["player_0@1", "player_0@2"], 409, "player_0 is asked for as @1 and @2; one request, one version"),
         (["player_0@2", "iggi"], 409, "player_0@2 is required, but this server holds player_0@1; push it first"),
         (["player_4@1", "iggi"], 409, "player_4@1 is required, but this server holds no version of it"),
         (["frozen_0123456789abcdef@1", "iggi"], 409, "frozen_0123456789abcdef@1 is required, .*lend it again"),
-        (["frozen_x@1", "frozen_x@2"], 409, "frozen_x is asked for as @1 and @2; one request, one version"),
     ],
 )
 def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(

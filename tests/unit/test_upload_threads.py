@@ -62,7 +62,7 @@ def test_an_upload_that_another_trainer_overtakes_is_refused_and_leaves_nothing(
         with held_up(monkeypatch) as gate:
             late = stage(store, 1, 1.0)
             await asyncio.sleep(0.01)
-            store.release(session_headers("run", A))
+            store.ownership.release(session_headers("run", A))
             await store.open_session(wanted("another run", B))
             gate.set()
             with pytest.raises(SessionError, match="upload of player_0@1: another trainer took over"):
@@ -85,7 +85,7 @@ def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
         (refused,) = [one for one in done if isinstance(one, VersionError)]
         assert str(refused).startswith("player_0@1 is held with other bytes")
         assert store._staged == {"player_0": held}
-        assert [path.name for path in store._folders.root.iterdir() if path.is_dir()] == [held.folder.name]
+        assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [held.folder.name]
 
     run_scenario(scenario, tmp_path)
 

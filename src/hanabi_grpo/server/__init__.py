@@ -7,5 +7,5 @@ parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` 
 `identity` whether one fits. `tables` seats who was asked for, `seats` lets a held adapter sit in a game, `scheduler`
 turns tasks into games, `replies` samples one reply; `pacing` says whose game goes on next, so that games do not
 hold up the event loop that they share with every request. `app` puts the routes together (`routes_*`) behind the door:
-`connections`, `bodies`, `key_check`, `limits`, `strict_json`, `requests`.
+`connections`, `bodies`, `key_check`, `limits`, `requests`.
 """

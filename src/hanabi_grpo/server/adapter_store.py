@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, Session
 from hanabi_grpo.rollout.handshake import SessionRequest
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_folders import AdapterFolders, adapter_home
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, check_digest
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
@@ -36,7 +35,6 @@ class AdapterStore:
         dtype: str = "float32",
         session_timeout: float = 60.0,
         home: Path | None = None,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         """Keep adapters for `engine`.
 
@@ -47,31 +45,19 @@ class AdapterStore:
             dtype: Number format in which the engine holds adapters.
             session_timeout: Seconds of silence after which another trainer may take over.
             home: Where the files go; None: memory-backed storage where the machine has it.
-            clock: See `Ownership`.
         """
-        self._folders = AdapterFolders(home or adapter_home())
-        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank, dtype=dtype)
+        self.ownership = Ownership(session_timeout)
+        self._loader = AdapterLoader(engine, home, shapes=shapes, max_rank=max_rank, dtype=dtype)
+        self.folder, self.max_upload_bytes = self._loader.folder, self._loader.max_upload_bytes
         self._lock = asyncio.Lock()
-        self._ownership = Ownership(session_timeout, **({"clock": clock} if clock else {}))
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
         self._loaded: dict[int, HeldAdapter] = {}
         """Everything that the engine may hold: what is served, and older versions until their games end."""
         self._loading: frozenset[int] = frozenset()
         """Numbers of what a commit works on: an upload that comes meanwhile must leave their files alone."""
-        self.max_upload_bytes = self._loader.max_upload_bytes
         self.frozen = FrozenAdapters(self._loader)
         """What was lent to the server; sessions, commits and releases leave it alone."""
-
-    @property
-    def session(self) -> Session | None:
-        """The trainer that opened the last session; it may have left since."""
-        return self._ownership.session
-
-    @property
-    def session_alive(self) -> bool:
-        """True while nobody but the session's trainer may open one."""
-        return self._ownership.is_alive
 
     async def open_session(self, wanted: SessionRequest) -> None:
         """Give the server to a trainer that fits it.
@@ -83,12 +69,12 @@ class AdapterStore:
             VersionError: Newer versions of this run are held, see `versions_to_drop`.
         """
         # Also before the lock, so that a stranger need not wait for a commit.
-        self._ownership.refuse_stranger(wanted)
+        self.ownership.refuse_stranger(wanted)
         async with self._lock:
-            self._ownership.refuse_stranger(wanted)
-            old = self.session
+            self.ownership.refuse_stranger(wanted)
+            old = self.ownership.session
             dropped = versions_to_drop(old, wanted, self.versions())
-            session = self._ownership.open(wanted)
+            session = self.ownership.open(wanted)
             leaving: list[HeldAdapter] = []
             if session is not old:
                 leaving += self._staged.values()
@@ -103,30 +89,6 @@ class AdapterStore:
                 logger.info("session: dropping %s", ", ".join(f"{name}@{number}" for name, number in dropped.items()))
             await self._loader.to_the_end(self._retire(*leaving))
 
-    def check_owner(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request that is not from the session's trainer; its weights must not be mixed in.
-
-        Raises:
-            SessionError: No session is open, or it is another trainer's.
-        """
-        self._ownership.check(headers)
-
-    def is_owner(self, headers: Mapping[str, str]) -> bool:
-        """Tell whether a request is from the session's trainer; see `check_owner`."""
-        try:
-            self._ownership.check(headers)
-        except SessionError:
-            return False
-        return True
-
-    def release(self, headers: Mapping[str, str]) -> None:
-        """Let another trainer in at once; what is served stays served.
-
-        Raises:
-            SessionError: As `check_owner`.
-        """
-        self._ownership.release(headers)
-
     def check_upload(self, adapter: str, version: int) -> None:
         """Refuse what can be refused before an upload's body is read.
 
@@ -134,7 +96,7 @@ class AdapterStore:
             AdapterError: Unknown adapter.
             VersionError: Older than the served version.
         """
-        session = self._session()
+        session = self.ownership.current()
         if adapter not in session.adapters:
             raise AdapterError(f"adapter {adapter[:80]!r}: this session trains {', '.join(session.adapters)}.")
         served = self._served.get(adapter)
@@ -156,29 +118,29 @@ class AdapterStore:
             SessionError: Another trainer took over before it was done.
         """
         self.check_upload(adapter, version)
-        return await self._loader.to_the_end(self._stage(adapter, version, body, sha256, config, self._session()))
+        work = self._stage(adapter, version, body, sha256, config, self.ownership.current())
+        return await self._loader.to_the_end(work)
 
     async def _stage(
         self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any], session: Session
     ) -> HeldAdapter:
-        digest = await check_digest(f"{adapter}@{version}", body, sha256)
-        await self._loader.check(body, config, adapter=adapter, lora_rank=session.lora_rank)
-        held = self._held_already(adapter, version, digest, config_digest(config), session)
+        await self._loader.check(f"{adapter}@{version}", body, sha256, config, lora_rank=session.lora_rank)
+        held = self._held_already(adapter, version, sha256, config_digest(config), session)
         if held is not None:
             return held
-        staged = await self._loader.write(adapter, version, body, digest, config)
+        staged = await self._loader.write(adapter, version, body, sha256, config)
         try:
             # Again, since others were served during the write: two uploads of one version may have come together.
-            held = self._held_already(adapter, version, digest, staged.config_sha256, session)
+            held = self._held_already(adapter, version, sha256, staged.config_sha256, session)
         except HanabiGrpoError:
-            await self._loader.remove_files(staged)
+            await self._loader.drop(staged, loaded=False)
             raise
         if held is not None:
-            await self._loader.remove_files(staged)
+            await self._loader.drop(staged, loaded=False)
             return held
         previous, self._staged[adapter] = self._staged.get(adapter), staged
         if previous and previous.number not in self._loading:
-            await self._loader.remove_files(previous)
+            await self._loader.drop(previous, loaded=False)
         return staged
 
     def _held_already(
@@ -190,7 +152,7 @@ class AdapterStore:
             SessionError: Another trainer took over.
             VersionError: Other bytes of this version are held, or a newer version is served.
         """
-        if self.session is not session:
+        if self.ownership.session is not session:
             raise SessionError(f"upload of {adapter}@{version}: another trainer took over before it was done.")
         self.check_upload(adapter, version)
         for held in (self._staged.get(adapter), self._served.get(adapter)):
@@ -218,7 +180,7 @@ class AdapterStore:
             SessionError: Another trainer took over before it began.
             AdapterError: The engine refused one; the old version stays served.
         """
-        return await self._loader.to_the_end(self._commit(version, self._session()))
+        return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
 
     @contextlib.asynccontextmanager
     async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
@@ -260,12 +222,7 @@ class AdapterStore:
 
     def close(self) -> None:
         """Remove every file."""
-        self._folders.close()
-
-    def _session(self) -> Session:
-        if self.session is None:
-            raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
-        return self.session
+        self.folder.close()
 
     def _find(self, adapter: str, version: int) -> HeldAdapter:
         if is_frozen(f"{adapter}@{version}"):
@@ -280,7 +237,7 @@ class AdapterStore:
 
     async def _commit(self, version: int, session: Session) -> dict[str, dict[str, Any]]:
         async with self._lock:
-            if self.session is not session:
+            if self.ownership.session is not session:
                 raise SessionError(f"commit of version {version}: another trainer took over before it began.")
             if self.versions() == dict.fromkeys(session.adapters, version):
                 return {name: held.receipt for name, held in self._served.items()}
@@ -294,11 +251,15 @@ class AdapterStore:
             self._check_room(session, version)
             self._loading = frozenset(held.number for held in chosen.values())
             try:
-                await self._load(chosen, version)
-            except BaseException:
+                await self._loader.load(*chosen.values())
+            except BaseException as error:
                 self._loading = frozenset()
                 await self._retire(*chosen.values())
-                raise
+                if not isinstance(error, Exception):
+                    raise
+                text = f"commit of version {version} failed, the old version stays served: {error}"
+                raise AdapterError(text) from error
+            self._loaded.update({held.number: held for held in chosen.values()})
             # Nothing waits between these lines: a rollout sees the old versions of all players or the new ones.
             old, self._served, self._loading = self._served, chosen, frozenset()
             self._staged = {name: held for name, held in self._staged.items() if held is not chosen[name]}
@@ -315,19 +276,9 @@ class AdapterStore:
                     f"most {MAX_VERSIONS} fit. Wait for those games or end their clients, then commit again."
                 )
 
-    async def _load(self, chosen: Mapping[str, HeldAdapter], version: int) -> None:
-        """Load every adapter into the engine, or none of them."""
-        try:
-            await self._loader.load(*chosen.values())
-        except Exception as error:
-            raise AdapterError(f"commit of version {version} failed, the old version stays served: {error}") from error
-        self._loaded.update({held.number: held for held in chosen.values()})
-
     async def _retire(self, *versions: HeldAdapter) -> None:
         """Drop versions that nothing serves and no game uses; called whenever one of these ends."""
         for held in versions:
             if held.users or self._served.get(held.adapter) is held or self._staged.get(held.adapter) is held:
                 continue
-            if self._loaded.pop(held.number, None) is not None:
-                await self._loader.unload(held)
-            await self._loader.remove_files(held)
+            await self._loader.drop(held, loaded=self._loaded.pop(held.number, None) is not None)

@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.server.adapter_folders import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.engine import Engine, EngineConfig
+from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.pacing import heap_left_alone
@@ -44,30 +44,6 @@ class RolloutServer:
     identity: ServerIdentity
     limits: Limits
     app: FastAPI
-
-
-def engine_config(settings: Settings, model: str, shapes: Iterable[str] = ()) -> EngineConfig:
-    """Return what the engine is started with.
-
-    Args:
-        settings: Resolved settings.
-        model: The folder that MODEL means.
-        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: adapters may cover anything.
-    """
-    return EngineConfig(
-        model=model,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_lora_rank=settings.lora_rank,
-        num_adapters=settings.players,
-        tensor_parallel_size=settings.vllm_tensor_parallel_size,
-        data_parallel_size=settings.vllm_data_parallel_size,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        seed=settings.seed,
-        patience=settings.engine_timeout,
-        lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
-    )
 
 
 def prepare_environment(on_cpu: bool) -> None:
@@ -124,7 +100,7 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
         # vLLM tells of it at a level that is off here.
         logger.info("engine: compiling kernels and capturing CUDA graphs can take minutes without a line")
     shapes = linear_shapes(folder)
-    engine = Engine(engine_config(settings, str(folder), shapes), list(extra_args))
+    engine = Engine(engine_options(settings, str(folder), shapes), extra_args, patience=settings.engine_timeout)
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,

@@ -42,15 +42,15 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        rule = body_rule(scope["method"], scope["path"], self._limits)
+        rule, headers = body_rule(scope["method"], scope["path"], self._limits), Headers(scope=scope)
+        peer = str(scope["client"][0]) if scope.get("client") else "an unknown address"
+        mine = _Open(rule.what, rule.at_once is not None and self._is_owner(headers), peer)
         try:
-            expected = _check_head(scope, rule)
-            mine = _Open(rule.what, rule.at_once is not None and self._is_owner(Headers(scope=scope)), _peer(scope))
+            body = _Body(receive, rule, self._limits, _check_head(scope["method"], headers, rule))
             self._check_number(mine, rule)
         except RequestError as error:
             await problem(error.status, str(error))(scope, receive, send)
             return
-        body = _Body(receive, rule, self._limits, expected)
         started = False
 
         async def answer(message: Message) -> None:
@@ -102,18 +102,13 @@ class _Open:
     since: float = field(default_factory=time.monotonic)
 
 
-def _peer(scope: Scope) -> str:
-    return str(scope["client"][0]) if scope.get("client") else "an unknown address"
-
-
 class _Body:
     """One body on its way in."""
 
     def __init__(self, receive: Receive, rule: BodyRule, limits: Limits, expected: int | None) -> None:
         self._receive, self._rule, self._limits, self._expected = receive, rule, limits, expected
-        self._size = 0
+        self._size, self._complete = 0, False
         self._start: float | None = None
-        self._complete = False
         self.refused: RequestError | None = None
 
     async def receive(self) -> Message:
@@ -122,8 +117,6 @@ class _Body:
         if self._complete:
             # What remains is waiting for the client to hang up, which may take as long as the games.
             return await self._receive()
-        if self._start is None:
-            self._start = time.monotonic()
         try:
             message = await self._next()
             if message["type"] == "http.request":
@@ -136,55 +129,48 @@ class _Body:
             raise
 
     async def _next(self) -> Message:
-        seconds = self._limits.chunk_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._receive()
-        except TimeoutError:
-            pass
-        try:
-            # When the event loop itself was held up, the data may be here all the same.
-            async with asyncio.timeout(0.05):
-                return await self._receive()
-        except TimeoutError:
-            raise RequestError(408, f"{self._got()}; nothing came for {seconds:g} s. Send it again.") from None
+        self._start = self._start or time.monotonic()
+        # When the event loop itself was held up, the data may be here all the same: so a second, short look.
+        for seconds in (self._limits.chunk_seconds, 0.05):
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._receive()
+            except TimeoutError:
+                pass
+        silence = f"nothing came for {self._limits.chunk_seconds:g} s"
+        raise RequestError(408, f"{self._got()}; {silence}. Send it again.")
 
     def _check(self) -> None:
         if self._size > self._rule.max_bytes:
-            raise too_large(self._rule.what, f"more than {self._rule.max_bytes}", self._rule.max_bytes)
+            raise _too_large(self._rule, f"more than {self._rule.max_bytes}")
         elapsed = time.monotonic() - (self._start or 0.0)
         slowest = self._limits.body_bytes_per_second
         if not self._complete and elapsed > self._limits.chunk_seconds and self._size < slowest * elapsed:
-            raise RequestError(
-                408,
-                f"{self._got()} in {elapsed:.0f} s; the slowest allowed is {slowest} bytes per second. Send it again.",
-            )
+            pace = f"in {elapsed:.0f} s; the slowest allowed is {slowest} bytes per second"
+            raise RequestError(408, f"{self._got()} {pace}. Send it again.")
 
     def _got(self) -> str:
         expected = "an unknown number" if self._expected is None else self._expected
         return f"{self._rule.what}: {self._size} of {expected} bytes received"
 
 
-def too_large(what: str, size: object, limit: int) -> RequestError:
-    """Return the refusal of a body over its limit."""
-    return RequestError(413, f"{what}: {size} bytes; allowed are at most {limit}. Send less at once.")
+def _too_large(rule: BodyRule, size: object) -> RequestError:
+    return RequestError(413, f"{rule.what}: {size} bytes; allowed are at most {rule.max_bytes}. Send less at once.")
 
 
-def _check_head(scope: Scope, rule: BodyRule) -> int | None:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    allowed = " or ".join(rule.content_types or ())
-    if given and allowed and given not in (rule.content_types or ()):
+def _check_head(method: str, headers: Headers, rule: BodyRule) -> int | None:
+    """Return the length that the headers name."""
+    given, allowed = headers.get("content-type", "").partition(";")[0].strip().lower(), rule.content_type
+    if given and allowed and given != allowed:
         raise RequestError(415, f"{rule.what}: content-type {shown(given)}; allowed is {allowed}.")
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
+    encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("identity", ""):
         raise RequestError(415, f"{rule.what}: content-encoding {shown(encoding)}; send it uncompressed.")
     # h11 has made sure that it is one number; its own bound of 20 digits keeps int() harmless.
-    length = headers.get(b"content-length")
-    if length is not None and int(length) > rule.max_bytes:
-        raise too_large(rule.what, int(length), rule.max_bytes)
-    has_body = b"transfer-encoding" in headers if length is None else int(length) > 0
-    if has_body and allowed and not given and scope["method"] == "POST":
+    length = int(headers["content-length"]) if "content-length" in headers else None
+    if length is not None and length > rule.max_bytes:
+        raise _too_large(rule, length)
+    if (length or "transfer-encoding" in headers) and allowed and not given and method == "POST":
         # Without one a browser posts a body for any page; with one, and with PUT, it asks first and is refused.
         raise RequestError(415, f"{rule.what}: a body without content-type; send content-type: {allowed}.")
-    return None if length is None else int(length)
+    return length

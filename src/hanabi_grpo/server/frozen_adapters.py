@@ -11,7 +11,7 @@ from typing import Any
 
 from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -77,28 +77,27 @@ class FrozenAdapters:
                 f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
-        digest = await check_digest("lent adapter", body, sha256)
-        name = frozen_name(digest, config)
-        await self._loader.check(body, config, adapter=f"{name}@{version}", lora_rank=rank)
-        return await self._loader.to_the_end(self._lend(name, version, body, digest, config))
+        name = frozen_name(sha256, config)
+        await self._loader.check(f"{name}@{version}", body, sha256, config, lora_rank=rank)
+        return await self._loader.to_the_end(self._lend(name, version, body, sha256, config))
 
-    async def _lend(self, name: str, version: int, body: bytes, digest: str, config: Mapping[str, Any]) -> HeldAdapter:
+    async def _lend(self, name: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
         async with self._lock:
             word = f"{name}@{version}"
             if word not in self._held:
                 await self._make_room(word)
-                held = await self._loader.write(name, version, body, digest, config)
+                held = await self._loader.write(name, version, body, sha256, config)
                 try:
                     await self._loader.load(held)
                 except BaseException as error:
-                    await self._loader.remove_files(held)
+                    await self._loader.drop(held, loaded=False)
                     if not isinstance(error, Exception):
                         raise
                     raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
                 self._held[word] = held
                 logger.info("lent: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
             held = self._held[word]
-            if held.sha256 != digest:
+            if held.sha256 != sha256:
                 raise AdapterError(f"{word}: held with other bytes of the same short name; lend another checkpoint.")
             self.touch(held)
             return held
@@ -116,5 +115,4 @@ class FrozenAdapters:
         # Out of the map before anything waits: no rollout can take it from here on.
         del self._held[idle.name]
         logger.info("lent: dropping %s for %s", idle.name, word)
-        await self._loader.unload(idle)
-        await self._loader.remove_files(idle)
+        await self._loader.drop(idle, loaded=True)

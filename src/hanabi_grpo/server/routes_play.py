@@ -38,7 +38,7 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
     def check_owner(request: Request, seats: Iterable[str]) -> None:
         if "x-run-id" in request.headers and any(map(is_session_adapter, seats)):
-            store.check_owner(request.headers)
+            store.ownership.check(request.headers)
 
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
@@ -46,7 +46,9 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
         check_owner(request, {seat for task in tasks for seat in task.seats or ()})
 
         async def played() -> Response:
-            return await played_games(await scheduler.run(tasks, sampling, own=store.is_owner(request.headers)))
+            return await played_games(
+                await scheduler.run(tasks, sampling, own=store.ownership.is_owner(request.headers))
+            )
 
         return await answered(request, played(), "rollout")
 

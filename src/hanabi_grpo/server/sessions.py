@@ -12,6 +12,8 @@ from hanabi_grpo.rollout.handshake import SessionRequest, read_session_headers
 
 logger = logging.getLogger(__name__)
 
+NO_SESSION = "no trainer has opened a session on this server; open one first (POST /session/)."
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -66,12 +68,12 @@ class Ownership:
             SessionError: Names the run that holds the server, and the ways out.
         """
         session = self.session
-        if session is None or not self.is_alive:
+        if session is None or not self.is_alive or session.is_of_run(wanted):
             return
-        if session.is_of_run(wanted) or _same(wanted.trainer_id, session.trainer_id):
+        if _same(wanted.trainer_id, session.trainer_id):
             return
-        same_name = wanted.run_id == session.run_id
-        named = "; this trainer has its name but not the secret of its folder" if same_name else ""
+        is_named = wanted.run_id == session.run_id
+        named = "; this trainer has its name but not the secret of its folder" if is_named else ""
         wait = max(0.0, self._timeout - self.silence)
         raise SessionError(
             f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago{named}. One trainer at a "
@@ -115,6 +117,14 @@ class Ownership:
         session.heard = self._clock()
         return session
 
+    def is_owner(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request is from the session's trainer, see `check`."""
+        try:
+            self.check(headers)
+        except SessionError:
+            return False
+        return True
+
     def release(self, headers: Mapping[str, str]) -> None:
         """End the session of a request's trainer; a second time is harmless.
 
@@ -126,10 +136,18 @@ class Ownership:
             logger.info("session: %s (trainer %s) has released this server", session.run_id, session.trainer_id[:8])
         session.released = True
 
+    def current(self) -> Session:
+        """Return the session that was opened last; its trainer may have left since.
+
+        Raises:
+            SessionError: There is none.
+        """
+        if self.session is None:
+            raise SessionError(NO_SESSION)
+        return self.session
+
     def _belongs_to(self, run_id: str | None, trainer_id: str | None) -> Session:
-        session = self.session
-        if session is None:
-            raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
+        session = self.current()
         if run_id is None or trainer_id is None:
             raise SessionError(
                 f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must say which trainer asks; "
