@@ -15,6 +15,7 @@ from hanabi_grpo.rollout.tasks import Task, read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -65,8 +66,8 @@ class FakeEngine:
 def make_scheduler(engine: FakeEngine, **other: Any) -> Scheduler:
     """A scheduler on the base model; must be called where an event loop runs."""
     store = AdapterStore(engine, max_rank=16, shapes={"model.layers.0.self_attn.q_proj": (4, 4)})
-    given = {"max_model_len": 512, "games_at_once": 64, "instance_id": "here", "vocab_size": len(TOKENIZER)}
-    scheduler = Scheduler(engine, CHAT, store, **{**given, **other})
+    model = Model(sampler=engine, chat=CHAT, **{"max_model_len": 512, "vocab_size": len(TOKENIZER), **other})
+    scheduler = Scheduler(model, store, games_at_once=64, instance_id="here")
     # Its folder lies in shared memory, outside the test's own.
     weakref.finalize(scheduler, store.close)
     return scheduler

@@ -47,7 +47,7 @@ async def cached_share(bench: Bench) -> list[Row]:
             arms=("tokens that the engine took from its cache", "trie of all prompts and replies, per adapter"),
             ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
             target=at_least(0.85),
-            how=f"freely played steps, the engine's counters; whole blocks of {BLOCK_SIZE} tokens could give {reachable:.2f}",
+            how=f"freely played steps, the engine's counters; blocks of {BLOCK_SIZE} tokens could give {reachable:.2f}",
             if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones than 32 tokens",
             details=asdict(counts[-1]),
         )

@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -59,6 +59,11 @@ class HeldAdapter:
         """What the trainer checks its push against."""
         digests = {"sha256": self.sha256, "config_sha256": self.config_sha256}
         return {"version": self.version, **digests, "lora_name": self.name}
+
+
+def users_of(adapters: Iterable[HeldAdapter]) -> str:
+    """Return who uses adapters, for messages."""
+    return ", ".join(f"{held.name} by {held.users} rollout(s)" for held in adapters)
 
 
 class AdapterLoader:

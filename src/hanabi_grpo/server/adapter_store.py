@@ -11,7 +11,7 @@ from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, Session
 from hanabi_grpo.rollout.handshake import SessionRequest
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, users_of
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
@@ -74,18 +74,11 @@ class AdapterStore:
             self.ownership.refuse_stranger(wanted)
             old = self.ownership.session
             dropped = versions_to_drop(old, wanted, self.versions())
-            session = self.ownership.open(wanted)
-            leaving: list[HeldAdapter] = []
-            if session is not old:
+            leaving = [self._served.pop(name) for name in dropped]
+            if self.ownership.open(wanted) is not old:
                 leaving += self._staged.values()
                 self._staged = {}
-            if old is not None and not (
-                old.is_of_run(wanted) and (old.adapters, old.lora_rank) == (session.adapters, session.lora_rank)
-            ):
-                dropped = self.versions()
             if dropped:
-                leaving += [self._served[name] for name in dropped]
-                self._served = {name: held for name, held in self._served.items() if name not in dropped}
                 logger.info("session: dropping %s", ", ".join(f"{name}@{number}" for name, number in dropped.items()))
             await self._loader.to_the_end(self._retire(*leaving))
 
@@ -125,17 +118,16 @@ class AdapterStore:
         self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any], session: Session
     ) -> HeldAdapter:
         await self._loader.check(f"{adapter}@{version}", body, sha256, config, lora_rank=session.lora_rank)
-        held = self._held_already(adapter, version, sha256, config_digest(config), session)
-        if held is not None:
+        if held := self._held_already(adapter, version, sha256, config, session):
             return held
         staged = await self._loader.write(adapter, version, body, sha256, config)
         try:
             # Again, since others were served during the write: two uploads of one version may have come together.
-            held = self._held_already(adapter, version, sha256, staged.config_sha256, session)
+            held = self._held_already(adapter, version, sha256, config, session)
         except HanabiGrpoError:
             await self._loader.drop(staged, loaded=False)
             raise
-        if held is not None:
+        if held:
             await self._loader.drop(staged, loaded=False)
             return held
         previous, self._staged[adapter] = self._staged.get(adapter), staged
@@ -144,20 +136,15 @@ class AdapterStore:
         return staged
 
     def _held_already(
-        self, adapter: str, version: int, sha256: str, config_sha256: str, session: Session
+        self, adapter: str, version: int, sha256: str, config: Mapping[str, Any], session: Session
     ) -> HeldAdapter | None:
-        """Return what is held of this very upload; None: nothing of this version.
-
-        Raises:
-            SessionError: Another trainer took over.
-            VersionError: Other bytes of this version are held, or a newer version is served.
-        """
+        """Return what is held of this very upload; None: nothing of this version. Raises as `stage`."""
         if self.ownership.session is not session:
             raise SessionError(f"upload of {adapter}@{version}: another trainer took over before it was done.")
         self.check_upload(adapter, version)
         for held in (self._staged.get(adapter), self._served.get(adapter)):
             if held and held.version == version:
-                if (held.sha256, held.config_sha256) == (sha256, config_sha256):
+                if (held.sha256, held.config_sha256) == (sha256, config_digest(config)):
                     return held
                 what = "bytes" if held.sha256 != sha256 else "PEFT config"
                 raise VersionError(
@@ -193,23 +180,19 @@ class AdapterStore:
             Adapter name to what is held of it.
 
         Raises:
-            VersionError: Another version is served, or a lent adapter is not held; nothing else is ever sampled
-                instead.
+            VersionError: Another version is served, or a lent adapter is not held; nothing is sampled instead.
         """
         leased = dict(self._served) if wanted is None else {name: self._find(name, wanted[name]) for name in wanted}
-        frozen = [held for held in leased.values() if is_frozen(held.name)]
         for held in leased.values():
             held.users += 1
         try:
-            for held in frozen:
-                self.frozen.touch(held)
             yield leased
         finally:
             for held in leased.values():
                 held.users -= 1
-            for held in frozen:
-                self.frozen.touch(held)
-            own = [held for held in leased.values() if held not in frozen]
+                if is_frozen(held.name):
+                    self.frozen.touch(held)
+            own = [held for held in leased.values() if not is_frozen(held.name)]
             await self._loader.to_the_end(self._retire(*own))
 
     def served(self) -> dict[str, dict[str, Any]]:
@@ -241,13 +224,13 @@ class AdapterStore:
                 raise SessionError(f"commit of version {version}: another trainer took over before it began.")
             if self.versions() == dict.fromkeys(session.adapters, version):
                 return {name: held.receipt for name, held in self._served.items()}
-            new = {name: self._staged.get(name) for name in session.adapters}
-            chosen = {name: held for name, held in new.items() if held is not None and held.version == version}
-            missing = [name for name in session.adapters if name not in chosen]
+            staged = {name: held for name, held in self._staged.items() if held.version == version}
+            missing = [name for name in session.adapters if name not in staged]
             if missing:
                 raise VersionError(
                     f"commit of version {version}: nothing staged for {', '.join(missing)}; put them first."
                 )
+            chosen = {name: staged[name] for name in session.adapters}
             self._check_room(session, version)
             self._loading = frozenset(held.number for held in chosen.values())
             try:
@@ -270,10 +253,10 @@ class AdapterStore:
         for adapter in session.adapters:
             held = [one for one in self._loaded.values() if one.adapter == adapter]
             if len(held) >= MAX_VERSIONS:
-                users = ", ".join(f"{one.name} by {one.users} rollout(s)" for one in held)
                 raise BusyError(
-                    f"commit of version {version}: the engine holds {len(held)} versions of {adapter} ({users}), at "
-                    f"most {MAX_VERSIONS} fit. Wait for those games or end their clients, then commit again."
+                    f"commit of version {version}: the engine holds {len(held)} versions of {adapter} "
+                    f"({users_of(held)}), at most {MAX_VERSIONS} fit. Wait for those games or end their clients, then "
+                    "commit again."
                 )
 
     async def _retire(self, *versions: HeldAdapter) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import tempfile
@@ -23,9 +24,9 @@ from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.limits import Limits
-from hanabi_grpo.server.pacing import heap_left_alone
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
@@ -121,20 +122,21 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
         )
-        scheduler = Scheduler(
-            engine,
-            chat,
-            store,
+        model = Model(
+            sampler=engine,
+            chat=chat,
             max_model_len=settings.max_model_len,
-            games_at_once=settings.games_at_once,
-            instance_id=identity.instance_id,
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
         )
+        at_once, instance = settings.games_at_once, identity.instance_id
+        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
-        with heap_left_alone():
-            yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
+        # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up to find that out.
+        gc.collect()
+        gc.freeze()
+        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:
         store.close()
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, users_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,7 @@ class FrozenAdapters:
         """Check an upload, load it and hold it; one that is held already is only touched.
 
         Once checked, it runs to its end even when the caller is cancelled. To make room, the least recently used
-        adapter that no rollout uses is dropped, before the new one is loaded: also a failure after that leaves it
-        dropped.
+        adapter that no rollout uses is dropped before, and stays dropped when something fails after that.
 
         Args:
             version: Optimizer steps behind the weights.
@@ -77,16 +76,15 @@ class FrozenAdapters:
                 f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
-        name = frozen_name(sha256, config)
-        await self._loader.check(f"{name}@{version}", body, sha256, config, lora_rank=rank)
-        return await self._loader.to_the_end(self._lend(name, version, body, sha256, config))
+        word = f"{frozen_name(sha256, config)}@{version}"
+        await self._loader.check(word, body, sha256, config, lora_rank=rank)
+        return await self._loader.to_the_end(self._lend(word, version, body, sha256, config))
 
-    async def _lend(self, name: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
+    async def _lend(self, word: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
         async with self._lock:
-            word = f"{name}@{version}"
             if word not in self._held:
                 await self._make_room(word)
-                held = await self._loader.write(name, version, body, sha256, config)
+                held = await self._loader.write(word.partition("@")[0], version, body, sha256, config)
                 try:
                     await self._loader.load(held)
                 except BaseException as error:
@@ -107,10 +105,9 @@ class FrozenAdapters:
             return
         idle = next((held for held in self._held.values() if not held.users), None)
         if idle is None:
-            users = ", ".join(f"{held.name} by {held.users} rollout(s)" for held in self._held.values())
             raise BusyError(
-                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users}). Wait for those games or end "
-                "their clients, then lend it again."
+                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users_of(self._held.values())}). Wait "
+                "for those games or end their clients, then lend it again."
             )
         # Out of the map before anything waits: no rollout can take it from here on.
         del self._held[idle.name]
