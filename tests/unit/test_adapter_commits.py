@@ -122,17 +122,6 @@ def test_a_commit_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
     run_scenario(scenario, tmp_path)
 
 
-def test_two_commits_at_once_load_once(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        for name in PLAYERS:
-            await stage(store, name, 1, upload())
-        first, second = await asyncio.gather(store.commit(1), store.commit(1))
-        assert first == second
-        assert engine.num_loads == 3
-
-    run_scenario(scenario, tmp_path)
-
-
 def test_an_upload_during_a_commit_is_not_lost(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         engine.gate = asyncio.Event()

@@ -35,6 +35,26 @@ class LoraEngine(Protocol):
         """Forget a loaded adapter."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """An adapter as its sender describes it."""
+
+    adapter: str
+    version: int
+    """Optimizer steps behind the weights."""
+    body: bytes
+    """safetensors in PEFT's naming."""
+    sha256: str
+    """Of `body`, as the sender computed it."""
+    config: Mapping[str, Any]
+    """The PEFT configuration."""
+
+    @property
+    def name(self) -> str:
+        """Name in seats and in messages, e.g. "player_0@7"."""
+        return f"{self.adapter}@{self.version}"
+
+
 @dataclass(slots=True, eq=False)
 class HeldAdapter:
     """One version of one adapter, on disk and perhaps in the engine."""
@@ -79,7 +99,7 @@ class AdapterLoader:
         self._tasks: set[asyncio.Task[Any]] = set()
         """What must come to its end even when the request that began it is gone."""
 
-    async def check(self, name: str, body: bytes, sha256: str, config: Mapping[str, Any], *, lora_rank: int) -> None:
+    async def check(self, upload: Upload, *, lora_rank: int) -> None:
         """Refuse an upload whose bytes are not those that were sent, or must not be loaded (`check_adapter`).
 
         Raises:
@@ -87,16 +107,18 @@ class AdapterLoader:
         """
 
         def check() -> None:
-            digest = _sha256(body)
-            if digest != sha256:
-                raise AdapterError(f"{name}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it.")
-            check_adapter(body, config, adapter=name, lora_rank=lora_rank, shapes=self._shapes, dtype=self._dtype)
+            digest, sent = _sha256(upload.body), upload.sha256
+            if digest != sent:
+                text = f"body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend it."
+                raise AdapterError(f"{upload.name}: {text}")
+            shapes, dtype = self._shapes, self._dtype
+            check_adapter(
+                upload.body, upload.config, adapter=upload.name, lora_rank=lora_rank, shapes=shapes, dtype=dtype
+            )
 
         await asyncio.to_thread(check)
 
-    async def write(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
-    ) -> HeldAdapter:
+    async def write(self, upload: Upload) -> HeldAdapter:
         """Write a checked upload to disk; nothing is loaded yet.
 
         Raises:
@@ -104,9 +126,10 @@ class AdapterLoader:
         """
         number = next(self._numbers)
         # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
-        name, files = f"{adapter}@{version}-{number}", {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()}
-        folder = await asyncio.to_thread(self.folder.write, name, files)
-        return HeldAdapter(adapter, version, sha256, config_digest(config), folder, number)
+        files = {_WEIGHTS: upload.body, _CONFIG: json.dumps(dict(upload.config)).encode()}
+        folder = await asyncio.to_thread(self.folder.write, f"{upload.name}-{number}", files)
+        config_sha256 = config_digest(upload.config)
+        return HeldAdapter(upload.adapter, upload.version, upload.sha256, config_sha256, folder, number)
 
     async def load(self, *adapters: HeldAdapter) -> None:
         """Load every one of these into the engine, or none; their files stay.

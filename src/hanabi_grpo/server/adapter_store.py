@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, SessionError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest
-from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, users_of
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, Upload, users_of
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
@@ -98,9 +97,7 @@ class AdapterStore:
                 f"{adapter}@{version} is older than the served version {served.version}; push a newer one."
             )
 
-    async def stage(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
-    ) -> HeldAdapter:
+    async def stage(self, upload: Upload) -> HeldAdapter:
         """Check an upload and keep it on disk, not yet served.
 
         It runs to its end even when the caller is cancelled, and other requests are answered meanwhile.
@@ -110,43 +107,34 @@ class AdapterStore:
             VersionError: Older than the served version, or the same version with other bytes.
             SessionError: Another trainer took over before it was done.
         """
-        self.check_upload(adapter, version)
-        work = self._stage(adapter, version, body, sha256, config, self.ownership.current())
-        return await self._loader.to_the_end(work)
+        self.check_upload(upload.adapter, upload.version)
+        return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
-    async def _stage(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any], session: Session
-    ) -> HeldAdapter:
-        await self._loader.check(f"{adapter}@{version}", body, sha256, config, lora_rank=session.lora_rank)
-        if held := self._held_already(adapter, version, sha256, config, session):
-            return held
-        staged = await self._loader.write(adapter, version, body, sha256, config)
+    async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
+        await self._loader.check(upload, lora_rank=session.lora_rank)
+        new, held = await self._loader.write(upload), None
         try:
-            # Again, since others were served during the write: two uploads of one version may have come together.
-            held = self._held_already(adapter, version, sha256, config, session)
-        except HanabiGrpoError:
-            await self._loader.drop(staged, loaded=False)
-            raise
-        if held:
-            await self._loader.drop(staged, loaded=False)
-            return held
-        previous, self._staged[adapter] = self._staged.get(adapter), staged
-        if previous and previous.number not in self._loading:
-            await self._loader.drop(previous, loaded=False)
-        return staged
+            # Only now, since others were served meanwhile: two uploads of one version may have come together.
+            held = self._held_already(new, session) or new
+        finally:
+            if held is not new:
+                await self._loader.drop(new, loaded=False)
+        if held is new:
+            previous, self._staged[new.adapter] = self._staged.get(new.adapter), new
+            if previous and previous.number not in self._loading:
+                await self._loader.drop(previous, loaded=False)
+        return held
 
-    def _held_already(
-        self, adapter: str, version: int, sha256: str, config: Mapping[str, Any], session: Session
-    ) -> HeldAdapter | None:
+    def _held_already(self, new: HeldAdapter, session: Session) -> HeldAdapter | None:
         """Return what is held of this very upload; None: nothing of this version. Raises as `stage`."""
         if self.ownership.session is not session:
-            raise SessionError(f"upload of {adapter}@{version}: another trainer took over before it was done.")
-        self.check_upload(adapter, version)
-        for held in (self._staged.get(adapter), self._served.get(adapter)):
-            if held and held.version == version:
-                if (held.sha256, held.config_sha256) == (sha256, config_digest(config)):
+            raise SessionError(f"upload of {new.name}: another trainer took over before it was done.")
+        self.check_upload(new.adapter, new.version)
+        for held in (self._staged.get(new.adapter), self._served.get(new.adapter)):
+            if held and held.version == new.version:
+                if (held.sha256, held.config_sha256) == (new.sha256, new.config_sha256):
                     return held
-                what = "bytes" if held.sha256 != sha256 else "PEFT config"
+                what = "bytes" if held.sha256 != new.sha256 else "PEFT config"
                 raise VersionError(
                     f"{held.name} is held with other {what} ({held.sha256[:16]}…, config {held.config_sha256[:16]}…); "
                     "push a newer version."

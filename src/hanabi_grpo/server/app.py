@@ -39,15 +39,8 @@ def create_app(
 ) -> FastAPI:
     """Build the app around a running engine.
 
-    Args:
-        engine: Samples replies.
-        store: Holds the adapters.
-        scheduler: Plays the games.
-        identity: What this server is.
-        ring: Its newest log lines.
-        api_key: What every request must carry; None lets in every program of this machine.
-        host: Address that the server listens on.
-        limits: What a client may use; None: the defaults.
+    Every request must carry `api_key`; None lets in every program of this machine. `host` is the address that the
+    server listens on, and `ring` has its newest log lines.
     """
     app = FastAPI(title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None)
     started = time.time()

@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -35,7 +34,8 @@ class BoundedBodies:
                 cannot take its places.
         """
         self._app, self._limits, self._is_owner = app, limits, is_owner
-        self._open: list[_Open] = []
+        self._open = Counter[tuple[str, bool, str]]()
+        """Requests that are read or answered: of what kind, whether of the session's trainer, and from where."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
@@ -44,7 +44,7 @@ class BoundedBodies:
             return
         rule, headers = body_rule(scope["method"], scope["path"], self._limits), Headers(scope=scope)
         peer = str(scope["client"][0]) if scope.get("client") else "an unknown address"
-        mine = _Open(rule.what, rule.at_once is not None and self._is_owner(headers), peer)
+        mine = (rule.what, rule.at_once is not None and self._is_owner(headers), peer)
         try:
             body = _Body(receive, rule, self._limits, _check_head(scope["method"], headers, rule))
             self._check_number(mine, rule)
@@ -60,7 +60,7 @@ class BoundedBodies:
             started = True
             await send(message)
 
-        self._open.append(mine)
+        self._open[mine] += 1
         try:
             await self._app(scope, body.receive, answer)
         except RequestError:
@@ -70,36 +70,23 @@ class BoundedBodies:
             # Nobody is left to be told.
             logger.info("a client hung up in the middle of its %s", rule.what)
         finally:
-            self._open.remove(mine)
+            self._open[mine] -= 1
+            self._open += Counter()  # forgets those at 0
         if body.refused is not None and not started:
             # The rest of a large body is read and thrown away for a while: closing at once would reset the connection,
             # and the client would never see the reason.
             refusal = problem(body.refused.status, str(body.refused), close=body.refused.status == 408)
             await refusal(scope, receive, send)
 
-    def _check_number(self, mine: "_Open", rule: BodyRule) -> None:
-        allowed = self._limits.own_at_once if mine.own else rule.at_once
-        others = [one for one in self._open if (one.what, one.own) == (mine.what, mine.own)]
-        if rule.at_once is None or allowed is None or len(others) < allowed:
-            return
-        peers = ", ".join(f"{number} of {peer}" for peer, number in Counter(one.peer for one in others).most_common(5))
-        oldest = time.monotonic() - others[0].since
-        raise RequestError(
-            429,
-            f"{rule.what}: {len(others)} are open already ({peers}; the oldest for {oldest:.0f} s), allowed are "
-            f"{allowed} at once. Wait for one to end.",
-        )
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request that is read or answered."""
-
-    what: str
-    own: bool
-    """Whether it is of the session's trainer."""
-    peer: str
-    since: float = field(default_factory=time.monotonic)
+    def _check_number(self, mine: tuple[str, bool, str], rule: BodyRule) -> None:
+        what, own, _ = mine
+        allowed = self._limits.own_at_once if own else rule.at_once
+        others = {peer: number for (*kind, peer), number in self._open.items() if kind == [what, own] and number}
+        number = sum(others.values())
+        if rule.at_once is not None and allowed is not None and number >= allowed:
+            peers = ", ".join(f"{number} of {peer}" for peer, number in Counter(others).most_common(5))
+            message = f"{number} are open already ({peers}), allowed are {allowed} at once. Wait for one to end."
+            raise RequestError(429, f"{what}: {message}")
 
 
 class _Body:

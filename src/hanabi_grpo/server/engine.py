@@ -60,7 +60,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
     Args:
         settings: Resolved settings.
         model: The folder that MODEL means.
-        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: adapters may cover anything.
+        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: anything.
     """
     return {
         "model": model,
@@ -90,11 +90,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
 
 
 def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "AsyncEngineArgs":
-    """Return what vLLM is started with.
-
-    Args:
-        options: See `engine_options`.
-        extra_args: vLLM's own command-line options, which go before ours.
+    """Return what vLLM is started with; its own command-line options in `extra_args` go before ours.
 
     Raises:
         SettingsError: One of them would break a guarantee.
@@ -174,7 +170,7 @@ class Engine:
         Args:
             options: See `engine_options`.
             extra_args: vLLM's own command-line options, e.g. ["--max-num-batched-tokens", "8192"].
-            patience: Seconds without an answer after which the engine counts as hung, see `Pulse`.
+            patience: See `Pulse`.
         """
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -197,13 +193,10 @@ class Engine:
         self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
-        """Sample one reply.
+        """Sample one reply to a whole conversation.
 
-        Args:
-            prompt_ids: The whole conversation so far, [prompt tokens].
-            sampling: Limits and temperature.
-            lora: A `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded
-                would kill the engine, so only `AdapterStore` hands them out.
+        `lora` is a `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded would
+        kill the engine, so only `AdapterStore` hands them out.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind

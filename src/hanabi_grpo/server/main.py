@@ -22,11 +22,7 @@ _CLEAN_UP_SECONDS = 20
 
 
 def serve(settings: "Settings", extra_args: list[str]) -> None:
-    """Run the server until SIGINT or SIGTERM.
-
-    Args:
-        settings: Resolved settings.
-        extra_args: Options for vLLM itself, e.g. ["--max-num-batched-tokens", "8192"].
+    """Run the server until SIGINT or SIGTERM; `extra_args` are options for vLLM itself.
 
     Raises:
         ServerError: The port is taken.

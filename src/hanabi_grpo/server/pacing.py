@@ -34,12 +34,7 @@ class Places:
 
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
-        """Wait for a place, and hold it for the block.
-
-        Args:
-            request: What the game belongs to.
-            own: Whether the request is from the session's trainer.
-        """
+        """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for the block."""
         await self._take(request, self._own if own else self._guests)
         try:
             yield

@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hanabi_grpo.errors import AdapterError
 from hanabi_grpo.rollout.handshake import MAX_VERSION
+from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import problem, read_body
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
@@ -50,11 +51,10 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
     async def put_adapter(adapter: str, version: _Version, request: Request) -> dict[str, Any]:
         ownership.check(request.headers)
         store.check_upload(adapter, version)
-        sha256, config = _upload_headers(request, f"{adapter}@{version}")
-        body = await read_body(request)
+        upload = await _read_upload(request, adapter, version)
         # Again: another trainer may have taken over while the body came in.
         ownership.check(request.headers)
-        return (await store.stage(adapter, version, body, sha256, config)).receipt
+        return (await store.stage(upload)).receipt
 
     @router.post("/adapters/commit")
     async def commit(version: _Version, request: Request) -> dict[str, Any]:
@@ -63,26 +63,20 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
 
     @router.put("/frozen/")
     async def lend(version: _Version, request: Request) -> dict[str, Any]:
-        sha256, config = _upload_headers(request, f"lent adapter of version {version}")
-        body = await read_body(request)
-        held = await store.frozen.lend(version, body, sha256, config)
-        return {
-            "seat": held.name,
-            "name": held.adapter,
-            "version": held.version,
-            "sha256": held.sha256,
-            "config_sha256": held.config_sha256,
-            "instance_id": identity.instance_id,
-        }
+        held = await store.frozen.lend(await _read_upload(request, "lent adapter", version))
+        receipt = {name: held.receipt[name] for name in ("version", "sha256", "config_sha256")}
+        return {"seat": held.name, "name": held.adapter, **receipt, "instance_id": identity.instance_id}
 
     return router
 
 
-def _upload_headers(request: Request, name: str) -> tuple[str, dict[str, Any]]:
+async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
     try:
         sha256 = request.headers["x-sha256"]
-        return sha256, msgspec.json.decode(request.headers["x-peft-config"].encode("latin-1"), type=dict[str, Any])
+        config = msgspec.json.decode(request.headers["x-peft-config"].encode("latin-1"), type=dict[str, Any])
     except (KeyError, ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise AdapterError(
-            f"{name}: headers x-sha256 and x-peft-config (a JSON object) are needed; {type(error).__name__}: {error}"
+            f"{adapter}@{version}: headers x-sha256 and x-peft-config (a JSON object) are needed; "
+            f"{type(error).__name__}: {error}"
         ) from error
+    return Upload(adapter=adapter, version=version, body=await read_body(request), sha256=sha256, config=config)

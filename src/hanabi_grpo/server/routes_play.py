@@ -20,13 +20,7 @@ _Wanted = TypeVar("_Wanted")
 
 
 def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> APIRouter:
-    """Build the routes.
-
-    Args:
-        engine: Samples replies.
-        store: Holds the adapters.
-        scheduler: Plays the games.
-    """
+    """Build the routes."""
     router = APIRouter()
 
     async def parsed(request: Request, parse: Callable[[bytes], _Wanted]) -> _Wanted:

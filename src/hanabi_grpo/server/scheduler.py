@@ -48,14 +48,7 @@ class Scheduler:
     """Plays requests on one engine. Each game is its own coroutine."""
 
     def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
-        """Bind the model and the adapters.
-
-        Args:
-            model: Samples replies.
-            store: Which adapters are served.
-            games_at_once: How many games may wait on the engine together; see `Places` for who comes first.
-            instance_id: Stamped on every episode.
-        """
+        """Bind the model and the adapters; `instance_id` is stamped on every episode."""
         self.model, self.instance_id = model, instance_id
         self._store, self._places = store, Places(games_at_once)
         self.games_in_flight = 0
@@ -69,19 +62,14 @@ class Scheduler:
     async def run(
         self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, *, own: bool = False
     ) -> list[list[Episode | DroppedGame]]:
-        """Play every game of the tasks.
-
-        Args:
-            tasks: What is played; every version that their seats name must be served.
-            sampling: Limits and temperature.
-            own: Whether the session's trainer asks; its games take free places before all others.
+        """Play every game of the tasks; those of the session's trainer (`own`) take free places before all others.
 
         Returns:
             Per task its games, in order of their numbers.
 
         Raises:
             SettingsError: Tasks that cannot be played.
-            VersionError: A required version is not served; nothing was sampled.
+            VersionError: A version that a seat names is not served; nothing was sampled.
             ServerGoneError: The engine is dead.
             ServerError: Not one of the games could be played.
         """

@@ -64,15 +64,15 @@ async def serve_until_dead(
     poll: float = 1.0,
     graceful_seconds: int = 5,
 ) -> bool:
-    """Serve until SIGINT, SIGTERM or the engine's death.
+    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it.
 
     Args:
         app: The app.
-        listener: A socket that listens; closed at the end.
-        is_dead: Whether the engine is dead.
+        listener: The socket.
+        is_dead: Whether the engine is dead; looked at every `poll` seconds.
         limits: What a client may use.
         on_death: Called once when the engine's death is seen, before connections are closed.
-        poll: Seconds between two looks at the engine.
+        poll: See `is_dead`.
         graceful_seconds: For requests in flight at the end.
 
     Returns:

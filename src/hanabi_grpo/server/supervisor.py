@@ -38,8 +38,7 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = HEALTHY_SECONDS
         healthy_seconds: After which the count begins anew.
 
     Raises:
-        SystemExit: In the parent: the serving process ended for another reason (its code), or died too often
-            (`EXIT_CODE`).
+        SystemExit: In the parent: the serving process ended otherwise (its code), or died too often (`EXIT_CODE`).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
