@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from hanabi_grpo.commands.serve import serve
+from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.seats import ServedPlayer
@@ -101,4 +101,4 @@ def _seat(tables: Tables, task: RequestedTask) -> Table:
 
 if __name__ == "__main__":
     Engine.load_adapter, Engine.unload_adapter, Tables.seat = _load, _unload, _seat
-    serve([])
+    app(["serve"])
