@@ -200,7 +200,7 @@ class RolloutClient(SessionClient):
         except ValueError as error:
             raise SettingsError(f"{what}: {error}.") from error
         tasks = read_tasks(request)
-        max_bytes = MAX_ANSWER + num_games * sum(task.config.players for task in tasks) * _PLAYER_BYTES
+        max_bytes = MAX_ANSWER + num_games * sum(task.task.setup.spec.num_players for task in tasks) * _PLAYER_BYTES
         answer = self._call(
             RolloutAnswer, self._games("/rollout/", request, max_bytes=max_bytes), what, tries=1
         )

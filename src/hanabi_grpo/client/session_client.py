@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from hanabi_grpo.client.http_bounds import MAX_ANSWER, bounded_client
 from hanabi_grpo.client.http_calls import call_bytes, read_answer
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.settings import Settings
@@ -146,12 +146,12 @@ class SessionClient:
         answer = self._call(_Log, lambda: self._http.get("/log/", params={"after": after}), "log")
         return answer.next, answer.lines
 
-    def introduce(self, settings: Settings, *, configs: Sequence[EnvConfig], **claims: Any) -> dict[str, Any]:
+    def introduce(self, settings: Settings, *, setups: Sequence[Setup[Any]], **claims: Any) -> dict[str, Any]:
         """Open a session with what these settings say of base model, tokenizer, chat format and number format.
 
         Args:
             settings: MODEL, HANABI_THINKING and HANABI_DTYPE.
-            configs: The games that this run will ask for.
+            setups: The games that this run will ask for.
             claims: The other fields of `SessionRequest`, see `open_session`.
         """
         # Imported here: it takes seconds, which a health check need not wait for.
@@ -167,7 +167,7 @@ class SessionClient:
             tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
-            games=game_claims(configs),
+            games=game_claims(setups),
             **claims,
         )
 
