@@ -7,6 +7,7 @@ from typing import Any
 
 from hanabi_grpo.envs.hanabi.rules import PRESETS
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
+from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.tracking.card import table_cell
 
@@ -67,8 +68,7 @@ def boards(origin: Origin) -> list[str]:
     """Return the boards that were trained on, by name; a hash stands for one that this version does not have."""
     known = boards_by_hash()
     named = {one: f"{name} with half of its decks" if halved else name for one, (name, halved) in known.items()}
-    hashes = origin.saved.facts.get("board_hashes", [])
-    return [named.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
+    return [named.get(one, one) for one in spec_hashes(origin.saved.facts)]
 
 
 def _what(players: Sequence[str], base: str, merged: str) -> str:
