@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from hanabi_grpo.commands.serve import serve
+from hanabi_grpo.cli import app
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.settings.refs import is_frozen
@@ -96,4 +96,4 @@ def _policy(policy: ServedPolicy, *args: Any, loras: Any, **options: Any) -> Non
 
 if __name__ == "__main__":
     Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__ = _load, _unload, _policy
-    serve([])
+    app(["serve"])

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json
-from hanabi_grpo.commands.playing import stderr_console
+from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import run_home
 
@@ -52,9 +51,7 @@ def report(
         raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = stderr_console() if as_json else make_console()
 
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     if conventions is not None:
         for line in write_conventions(conventions, [run, *(beside or [])]):
             say(line)

@@ -296,6 +296,10 @@ class Observation:
         """See `Game.legal`."""
         return self.__game.legal(self.player)
 
+    def parse(self, reply: str) -> str | None:
+        """See `Game.parse`."""
+        return self.__game.parse(self.player, reply)
+
 
 class Seat(Protocol):
     """A script as one player of one episode."""
