@@ -28,18 +28,10 @@ _TO_TYPE = (
 def write_card(
     folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool, merged: str = ""
 ) -> None:
-    """Write README.md.
+    """Write README.md of a folder with these adapters; raises an OSError.
 
-    Args:
-        folder: Where.
-        origin: Of the adapters.
-        players: The adapters in this folder.
-        base: The base model's name.
-        is_on_hub: Whether that is a hub name, or only the name of a folder.
-        merged: For a folder with the merged model: a sentence about how near it is to base and adapter.
-
-    Raises:
-        OSError: It cannot be written.
+    `is_on_hub` tells whether `base` is a hub name, or only that of a folder. `merged` is for a folder with the merged
+    model: a sentence about how near it is to base and adapter.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
