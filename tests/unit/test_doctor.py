@@ -62,7 +62,7 @@ def test_wrong_settings_are_named_with_what_to_type_before_anything_else(monkeyp
     assert (code, report["fail"], report["ok"]) == (1, 3, 0) and "secret" not in json.dumps(report)
     assert [(check["finding"][:40], check["remedy"].splitlines()[0]) for check in report["checks"]] == [
         ("HANABI_PLAYRS (from shell): no such sett", 'export HANABI_PLAYERS="$HANABI_PLAYRS"; unset HANABI_PLAYRS'),
-        ("HANABI_PLAYERS='9': Hanabi needs 2 to 5 ", "unset HANABI_PLAYERS"),
+        ("HANABI_PLAYERS=9: Hanabi needs 2 to 5 pl", "unset HANABI_PLAYERS"),
         ("LEARNINGRATE (from shell): no such setti", 'export LEARNING_RATE="$LEARNINGRATE"; unset LEARNINGRATE'),
     ]
 

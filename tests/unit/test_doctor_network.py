@@ -21,7 +21,7 @@ from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import public_run, run_identity
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.serving import StartingServer
+from hanabi_grpo.server.serving import starting_server
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 
@@ -156,7 +156,7 @@ def test_a_server_that_has_not_answered_yet_is_known_by_its_command_and_named_by
 
 
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
+    with socket.create_server(("127.0.0.1", 0)) as listener, starting_server(listener):
         port = listener.getsockname()[1]
         assert only(find(network.port_checks, PORT=port)).status == "ok"
         check = only(find(server.server_checks, VLLM_SERVER_PORT=port))

@@ -14,7 +14,7 @@ from hanabi_grpo.runs.run_folder import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
-from hanabi_grpo.settings.variables import is_secret, typed
+from hanabi_grpo.settings.variables import typed
 
 SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
@@ -119,9 +119,8 @@ def typed_words(loaded: LoadedSettings, *, both: bool = False, without: Collecti
         without: Names to leave out.
     """
     words = []
-    for variable in variables(Settings):
+    for variable in variables(loaded.settings.env):
         if loaded.origins[variable.field] == "shell" and variable.env not in without and (variable.both or not both):
-            secret = is_secret(Settings.model_fields[variable.field])
             value = typed(getattr(loaded.settings, variable.field))
-            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+            words.append(f"{variable.env}=" + (f'"${variable.env}"' if variable.secret else shlex.quote(value)))
     return words

@@ -5,7 +5,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +61,7 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
 
     Returns:
         {"command": [word, …], "environ": {name: value}, "waits_for" or "listens_on": URL, "gpus": str or None, and for
-        the server "engine": {field of EngineConfig: value}}.
+        the server "engine": {vLLM's option: value}}.
 
     Raises:
         HanabiGrpoError: RESUME cannot be followed.
@@ -72,15 +71,15 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
     environ = {**({"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}), **offline_environ(settings)}
     plan: dict[str, Any] = {"gpus": chosen}
     if terminal == "server":
-        from hanabi_grpo.server.assembly import engine_config
+        from hanabi_grpo.server.engine import engine_options
 
-        config = engine_config(settings, settings.model)
-        slots = {"lora_slots": config.lora_slots, "loras_in_memory": config.loras_in_memory}
+        options = engine_options(settings, settings.model)
+        # What adapters cover is read from the model when it is started, and it may not be here yet.
+        del options["lora_target_modules"]
         plan |= {
             "command": [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
             "listens_on": f"http://{settings.host}:{settings.port}",
-            # What adapters cover is read from the model when it is started, and it may not be here yet.
-            "engine": {**{key: value for key, value in asdict(config).items() if key != "lora_modules"}, **slots},
+            "engine": options,
         }
     else:
         from hanabi_grpo.client.rollout_client import each_server, server_url

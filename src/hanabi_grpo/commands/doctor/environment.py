@@ -8,7 +8,7 @@ from pathlib import Path
 from hanabi_grpo.commands.doctor.check import Check, fail, ok
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, variables
+from hanabi_grpo.settings import LoadedSettings, load_settings, variables
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL
 
@@ -33,14 +33,14 @@ def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | 
 def settings_checks(context: Context) -> Iterator[Check]:
     """Tell what was given."""
     origins, settings = context.loaded.origins, context.settings
-    given = [item.env for item in variables(Settings) if not origins[item.field].startswith("default")]
+    given = [item.env for item in variables(settings.env) if not origins[item.field].startswith("default")]
     device = f"{settings.device} defaults, because {settings.device_reason}"
     yield ok("settings", f"{', '.join(given)} given, else {device}" if given else device)
 
 
 def unset(context: Context, field: str) -> str:
     """Return what takes a setting away from where it was given."""
-    name = next(variable.env for variable in variables(Settings) if variable.field == field)
+    name = next(variable.env for variable in variables(context.settings.env) if variable.field == field)
     origin = context.loaded.origins[field]
     if origin == SHELL:
         return f"unset {name}"

@@ -98,7 +98,7 @@ def vocabulary_checks(context: Context) -> Iterator[Check]:
         check_vocabulary(context.games, context.chat.tokenizer, settings.model)
     except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
-        compact = "export HANABI_OBSERVATION=compact\n" if settings.observation == "full" else ""
+        compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
         boards = boards_of(context.games)
         make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
         yield fail("vocabulary", str(error), make)

@@ -11,6 +11,7 @@ from typing import Any
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
 from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply, system_prompt, turn_prompt
@@ -193,6 +194,10 @@ class Hanabi(base.Environment[EnvConfig]):
         """Return a hash of the deck."""
         deck = shuffled_deck(config.spec(), split, seed)
         return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
+
+    def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return the figures of a step, over boards of any kind."""
+        return step_metrics(episodes)
 
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""

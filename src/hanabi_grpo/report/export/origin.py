@@ -17,7 +17,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
 from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
-from hanabi_grpo.settings import Settings, variables
+from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
 from hanabi_grpo.tracking.score import RunningScore, running_score
@@ -117,7 +117,8 @@ def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
 
 
 def _for_publishing(values: Mapping[str, Any]) -> dict[str, Any]:
-    names = [variable.env for variable in variables(Settings) if variable.section == "game"]
+    known = variables(str(values.get("HANABI_ENV", "hanabi")))
+    names = [variable.env for variable in known if variable.section == "game"]
     return {name: values[name] for name in (*names, *_TRAINING) if values.get(name) is not None}
 
 
