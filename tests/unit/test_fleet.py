@@ -181,7 +181,10 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert both.spec_hashes == [shared.groups[0][0].spec_hash]
     assert both.server_facts["model_fingerprint"] == "f" * 16
     both.disconnect()
-    assert [app.store.session is not None and app.store.session.released for app in apps] == [True, True]
+    assert [app.store.ownership.session is not None and app.store.ownership.session.released for app in apps] == [
+        True,
+        True,
+    ]
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
     assert told(alone.play(DEALS, PLAYERS, 7).groups) == told(shared.groups)
@@ -230,7 +233,7 @@ def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_
         link = fleet((apps[0], third))
         with pytest.raises(ServerError, match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+"):
             link.connect(0)
-        assert [app.store.session for app in (apps[0], third)] == [None, None]
+        assert [app.store.ownership.session for app in (apps[0], third)] == [None, None]
     with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
         link.connect(0)
 
