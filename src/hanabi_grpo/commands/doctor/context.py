@@ -56,14 +56,14 @@ class Context:
         return self.role != "server"
 
     @property
-    def adapter_parameters(self) -> int | None:
-        """Parameters of one adapter; None without a model."""
-        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
-
-    @property
     def num_adapters(self) -> int:
         """Adapters of a run."""
         return 1 if self.settings.adapters == "shared" else self.settings.players
+
+    @property
+    def adapter_parameters(self) -> int | None:
+        """Parameters of one adapter; None without a model."""
+        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
 
     @cached_property
     def model_folder(self) -> Path | None:
