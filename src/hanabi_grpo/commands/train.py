@@ -14,8 +14,7 @@ from hanabi_grpo.client import waiting
 from hanabi_grpo.client.rollout_client import each_server, server_name
 from hanabi_grpo.commands.console import SECTIONS, TRAIN_SCRIPT, announce, make_console, server_command
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.cut_records import cut_records
@@ -59,7 +58,7 @@ def train(extra_args: list[str]) -> None:
     rows = training_rows(loaded.settings)
     check_rewards(loaded.settings, rows)
     steps = num_steps(loaded.settings, rows)
-    boards = boards_of([EnvConfig.parse(row["env_config"]) for row in rows])
+    boards = boards_of(played_setups(rows))
     resolve_model(loaded.settings.model, tiny_model_command(*boards))
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)

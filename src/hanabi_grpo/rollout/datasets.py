@@ -20,6 +20,7 @@ EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
 PROMPT = "Play Hanabi with your team."
+"""What a row says to other trainers; players read the prompts of their environment."""
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
 
 
@@ -184,11 +185,9 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
     Example:
         "steps 1 to 100: laptop 75 %, marshal-mini 25 %; from step 101: marshal-mini"
     """
-    styles = {row["env_config"]["observation"] for row in rows}
-    names = [
-        row["env_config"]["preset"] + (f" ({row['env_config']['observation']})" if len(styles) > 1 else "")
-        for row in rows
-    ]
+    games = [row["env_config"] for row in rows]
+    styles = {game.get("observation") for game in games}
+    names = [game["preset"] + (f" ({game['observation']})" if len(styles) > 1 else "") for game in games]
     phases, parts = plan_phases(_terms(rows)), []
     for phase in phases:
         first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hanabi_grpo.envs import registry
+
 LAPTOP, MINI, FULL = "laptop", "mini", "full"
 TINY_MODEL, QWEN = "data/tiny-model", "Qwen/Qwen3-4B"
 """The tiny model of the default board, which is shipped with the repository; and the default on a GPU."""
@@ -39,14 +41,16 @@ def is_local_model(name: str) -> bool:
     return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
 
 
-def tiny_model_folder(presets: Sequence[str], players: int) -> str:
-    """Return where the tiny model of some boards is, e.g. "outputs/tiny-marshal-mini-3-players"."""
-    if list(presets) == [LAPTOP] and players == 2:
+def tiny_model_folder(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
+    """Return where the tiny model of some presets is, e.g. "outputs/tiny-mini-3-players", "outputs/tiny-kuhn"."""
+    if (env, list(presets), players) == ("hanabi", [LAPTOP], 2):
         return TINY_MODEL
-    return f"outputs/tiny-{'-'.join(presets)}" + (f"-{players}-players" if players != 2 else "")
+    words = dict.fromkeys((*([] if env == "hanabi" else [env]), *presets))
+    return f"outputs/tiny-{'-'.join(words)}" + (f"-{players}-players" if players != 2 else "")
 
 
-def tiny_model_command(presets: Sequence[str], players: int) -> str:
-    """Return the command that makes the tiny model of some boards in `tiny_model_folder`."""
-    boards = " ".join(f"--preset {preset}" for preset in presets)
-    return f".venv/bin/hanabi-grpo tiny-model {boards} --players {players}"
+def tiny_model_command(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
+    """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
+    words = [".venv/bin/hanabi-grpo tiny-model", *([f"--env {env}"] if env != "hanabi" else [])]
+    words += [f"--preset {preset}" for preset in presets]
+    return " ".join(words + [f"--players {players}"] * ("players" in registry.get(env).Config.model_fields))

@@ -179,7 +179,9 @@ def _tiny_model(context: Context) -> str:
 
 def _make(context: Context) -> str:
     boards = (
-        boards_of(context.games) if context.games else ([context.settings.preset or LAPTOP], context.settings.players)
+        boards_of(context.setups)
+        if context.setups
+        else ([context.settings.preset or LAPTOP], context.settings.players, "hanabi")
     )
     return tiny_model_command(*boards)
 
