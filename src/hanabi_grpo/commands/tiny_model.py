@@ -8,9 +8,9 @@ import typer
 
 def tiny_model(
     out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
-    env: Annotated[str, typer.Option(help="Environment.")] = "hanabi",
+    env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
+        list[str] | None, typer.Option(help="Preset, may be repeated; HANABI_PRESET when left out.")
     ] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
@@ -29,8 +29,9 @@ def tiny_model(
     from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
 
     settings = load_settings().settings
-    default = (settings.preset or LAPTOP) if env == "hanabi" else next(iter(registry.get(env).presets))
-    boards = tuple(preset or ()) or (default,)
+    env = env or settings.env
+    default = LAPTOP if env == "hanabi" else next(iter(registry.get(env).presets))
+    boards = tuple(preset or ()) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
     if out is None and folder == Path(TINY_MODEL) and (folder / MANIFEST).is_file():
@@ -41,7 +42,7 @@ def tiny_model(
             )
         from hanabi_grpo.sft.tiny_model import check_shipped
 
-        check_shipped(folder, legal_moves=settings.legal_moves)
+        check_shipped(folder, legal_moves=settings.env_config.get("legal_moves", False))
         return
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 
@@ -49,7 +50,7 @@ def tiny_model(
         env,
         presets=boards,
         players=count,
-        legal_moves=settings.legal_moves,
+        legal_moves=settings.env_config.get("legal_moves", False),
         seed=settings.seed if seed is None else seed,
         steps=steps,
     )

@@ -74,13 +74,16 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
 
 def _checked(content: bytes, path: Path) -> str:
     given: set[Any] = set()
+    env = "hanabi"
     with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
-        given = {json.loads(line)["env_config"].get("players") for line in content.splitlines() if line.strip()}
+        rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+        given = {row["env_config"].get("players") for row in rows}
+        env = registry.get(rows[0].get("env", env)).name
     counts = sorted(count for count in given if type(count) is int and 1 <= count <= MAX_PLAYERS)
     if len(counts) > 1:
         listed = ", ".join(map(str, counts))
         raise SettingsError(
             f"{path}: rows for {listed} players; all games of a run have as many. Write a file for each."
         )
-    settings = Settings(players=counts[0]) if counts else Settings()
+    settings = Settings(env=env, players=counts[0]) if counts else Settings(env=env)
     return mix_line(parse_rows(content, path, settings), settings)

@@ -35,7 +35,7 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
         raise ValueError(f"not JSON ({error}).") from error
     if not isinstance(row, dict):
         raise ValueError("a row is a JSON object.")
-    env = row.get("env", _own_env(settings))
+    env = row.get("env", settings.env)
     keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)
     _only(row, ROW_KEYS, "a row", elsewhere=keys, place="into env_config")
     messages, given = row.get("messages"), row.get("env_config", {})
@@ -65,8 +65,8 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
     environment = registry.get(env)
     keys = environment.Config.model_fields
     game = {key: value for key, value in given.items() if key in keys}
-    if env == _own_env(settings):
-        names = {variable.field: variable.env for variable in variables(Settings)}
+    if env == settings.env:
+        names = {variable.field: variable.env for variable in variables(env)}
         for key in keys:
             default = getattr(settings, key)
             if game.setdefault(key, default) == default:
@@ -85,7 +85,9 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
     elif preset := environment.presets.get(str(given.get("preset"))):
         game = {**preset.model_dump(), **game}
     if game.get("preset", "") is None:
-        raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
+        if keys["preset"].is_required():
+            raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
+        del game["preset"]
     setup = registry.setup(env, game)
     if setup.spec.num_players != settings.players:
         raise ValueError(
@@ -93,10 +95,6 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
             f"{env} in both terminals."
         )
     return setup.config.model_dump(mode="json")
-
-
-def _own_env(settings: Settings) -> str:
-    return getattr(settings, "env", "hanabi")
 
 
 def _suite(suite: Any) -> str:

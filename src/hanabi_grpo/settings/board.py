@@ -1,39 +1,26 @@
-"""Defaults that follow from the board: which one it is, and the tiny model that knows its words."""
+"""Names of models: the default on a GPU, and the tiny model of what is played on a CPU, which knows its words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hanabi_grpo.envs import registry
 
-LAPTOP, MINI, FULL = "laptop", "mini", "full"
+LAPTOP = "laptop"
 TINY_MODEL, QWEN = "data/tiny-model", "Qwen/Qwen3-4B"
-"""The tiny model of the default board, which is shipped with the repository; and the default on a GPU."""
-PRESET = "Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."
-MODEL = "Model folder or hub name; the tiny model of another board than the default is outputs/tiny-BOARD."
-
-
-def default_preset(given: Mapping[str, Any]) -> str | None:
-    """Return the board of HANABI_PRESET where it is unset; None where the rows of DATASET name theirs.
-
-    Args:
-        given: The settings before it: `device`, `dataset` and `players`.
-    """
-    if given.get("dataset"):
-        return None
-    if given.get("device") == "gpu":
-        return FULL
-    return LAPTOP if given.get("players", 2) == 2 else MINI
+"""The tiny model of Hanabi's default board, which is shipped with the repository; and the default on a GPU."""
+MODEL = "Model folder or hub name; the tiny model of another preset than the default is outputs/tiny-PRESET."
 
 
 def default_model(given: Mapping[str, Any]) -> str:
-    """Return MODEL where it is unset: on a CPU the tiny model of the board that is set.
+    """Return MODEL where it is unset: on a CPU the tiny model of what is set to be played.
 
     Args:
-        given: The settings before it: `device`, `preset` and `players`.
+        given: The settings before it: `device`, `env`, `preset` and `players`.
     """
     if given.get("device") == "gpu":
         return QWEN
-    return tiny_model_folder([given.get("preset") or LAPTOP], given.get("players", 2))
+    env, preset = given.get("env", "hanabi"), given.get("preset")
+    return tiny_model_folder([preset or (LAPTOP if env == "hanabi" else env)], given.get("players", 2), env)
 
 
 def is_local_model(name: str) -> bool:
