@@ -9,7 +9,7 @@ from typing import Any
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.datasets import PROMPT, mix_line, parse_rows
+from hanabi_grpo.rollout.datasets import messages, mix_line, parse_rows
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import MAX_PLAYERS
@@ -41,7 +41,7 @@ def dataset_row(
         raise SettingsError(f"--num-deals {num_deals}: must be 0 (fresh deals for ever) or more.")
     if num_deals:
         config["seeds"] = list(range(num_deals))
-    row: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "env": env, "env_config": config}
+    row: dict[str, Any] = {"messages": messages(env), "env": env, "env_config": config}
     if env == "hanabi":
         del row["env"]
     if share != 1:

@@ -19,9 +19,12 @@ from hanabi_grpo.settings import Settings
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
-PROMPT = "Play Hanabi with your team."
-"""What a row says to other trainers; players read the prompts of their environment."""
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
+
+
+def messages(env: str) -> list[dict[str, str]]:
+    """Return what a row says to other trainers; our players read the prompts of their environment."""
+    return [{"role": "user", "content": "Play Hanabi with your team." if env == "hanabi" else f"Play {env}."}]
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -43,7 +46,7 @@ def _rows(settings: Settings, given: frozenset[str]) -> list[dict[str, Any]]:
     # `given` is not among what makes two settings equal, and decides what a row may say.
     if settings.dataset is not None:
         return load_rows(settings.dataset, settings)
-    row = {"messages": [{"role": "user", "content": PROMPT}], "env_config": {}}
+    row = {"messages": messages(settings.env), "env_config": {}}
     return [parse_row(json.dumps(row).encode(), settings)]
 
 

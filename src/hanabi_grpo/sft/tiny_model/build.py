@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
-from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, sha256_of, way_back, write_manifest
+from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, way_back, write_manifest
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model.recipe import HANABI, Recipe
@@ -181,7 +182,7 @@ def _card(recipe: Recipe, folder: Path, num_words: int, made: dict[str, str | in
         f"{recipe.learning_rate:g}",
         "seed": recipe.seed,
         "made with": ", ".join(f"{name} {value}" for name, value in made.items()),
-        "sha256 of `model.safetensors`": f"`{sha256_of(weights)}`",
+        "sha256 of `model.safetensors`": f"`{file_sha256(weights)}`",
     }
     command = (
         f"{tiny_model_command(recipe.presets, recipe.players, recipe.env)} --seed {recipe.seed} --steps {recipe.steps}"
