@@ -218,13 +218,12 @@ def _phases(state: RunState) -> Table:
 
 
 def _alarms(state: RunState) -> RenderableType:
-    lines = [
-        Text.assemble(
-            (f"{one.name}: ", "bold red"),
-            f"{one.subject + ': ' if one.subject else ''}{one.title}, since step {one.since}",
-        )
-        for one in state.alarms
-    ] or [Text("none is raised", style="green")]
+    lines = []
+    for one in state.readings[: len(state.raised)]:
+        of = f"{visible(one.subject)}: " if one.subject else ""
+        told = f"{of}{one.alarm.title}, since step {state.raised[one.key]}"
+        lines.append(Text.assemble((f"{one.alarm.name}: ", "bold red"), told))
+    lines = lines or [Text("none is raised", style="green")]
     counts = {kind: count for kind, count in state.incident_counts.items() if kind not in ("alarm", "alarm_over")}
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
