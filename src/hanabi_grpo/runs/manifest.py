@@ -164,8 +164,7 @@ def file_sizes(folder: Path) -> dict[str, int]:
     """
     sizes = {}
     for parent, _, names in os.walk(folder, onerror=_raise):
-        for name in names:
-            path = Path(parent, name)
+        for path in (Path(parent, name) for name in names):
             relative = path.relative_to(folder).as_posix()
             if path.is_symlink() or not path.is_file():
                 raise RunFolderError(f"{folder}: {relative} is not a plain file.")

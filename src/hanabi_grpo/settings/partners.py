@@ -6,6 +6,7 @@ here is a function of its arguments; nothing is read or sent.
 """
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -123,9 +124,7 @@ def choose_step(steps: Sequence[int], deal: int, *, seed: int) -> int:
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
     """Return the player whose seat is a partner's in every deal, None where there is none."""
     seats = {partner.seat for partner in pool}
-    if share < 1 or len(seats) != 1:
-        return None
-    (seat,) = seats
+    seat = next(iter(seats)) if share == 1 and len(seats) == 1 else None
     return None if seat is None else player_name(seat)
 
 
@@ -203,19 +202,14 @@ def _parse(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
 
 def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     # Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind what is equal still.
-    words: dict[str, set[str]] = {}
-    for partner in pool:
-        words.setdefault(partner.name, set()).add(partner.word)
     names: dict[str, str] = {}
     for partner in pool:
         name = partner.name
-        if isinstance(partner.ref, CheckpointRef) and len(words[name]) > 1:
+        if isinstance(partner.ref, CheckpointRef) and len({one.word for one in pool if one.name == name}) > 1:
             name = ".".join(part for part in partner.ref.metric_name if part)
-        number, free = 1, name
-        while free in names.values() and names.get(partner.word) != free:
-            number += 1
-            free = f"{name}-{number}"
-        names.setdefault(partner.word, free)
+        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        taken = {given for word, given in names.items() if word != partner.word}
+        names.setdefault(partner.word, next(one for one in numbered if one not in taken))
     return tuple(replace(partner, name=names[partner.word]) for partner in pool)
 
 
