@@ -228,8 +228,8 @@ def _alarms(state: RunState) -> RenderableType:
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
         lines.append(Text(f"incidents: {words}", style="yellow"))
-    for one in [one for one in state.incidents if one.kind in counts][-2:]:
-        text = f"{clock(one.time)} {one.kind}: {' '.join(one.message.split())}"
+    for incident in [one for one in state.incidents if one.kind in counts][-2:]:
+        text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
 
