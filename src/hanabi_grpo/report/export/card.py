@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
+from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.tracking.card import table_cell
 
@@ -84,7 +85,7 @@ def presets(origin: Origin) -> list[str]:
     if origin.settings.get("HANABI_PRESET"):
         return [str(origin.settings["HANABI_PRESET"])]
     known = {one: f"{name} with half of its decks" if half else name for one, (name, half) in boards_by_hash().items()}
-    hashes = origin.saved.facts.get("board_hashes", [])
+    hashes = spec_hashes(origin.saved.facts)
     return [known.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
 
 
