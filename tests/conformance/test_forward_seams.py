@@ -96,15 +96,6 @@ def test_values_and_gradients_are_those_of_ms_swifts_pass(kind: str, joined: boo
     assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
 
 
-def test_in_bfloat16_the_values_are_the_same_up_to_its_rounding() -> None:
-    model = _model(dtype=torch.bfloat16)
-    ids, _, mask = _rows()
-    ours, theirs = reply_logps(model, model, ids, mask, 1.0), _theirs(model, 1.0)
-    assert ours.dtype == theirs.dtype == torch.bfloat16
-    assert float((ours - theirs)[mask].abs().max()) < 0.05
-    assert all(torch.isfinite(value).all() for value in _gradients(model, ours).values())
-
-
 def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is_the_same() -> None:
     model = _model()
     ids, _, mask = _rows()
@@ -138,16 +129,6 @@ def _failing(**_: Any) -> Any:
     raise RuntimeError("planted")
 
 
-def test_padding_changes_no_row() -> None:
-    model = _model()
-    ids, attention, mask = _rows()
-    together = reply_logps(model, model, ids, mask, 1.0)
-    for row in range(3):
-        length = int(attention[row].sum())
-        alone = reply_logps(model, model, ids[row : row + 1, :length], mask[row : row + 1, : length - 1], 1.0)
-        torch.testing.assert_close(alone[0], together[row, : length - 1])
-
-
 def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> None:
     for kind in MODELS:
         layer = _model(kind).get_base_model().get_decoder().layers[-1]
@@ -162,7 +143,6 @@ def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> 
 def test_pefts_layer_computes_what_the_joined_operation_computes() -> None:
     source = inspect.getsource(Linear.forward)
     assert "result = result + lora_B(lora_A(dropout(x))) * scaling" in source
-    assert "_disable_adapters" in inspect.getsource(Linear.disable_adapters.fget or Linear.disable_adapters)
 
 
 def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> None:

@@ -136,13 +136,11 @@ def test_every_deal_is_played_once_and_comes_back_to_its_place(seeds: list[int],
     assert share_deals([{**one, "seats": ["iggi", "base"]} for one in deals], servers) == shares
 
 
-def test_calls_are_made_at_the_same_time_and_answers_come_in_order() -> None:
-    meet = threading.Barrier(3, timeout=20)
+def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_all_have_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meet, done = threading.Barrier(3, timeout=20), []
     assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == ["a", "b", "c"]
-
-
-def test_the_first_failure_is_raised_once_all_calls_have_ended(caplog: pytest.LogCaptureFixture) -> None:
-    done = []
 
     def fail(kind: type[Exception]) -> None:
         raise kind("no")
@@ -251,18 +249,6 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
             link.connect(0)
     assert all(one.client.session_timeout is None for one in link.links.values())
     fleet(apps[:1]).connect(0)
-
-
-def test_a_server_that_holds_an_older_version_is_named(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    link = fleet()
-    link.connect(0)
-    link.push(None, PLAYERS, 7)
-    first, _ = link.links.values()
-    first.push_exported({name: (adapter_bytes(0.5), PEFT_CONFIG) for name in PLAYERS}, 8)
-    with pytest.raises(ServerError, match=rf":{apps[1].port}: .*player_0@8 is required, but this server holds .*@7"):
-        link.play(DEALS, PLAYERS, 8)
 
 
 def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its_own_games(

@@ -7,14 +7,27 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.run_folder import append_jsonl
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.board import Board
 from hanabi_grpo.tracking.mirror import Mirror
 
 logger = logging.getLogger(__name__)
+
+_SHOWN = {
+    "score/mean": ("score", ".2f"),
+    "score/se": ("±", ".2f"),
+    "illegal_per_game": ("illegal", ".2f"),
+    "unparsable_per_game": ("unparsable", ".2f"),
+    "loss": ("loss", ".4f"),
+    "grad_norm": ("grad", ".3f"),
+    "time/push": ("push", ".2f"),
+    "time/rollout": ("rollout", ".1f"),
+}
+"""What the terminal's line of a step has: figure to its name there, and its form; times in seconds."""
 
 
 class TrackingCallback(TrainerCallback):
@@ -28,7 +41,8 @@ class TrackingCallback(TrainerCallback):
         self.settings, self.run_folder = settings, run_folder
         self._mirror: Mirror | None = None
         self._board: Board | None = None
-        self._watch = AlarmWatch()
+        self._alarms = alarms_of(settings_values(settings))
+        self._watch = AlarmWatch(self._alarms)
         self._incidents = IncidentLog(run_folder)
         self._rows: list[dict[str, Any]] = []
         self._started = time.time()
@@ -83,25 +97,8 @@ class TrackingCallback(TrainerCallback):
                 value=change.value,
                 level=change.level,
             )
-        if "score/mean" not in logs:
-            logger.info("step %d/%d  no usable game", state.global_step, state.max_steps)
-            return
-        logger.info(
-            "step %d/%d  score %.2f ± %.2f (kept %.2f)  illegal %.2f  hints %.1f  bombs %.0f%%  loss %.4f  grad %.3f  "
-            "push %.2f s  rollout %.1f s",
-            state.global_step,
-            state.max_steps,
-            logs["score/mean"],
-            logs.get("score/se", float("nan")),
-            logs["score_kept/mean"],
-            logs["illegal_per_game"],
-            logs["hints_per_game"],
-            100 * logs["bombs_per_game"],
-            logs.get("loss", float("nan")),
-            logs.get("grad_norm", float("nan")),
-            logs["time/push"],
-            logs["time/rollout"],
-        )
+        shown = [f"{label} {logs[name]:{form}}" for name, (label, form) in _SHOWN.items() if name in logs]
+        logger.info("step %d/%d  %s", state.global_step, state.max_steps, "  ".join(shown) or "no usable game")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let the mirror send the last adapters, and close the trackers."""
@@ -122,7 +119,7 @@ class TrackingCallback(TrainerCallback):
         except OSError as error:
             logger.warning("metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror)
             rows = []
-        watch = AlarmWatch.after(row for row in rows if row["step"] <= step)
+        watch = AlarmWatch.after((row for row in rows if row["step"] <= step), self._alarms)
         for (name, subject), since in watch.raised.items():
             logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
         return watch

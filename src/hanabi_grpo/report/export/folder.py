@@ -105,11 +105,7 @@ def export(
 
 
 def check_base_model(base_model: str) -> None:
-    """Refuse what is no hub name.
-
-    Raises:
-        SettingsError: See there.
-    """
+    """Raise a SettingsError for what is no hub name."""
     if not HUB_NAME.fullmatch(base_model):
         raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
 
@@ -146,7 +142,7 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
 
 
 def _seal(folder: Path, origin: Origin, players: Sequence[str]) -> None:
-    kept = ("board_hashes", *SAME_FACTS)
+    kept = ("spec_hashes", "board_hashes", *SAME_FACTS)
     facts: dict[str, Any] = {name: origin.saved.facts[name] for name in kept if name in origin.saved.facts}
     model, is_on_hub = base_name(origin.model)
     facts |= {"model": model} if is_on_hub else {}
