@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -19,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.client.remote_seat import RemotePolicy
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
 from hanabi_grpo.envs.hanabi.policies import Policy
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
