@@ -164,13 +164,13 @@ def _keep(
     runs: Iterable[Path], document: dict[str, Any], digest: str, out: Path | None, tell: Callable[[str], None]
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
-    temperature, num_deals = document["temperature"], len(document["scores"])
-    heat = "greedy" if temperature == 0 else f"T{temperature:g}"
-    stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        path = run / EVALUATIONS / f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
+        temperature = document["temperature"]
+        heat = "greedy" if temperature == 0 else f"T{temperature:g}"
+        stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
+        path = run / EVALUATIONS / f"{stem}-{heat}-{len(document['scores'])}-{digest[:8]}.json"
         try:
             write_document(path, document)
         except SettingsError as error:
