@@ -62,7 +62,7 @@ def cross_play(
 ) -> None:
     """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners.
 
-    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")

@@ -64,8 +64,9 @@ def evaluate(
     A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of the run folder.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
-    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
-    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
+    and the others of serve with --own-server; DATASET, HANABI_ENV, HANABI_PRESET and HANABI_PLAYERS choose the game;
+    TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and
+    hf: words.
     """
     if deals < 2:
         raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
