@@ -7,11 +7,10 @@ from boards import ALL_BOARDS
 from convention_games import golden_game, some_counts
 from fake_engine import LAPTOP
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.conventions.cells import figure_cell, matrix_rows, number, shade
-from hanabi_grpo.envs.hanabi.conventions.estimates import Estimate
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
 from hanabi_grpo.envs.hanabi.conventions.figures import Unit
-from hanabi_grpo.envs.hanabi.conventions.report import MoveMatrix
+from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError

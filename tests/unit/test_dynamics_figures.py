@@ -1,18 +1,17 @@
-"""Figures that tell how play changes: counted by hand, and against the conventions room."""
-
 import asyncio
+import itertools
+import statistics
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_report
 from hanabi_grpo.envs.hanabi.dynamics import dynamics_figures
-from hanabi_grpo.envs.hanabi.dynamics.played import replayed
-from hanabi_grpo.envs.hanabi.dynamics.replies import reply_figures
-from hanabi_grpo.envs.hanabi.policies import HintBot, Policy, make_policy
+from hanabi_grpo.envs.hanabi.dynamics.figures import replayed, reply_figures
+from hanabi_grpo.envs.hanabi.dynamics.information import chance_information, information_above_chance
+from hanabi_grpo.envs.hanabi.policies import Policy, make_policy
 from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.evaluation.matches import replay
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 from made_games import made_episode
@@ -66,23 +65,26 @@ def test_moves_that_replaced_a_bad_reply_are_nobody_s_choice() -> None:
     assert not [name for name in figures if "share/" in name or "blind_share" in name]
 
 
-@pytest.mark.parametrize("board", [LAPTOP, EnvConfig(preset="mini", players=3)])
-def test_hint_bits_are_the_conventions_room_s_hint_information(board: EnvConfig) -> None:
-    groups = play(board, *[HintBot(noise=0.2)] * board.players, deals=60, games=2)
-    counts = ConventionCounts(board.spec())
-    for episode in (episode for group in groups for episode in group):
-        counts.add(replay(episode))
-    report = convention_report("x", counts)
-    figures = dynamics_figures(groups, ())
-    assert figures["hint_bits"] == pytest.approx(report.team.figures["hint_information"].value)
-    assert figures["player_0/hint_bits"] == pytest.approx(report.seats[0].figures["hint_information"].value)
-
-
 def test_hints_that_nobody_reads_carry_nothing_and_a_bot_s_do() -> None:
     silent = dynamics_figures(play(LAPTOP, make_policy("random"), make_policy("random"), deals=100), ())
     heard = dynamics_figures(play(LAPTOP, make_policy("simple-bot"), make_policy("simple-bot"), deals=100), ())
     assert abs(silent["hint_bits"]) < 0.03
     assert heard["hint_bits"] > 0.2
+
+
+def test_information_is_that_above_the_mean_over_every_pairing() -> None:
+    before, after = [0, 0, 1, 2, 2], [0, 1, 1, 1, 0]
+
+    def table(order: tuple[int, ...]) -> np.ndarray:
+        counts = np.zeros((3, 2), dtype=np.int64)
+        np.add.at(counts, (before, list(order)), 1)
+        return counts
+
+    above = [information_above_chance(table(order)) for order in itertools.permutations(after)]
+    assert statistics.fmean(above) == pytest.approx(0, abs=1e-12)
+    assert information_above_chance(np.array([[500, 0], [0, 500]])) == pytest.approx(1, abs=0.01)
+    many = np.full((20, 20), 500)
+    assert chance_information(many) == pytest.approx(19 * 19 / (2 * np.log(2) * many.sum()), rel=1e-2)
 
 
 def test_only_trained_seats_count_and_only_self_play_is_compared_with_blind_play() -> None:

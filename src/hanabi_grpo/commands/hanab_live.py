@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from hanabi_grpo.commands.view import choose_recordings
-from hanabi_grpo.envs.hanabi.replays.compact import URL, compact, expand, looks_compact
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
 from hanabi_grpo.envs.hanabi.replays.live_game import LiveGame, live_game_to_json, live_games_from_text
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
@@ -25,7 +24,6 @@ hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board
 def export_hanab_live(
     path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
     out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
-    url: Annotated[bool, typer.Option("--url", help="Links that open the games instead of JSON.")] = False,
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
     step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
 ) -> None:
@@ -33,10 +31,9 @@ def export_hanab_live(
     recordings, notes = choose_recordings(path, step=step, game=game)
     lines = []
     for recording in recordings:
-        exported = export_game(recording)
-        notes += exported.notes
-        live = exported.game
-        lines.append(URL + compact(live) if url else json.dumps(live_game_to_json(live), ensure_ascii=False))
+        live, said = export_game(recording)
+        notes += said
+        lines.append(json.dumps(live_game_to_json(live), ensure_ascii=False))
     text = "".join(f"{line}\n" for line in lines)
     _tell(notes)
     if out is None:
@@ -56,7 +53,7 @@ def export_hanab_live(
 
 @hanab_live.command("import")
 def import_hanab_live(
-    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input, URLs or their fragments.")],
+    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input.")],
     out: Annotated[Path, typer.Option(help="New file of games, for hanabi-grpo view.")],
 ) -> None:
     """Replay games of hanab.live in our engine; games of other rules are refused, and then none is written."""
@@ -64,10 +61,10 @@ def import_hanab_live(
     for source in sources:
         lives = _read(source)
         for number, live in enumerate(lives):
-            name = "standard input" if source == "-" else source if len(source) < 80 else f"{source[:40]}…"
-            imported = import_game(live, name if len(lives) == 1 else f"{name}, game {number}")
-            recordings.append(imported.recording)
-            _tell(imported.notes)
+            name = "standard input" if source == "-" else source
+            recording, notes = import_game(live, name if len(lives) == 1 else f"{name}, game {number}")
+            recordings.append(recording)
+            _tell(notes)
     write_recordings(out, recordings)
     word = "game" if len(recordings) == 1 else "games"
     _tell([f"wrote {len(recordings)} {word} to {out}; watch with: hanabi-grpo view {out}"])
@@ -76,16 +73,11 @@ def import_hanab_live(
 def _read(source: str) -> list[LiveGame]:
     if source == "-":
         return live_games_from_text(sys.stdin.read(), "standard input")
-    # A fragment can be longer than a file's name may be, and asking for such a file is an error of its own.
-    if looks_compact(source) and not (len(source) < 200 and Path(source).is_file()):
-        return [expand(source)]
     try:
         text = Path(source).read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"{source[:80]}: cannot be read ({why}); give a JSON file, a hanab.live URL or its fragment."
-        ) from error
+        raise SettingsError(f"{source[:80]}: cannot be read ({why}); give a JSON file of games.") from error
     return live_games_from_text(text, source)
 
 

@@ -1,12 +1,8 @@
 """How a team's play changes while it learns, and when that goes wrong.
 
 Map:
-    played      recorded games, move by move, with what was legal
-    moves       which moves a player makes where they are legal, and how close that is to blind play
-    hints       what a hint tells the next player, in bits
-    replies     length and form of replies
-    boards      scores by board, against blind play of the same deals
-    figures     all of these for one step
+    figures     how a team plays in one step: scores, hints, moves, replies
+    information mutual information above chance
     table       the alarms: figure, threshold, meaning, what to do
     watch       AlarmWatch: raises an alarm once, says when it is over
     history     the rows of a run's metrics.jsonl
