@@ -11,7 +11,7 @@ from gymnasium.utils import seeding
 from pettingzoo import AECEnv
 
 from hanabi_grpo.envs.base import C, Environment, Task
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, parts_of
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_names
 
@@ -31,7 +31,24 @@ class AnyText(Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-class AECWrapper(AECEnv[str, dict[str, str], str | None]):
+class HoldsEpisode:
+    """Something that plays one episode after the other."""
+
+    _referee: Referee | None = None
+
+    @property
+    def referee(self) -> Referee:
+        """The episode; it knows everything, so it is for records and tests, never for players.
+
+        Raises:
+            IllegalActionError: `reset` was not called.
+        """
+        if self._referee is None:
+            raise IllegalActionError("No episode was started: call reset() first.")
+        return self._referee
+
+
+class AECWrapper(HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     """One environment with one config; its agents are `player_0`, `player_1` ….
 
     ## Action Space
@@ -97,7 +114,6 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
         self._memory = memory
         self._players = {agent: player for player, agent in enumerate(self.possible_agents)}
         self._generator: np.random.Generator | None = None
-        self._referee: Referee | None = None
         self._replies: dict[int, str] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -143,9 +159,9 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         if set(self._replies) == set(referee.to_act()):
-            step = referee.step(self._replies)
+            turns = referee.step(self._replies)
             self._replies = {}
-            parts = [dict(part) for part in step.rewards]
+            parts = [parts_of(turns, player) for player in range(len(self.agents))]
             self.rewards = {agent: float(sum(part.values())) for agent, part in zip(self.agents, parts, strict=True)}
             self._tell(parts)
         else:
@@ -184,17 +200,6 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
     def action_space(self, agent: str) -> AnyText:
         """Return the space of an agent's replies; equal for all agents."""
         return self.action_spaces[agent]
-
-    @property
-    def referee(self) -> Referee:
-        """The episode; it knows everything, so it is for records and tests, never for players.
-
-        Raises:
-            IllegalActionError: `reset` was not called.
-        """
-        if self._referee is None:
-            raise IllegalActionError("No episode was started: call reset() first.")
-        return self._referee
 
     def _tell(self, parts: list[dict[str, float]]) -> None:
         referee = self.referee

@@ -6,14 +6,14 @@ from typing import Any, Generic
 
 import gymnasium
 
-from hanabi_grpo.envs.aec import MAX_MESSAGE_CHARS, MAX_REPLY_CHARS, AnyText
+from hanabi_grpo.envs.aec import MAX_MESSAGE_CHARS, MAX_REPLY_CHARS, AnyText, HoldsEpisode
 from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, parts_of
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_name
 
 
-class SeatEnv(gymnasium.Env[str, str], Generic[C]):
+class SeatEnv(HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     """An environment seen from one seat: each step is one reply of it and what the partners do until its next turn.
 
     ## Action Space
@@ -67,7 +67,6 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
         self.action_space = AnyText(MAX_REPLY_CHARS)
         self._partners = dict(partners)
         self._seats: dict[int, Seat] = {}
-        self._referee: Referee | None = None
         self._owed: Counter[str] = Counter()
         self._is_end_told = False
 
@@ -114,17 +113,6 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
         info = {**self._info(), **own, "rewards": rewards}
         return self._observation(), float(sum(rewards.values())), self._is_end_told and not truncated, truncated, info
 
-    @property
-    def referee(self) -> Referee:
-        """The episode; it knows everything, so it is for records and tests, never for players.
-
-        Raises:
-            IllegalActionError: `reset` was not called.
-        """
-        if self._referee is None:
-            raise IllegalActionError("No episode was started: call reset() first.")
-        return self._referee
-
     def _goes_on_without_me(self) -> bool:
         return self.referee.status is None and self.seat not in self.referee.to_act()
 
@@ -141,9 +129,9 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
                         f"{replies[player]!r}: {self._partners[player].name} as {player_name(player)} may not do that "
                         f"now; a partner has to choose one of {', '.join(legal)}."
                     )
-        step = referee.step(replies)
-        self._owed.update(step.rewards[self.seat])
-        own = next((move for move in step.moves if move.player == self.seat), None)
+        turns = referee.step(replies)
+        self._owed.update(parts_of(turns, self.seat))
+        own = next((turn for turn in turns if turn.player == self.seat), None)
         return {} if own is None else {"action": own.action, "kind": own.kind}
 
     def _observation(self) -> str:

@@ -16,15 +16,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hanabi_grpo import __version__
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import system_prompt, turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Game, parse_action, shuffled_deck
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import line_up_key
 from hanabi_grpo.evaluation.matches import Served, ask_games
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.wire import episode_to_json
@@ -151,14 +153,10 @@ def _play(
 
 
 async def _scripted(what: Collection, seeds: Sequence[int], tables: Sequence[tuple[Ref, ...]]) -> list[list[Episode]]:
-    style = ObservationStyle(what.config.observation)
+    setup = Setup(HANABI, what.config)
     return [
         await play_group(
-            what.config,
-            [make_policy(str(ref), style=style) for ref in table],
-            suite=what.suite,
-            seed=seed,
-            num_games=what.num_games,
+            setup.task(what.suite, seed), [make_script(setup, str(ref)) for ref in table], num_games=what.num_games
         )
         for seed, table in zip(seeds, tables, strict=True)
     ]
