@@ -9,15 +9,14 @@ import random
 
 import pytest
 
-from boards import random_move
+from boards import random_move, scripted_episodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game, nothing_can_score
 from hanabi_grpo.envs.hanabi.replays.live_game import live_game_from_json, live_game_to_json
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import Episode, EpisodeStatus, Turn
+from made_games import made_episode, made_turn
 
 NUM_GAMES = int(os.environ.get("HANAB_LIVE_GAMES", "200"))
 
@@ -34,13 +33,10 @@ def careful_episode(num_players: int, seed: int, *, spoils: bool = False) -> Epi
         player = game.current_player
         action = (_spoiling_discard(game) if spoils else None) or random_move(game, rng, careful=True)
         text = format_action(action, style="full", num_players=num_players)
-        turns.append(Turn(player=player, prompt="", reply=text, action=text, kind=ReplyKind.LEGAL, rewards={}))
+        turns.append(made_turn(player, text=text, num_players=num_players))
         game.apply(action)
-    status = EpisodeStatus.BOMBED if game.is_bombed else EpisodeStatus.FINISHED
-    return Episode(
-        preset="full", spec_hash=spec.hash, num_players=num_players, suite="train", seed=seed, status=status,
-        score=game.score, score_kept=game.score_kept, turns=tuple(turns),
-    )  # fmt: skip
+    end = {"score": game.score, "score_kept": game.score_kept, "bombed": int(game.is_bombed)}
+    return made_episode(*turns, preset="full", spec_hash=spec.hash, num_players=num_players, seed=seed, **end)
 
 
 def _spoiling_discard(game: Game) -> Action | None:
@@ -54,8 +50,8 @@ def episodes(num_players: int) -> list[Episode]:
     """Return this number of players' share: hint-bots, random moves, careful ones, and teams that spoil the game."""
     count = NUM_GAMES // 4
     config = EnvConfig(preset="full", players=num_players)
-    played = play_episodes_sync(config, [HintBot()] * num_players, "train", range(count * 2 // 5))
-    played += play_episodes_sync(config, [RandomPolicy()] * num_players, "train", range(count // 5))
+    played = scripted_episodes(config, ["hint-bot"] * num_players, range(count * 2 // 5))
+    played += scripted_episodes(config, ["random"] * num_players, range(count // 5))
     played += [careful_episode(num_players, seed, spoils=True) for seed in range(count // 5)]
     return played + [careful_episode(num_players, seed) for seed in range(count - len(played))]
 
@@ -78,14 +74,14 @@ def test_games_come_back_identical(num_players: int) -> None:
             (turn.player, _move(turn, num_players)) for turn in theirs
         ]
         if len(kept) == len(ours):
-            assert recording.episode.score == episode.score
+            assert recording.episode.result == episode.result
             assert recording.episode.status == episode.status
         else:
             assert recording.episode.status is EpisodeStatus.FINISHED
-            assert recording.episode.score >= episode.score
+            assert recording.episode.result["score"] >= episode.result["score"]
         num_shortened += len(exported.actions) < len(episode.turns)
-        num_bombed += episode.status is EpisodeStatus.BOMBED
-        num_last_round += len(exported.actions) == len(episode.turns) and episode.status is EpisodeStatus.FINISHED
+        num_bombed += episode.result["bombed"] == 1
+        num_last_round += len(exported.actions) == len(episode.turns) and not episode.result["bombed"]
     assert min(num_shortened, num_bombed, num_last_round) > 0, "a way to end was not tried"
 
 
@@ -129,7 +125,7 @@ def test_games_that_others_made_are_replayed() -> None:
         "1:6:0 0:9:0 2:0:1 1:22:0 2:3:4 0:26:0 0:23:0 3:2:4 0:5:0 0:28:0 0:15:0 1:24:0 0:4:0 1:8:0 3:0:4 3:2:5 0:34:0 "
         "1:18:0 2:2:3 0:2:0 0:30:0 0:37:0 1:14:0 0:20:0 3:3:5 0:11:0 0:21:0 1:27:0 3:0:5 2:0:1 0:29:0 0:42:0",
     )
-    assert (episode.status, episode.score, len(episode.turns), notes) == (EpisodeStatus.FINISHED, 25, 49, [])
+    assert (episode.result["score"], len(episode.turns), notes) == (25, 49, [])
     episode, notes = others_game(
         4,
         "Y2 R2 R2 G1 B1 R1 B4 R1 G3 G2 G3 Y1 Y4 W1 R4 Y2 R3 Y3 B5 R1 R5 Y5 B3 B1 G1 Y3 Y1 B2 W2 G2 W3 W1 B2 G4 W1 G1 "
@@ -137,4 +133,4 @@ def test_games_that_others_made_are_replayed() -> None:
         "3:1:1 0:7 2:3:3 0:13 2:2:1 0:5 0:11 3:0:2 3:3:2 0:4 3:3:3 0:15 0:0 2:3:1 2:0:2 0:17 0:3 1:6 2:1:0 0:12 0:2 "
         "0:16 1:8 0:21 0:1 4:0:2",
     )
-    assert (episode.status, episode.score, len(episode.turns), notes) == (EpisodeStatus.BOMBED, 0, 25, [])
+    assert (episode.result["bombed"], len(episode.turns), notes) == (1, 25, [])

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from boards import ALL_BOARDS, random_game
+from boards import ALL_BOARDS, random_game, scripted_game
 from convention_games import LAPTOP, golden_game, played, some_counts
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, count_game
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ConventionReport,
@@ -18,7 +19,6 @@ from hanabi_grpo.envs.hanabi.conventions.report import (
     leave_one_out,
     standard_error,
 )
-from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
 from hanabi_grpo.envs.hanabi.rules import Card, Game, GameSpec, PlayerView, make_spec
 from hanabi_grpo.errors import GameParameterError
 
@@ -171,9 +171,9 @@ def test_on_every_board_counts_agree_with_what_players_see_and_shares_are_shares
 def test_all_games_of_a_deal_are_one_group_and_games_of_another_board_are_refused() -> None:
     counts = ConventionCounts(LAPTOP)
     for name in ("random", "iggi", "hint-bot"):
-        counts.add(play_scripted(LAPTOP, [make_policy(name)] * 2, suite="eval", seed=3))
+        counts.add(scripted_game(EnvConfig(preset="laptop"), [name] * 2, seed=3))
     with pytest.raises(GameParameterError, match="marshal-mini"):
-        counts.add(play_scripted(make_spec("marshal-mini"), [make_policy("random")] * 2, suite="eval", seed=0))
+        counts.add(scripted_game(EnvConfig(preset="marshal-mini"), ["random"] * 2))
     assert [group["games"] for group in counts.groups if group] == [3]
 
 
@@ -211,7 +211,7 @@ def test_what_bots_hints_mean_is_found() -> None:
 def test_a_seat_that_does_not_listen_shows() -> None:
     counts = ConventionCounts(LAPTOP)
     for seed in range(200):
-        counts.add(play_scripted(LAPTOP, [make_policy("hint-bot"), make_policy("random")], suite="eval", seed=seed))
+        counts.add(scripted_game(EnvConfig(preset="laptop"), ["hint-bot", "random"], seed=seed))
     listener, deaf = convention_report("mixed", counts).seats
     assert (listener.hints["any"]["play_signal"].value or 0) > 0.1
     assert (deaf.hints["any"]["play_signal"].value or 0) < 0

@@ -1,4 +1,3 @@
-import asyncio
 import itertools
 import statistics
 from dataclasses import replace
@@ -6,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from boards import scripted_episodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.dynamics import dynamics_figures
 from hanabi_grpo.envs.hanabi.dynamics.figures import replayed, reply_figures
 from hanabi_grpo.envs.hanabi.dynamics.information import chance_information, information_above_chance
-from hanabi_grpo.envs.hanabi.policies import Policy, make_policy
 from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.types import Episode, ReplyKind, Turn
 from made_games import made_episode
 from made_games import made_turn as said
@@ -20,11 +18,8 @@ from made_games import made_turn as said
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
 
-def play(config: EnvConfig, *team: Policy, deals: int = 8, games: int = 4) -> list[list[Episode]]:
-    async def play_all() -> list[list[Episode]]:
-        return [await play_group(config, team, suite="train", seed=seed, num_games=games) for seed in range(deals)]
-
-    return asyncio.run(play_all())
+def play(config: EnvConfig, *team: str, deals: int = 8, games: int = 4) -> list[list[Episode]]:
+    return [scripted_episodes(config, team, [seed], num_games=games) for seed in range(deals)]
 
 
 def unknown_board(*turns: Turn) -> Episode:
@@ -32,8 +27,7 @@ def unknown_board(*turns: Turn) -> Episode:
 
 
 def test_blind_play_is_recognised_and_scores_what_blind_play_scores() -> None:
-    blind = make_policy("blind")
-    figures = dynamics_figures(play(LAPTOP, blind, blind), ())
+    figures = dynamics_figures(play(LAPTOP, "blind", "blind"), ())
     assert figures["player_0/blind_share"] == figures["player_0/top_move_share"] == 1.0
     assert figures["player_0/top_slot_share"] == 1.0
     assert figures["share/play"] == 1.0
@@ -48,7 +42,7 @@ def test_blind_play_is_recognised_and_scores_what_blind_play_scores() -> None:
 
 
 def test_shares_are_of_the_turns_on_which_a_move_was_legal() -> None:
-    figures = dynamics_figures(play(LAPTOP, make_policy("random"), make_policy("random"), deals=40), ())
+    figures = dynamics_figures(play(LAPTOP, "random", "random", deals=40), ())
     assert figures["share/hint"] == pytest.approx(0.45, abs=0.06)
     both = figures["player_0/share/hint_color"] + figures["player_0/share/hint_rank"]
     assert both == pytest.approx(figures["player_0/share/hint"])
@@ -57,8 +51,7 @@ def test_shares_are_of_the_turns_on_which_a_move_was_legal() -> None:
 
 
 def test_moves_that_replaced_a_bad_reply_are_nobody_s_choice() -> None:
-    blind = make_policy("blind")
-    [[episode]] = play(LAPTOP, blind, blind, deals=1, games=1)
+    [[episode]] = play(LAPTOP, "blind", "blind", deals=1, games=1)
     bad = replace(episode, turns=tuple(replace(turn, kind=ReplyKind.ILLEGAL) for turn in episode.turns))
     figures = dynamics_figures([[bad]], ())
     assert figures["player_0/bad_reply_share"] == 1.0
@@ -66,8 +59,8 @@ def test_moves_that_replaced_a_bad_reply_are_nobody_s_choice() -> None:
 
 
 def test_hints_that_nobody_reads_carry_nothing_and_a_bot_s_do() -> None:
-    silent = dynamics_figures(play(LAPTOP, make_policy("random"), make_policy("random"), deals=100), ())
-    heard = dynamics_figures(play(LAPTOP, make_policy("simple-bot"), make_policy("simple-bot"), deals=100), ())
+    silent = dynamics_figures(play(LAPTOP, "random", "random", deals=100), ())
+    heard = dynamics_figures(play(LAPTOP, "simple-bot", "simple-bot", deals=100), ())
     assert abs(silent["hint_bits"]) < 0.03
     assert heard["hint_bits"] > 0.2
 
@@ -89,7 +82,7 @@ def test_information_is_that_above_the_mean_over_every_pairing() -> None:
 
 def test_only_trained_seats_count_and_only_self_play_is_compared_with_blind_play() -> None:
     own = ("player_0@3", "player_1@3")
-    groups = play(LAPTOP, make_policy("hint-bot"), make_policy("blind"))
+    groups = play(LAPTOP, "hint-bot", "blind")
     seated = [[replace(episode, seats=("player_0@3", "blind")) for episode in group] for group in groups]
     figures = dynamics_figures(seated, own)
     assert "player_0/share/hint" in figures
@@ -101,8 +94,7 @@ def test_only_trained_seats_count_and_only_self_play_is_compared_with_blind_play
 
 
 def test_games_that_do_not_fit_their_deal_are_left_out() -> None:
-    blind = make_policy("blind")
-    [[episode]] = play(LAPTOP, blind, blind, deals=1, games=1)
+    [[episode]] = play(LAPTOP, "blind", "blind", deals=1, games=1)
     assert len(replayed([[episode]], ())) == 1
     first, *rest = episode.turns
     broken = [
@@ -127,9 +119,8 @@ def test_a_step_without_games_and_players_without_turns_have_no_figures() -> Non
 
 
 def test_several_boards_have_a_score_each() -> None:
-    blind = make_policy("blind")
     mini = EnvConfig(preset="marshal-mini", observation="compact", legal_moves=False)
-    figures = dynamics_figures(play(LAPTOP, blind, blind, deals=2) + play(mini, blind, blind, deals=4), ())
+    figures = dynamics_figures(play(LAPTOP, "blind", "blind", deals=2) + play(mini, "blind", "blind", deals=4), ())
     assert (figures["games/laptop"], figures["games/marshal-mini"]) == (8.0, 16.0)
     assert figures["score/marshal-mini"] > figures["score/laptop"]
     assert make_spec("marshal-mini").reachable_max == 4

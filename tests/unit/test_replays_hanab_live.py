@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from boards import scripted_episodes
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
 from hanabi_grpo.envs.hanabi.replays.live_game import (
     LiveAction,
@@ -19,7 +19,6 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.recordings import read_recordings, write_recordings
 from hanabi_grpo.types import Episode, EpisodeStatus
 
@@ -43,8 +42,7 @@ def imported(**changes: Any) -> tuple[Episode, list[str]]:
 
 
 def full_episode(seed: int = 0) -> Episode:
-    config = EnvConfig(preset="full")
-    return play_episodes_sync(config, [HintBot()] * 2, "train", [seed])[0]
+    return scripted_episodes(EnvConfig(preset="full"), ["hint-bot"] * 2, [seed])[0]
 
 
 def test_the_json_has_the_four_keys_and_the_numbers_of_the_format() -> None:
@@ -60,8 +58,8 @@ def test_a_game_is_replayed_move_by_move() -> None:
     episode, notes = imported()
     assert [turn.action for turn in episode.turns] == ["Play 0", "Hint player_0 2", "Play 2"]
     assert [turn.player for turn in episode.turns] == [0, 1, 0]
-    assert [dict(turn.rewards) for turn in episode.turns] == [{"score": 1.0}, {}, {"score": 1.0}]
-    assert (episode.score, episode.status) == (2, EpisodeStatus.TRUNCATED_TURNS)
+    assert [turn.rewards for turn in episode.turns] == [({"score": 1.0},) * 2, ({}, {}), ({"score": 1.0},) * 2]
+    assert (episode.result["score"], episode.status) == (2, EpisodeStatus.TRUNCATED_TURNS)
     assert all(turn.version is None and not turn.reply_ids for turn in episode.turns)
     assert notes == ["game: stops after 3 moves, before its end."]
 
@@ -74,9 +72,9 @@ def test_what_others_add_is_left_alone() -> None:
                  "numPlayers": 2, "startingPlayer": 0, "variantID": 0, "emptyClues": 0},
         notes=[["a note"], []], characters=[], id=17, seed="p2v0s1", extra={"a": 1},
     )  # fmt: skip
-    assert (episode.score, episode.suite, episode.seed) == (2, "hanab.live", 17)
+    assert (episode.result["score"], episode.suite, episode.seed) == (2, "hanab.live", 17)
     for absent in ({}, {"options": None}, {"options": {}}, {"characters": [{"name": "n/a", "metadata": 0}]}):
-        assert imported(**absent)[0].score == 2
+        assert imported(**absent)[0].result["score"] == 2
 
 
 def test_a_game_that_its_players_end_stops_there() -> None:
@@ -92,14 +90,15 @@ def test_actions_after_a_bomb_are_left_out_and_said() -> None:
     plays = [{"type": 0, "target": target} for target in (0, 6, 1, 7, 2, 5)]
     # R3 misplays, R1 scores, R3 misplays, R1 misplays: the third life.
     episode, notes = imported(deck=[{"suitIndex": card.color, "rank": card.rank + 1} for card in deck], actions=plays)
-    assert (episode.status, episode.score, episode.score_kept) == (EpisodeStatus.BOMBED, 0, 1)
+    assert episode.status is EpisodeStatus.FINISHED
+    assert episode.result == {"score": 0, "score_kept": 1, "bombed": 1}
     assert len(episode.turns) == 4 and notes == ["game: 2 actions after the end are left out."]
 
 
 def test_cards_that_were_never_dealt_may_be_missing() -> None:
     short = row()["deck"][:12]
     episode, _ = imported(deck=short)
-    assert episode.score == 2
+    assert episode.result["score"] == 2
     with pytest.raises(SettingsError, match=r"draws card 11 \(from 0\), but `deck` has 11 cards"):
         imported(deck=short[:11])
     with pytest.raises(SettingsError, match="deck has 9 cards; 2 players are dealt 10"):
@@ -156,7 +155,7 @@ def test_lists_and_lines_of_games_are_read() -> None:
 
 
 def test_only_the_real_game_is_exported(tmp_path: Path) -> None:
-    laptop = play_episodes_sync(EnvConfig(preset="laptop"), [HintBot()] * 2, "train", [0])[0]
+    laptop = scripted_episodes(EnvConfig(preset="laptop"), ["hint-bot"] * 2, [0])[0]
     with pytest.raises(SettingsError, match=r"board laptop; hanab\.live has only the real game, preset full"):
         export_game(Recording(episode=laptop))
     path = tmp_path / "laptop.jsonl"

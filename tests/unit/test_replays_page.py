@@ -1,4 +1,3 @@
-import asyncio
 import json
 import re
 import shutil
@@ -10,16 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from boards import ALL_BOARDS
+from boards import ALL_BOARDS, scripted_episodes
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.policies import hint_bot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.report import replay_page
 from hanabi_grpo.report.replay_page import board_data, render_games
-from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.recorded import turn_advantages
@@ -29,8 +27,7 @@ SCRIPT = Path(replay_page.__file__).parent / "templates" / "replay.js"
 
 
 def timelines(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Timeline]:
-    players = [HintBot(noise=0.3)] * config.players
-    episodes = asyncio.run(play_group(config, players, suite="train", seed=seed, num_games=num_games))
+    episodes = scripted_episodes(config, [hint_bot(0.3)] * config.players, [seed], num_games=num_games)
     recordings = [Recording(episode=one, number=number) for number, one in enumerate(episodes)]
     values = turn_advantages(recordings, ESTIMATORS["turn"])
     return [make_timeline(one, value) for one, value in zip(recordings, values, strict=True)]

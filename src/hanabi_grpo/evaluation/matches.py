@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
 from hanabi_grpo.envs.hanabi.rules import Game
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.resolver import SeatResolver
@@ -175,15 +177,15 @@ def replay(episode: Episode) -> Game:
 def _scripted(
     orders: Sequence[tuple[Ref, ...]], config: EnvConfig, seeds: Sequence[int], suite: str
 ) -> Iterator[list[PlayedGame]]:
-    spec = config.spec()
-    policies = {ref: make_policy(str(ref)) for order in orders for ref in order}
-    tables = [[policies[ref] for ref in order] for order in orders]
+    setup = Setup(HANABI, config)
+    policies = {ref: HANABI.policies[str(ref)]() for order in orders for ref in order}
+    tables = [dict(enumerate(policies[ref] for ref in order)) for order in orders]
     for start in range(0, len(seeds), _SCRIPTED_CHUNK):
         yield [
             PlayedGame(
                 seed=seed,
                 order=number,
-                game=play_scripted(spec, table, suite=suite, seed=seed, max_turns=config.max_turns),
+                game=replay(play_scripts(setup.task(suite, seed), table)),
                 episode=None,
             )
             for seed in seeds[start : start + _SCRIPTED_CHUNK]

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
-from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hint_bot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -32,7 +32,7 @@ def play_corpus(
         num_games: How many.
     """
     encoder = Encoder(config=config, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2)
-    policies = [ScriptedPlayer(HanabiScript(HintBot(noise=noise)))] * config.players
+    policies = [ScriptedPlayer(hint_bot(noise))] * config.players
     seeds = range(first_seed, first_seed + num_games)
     for start in range(0, num_games, _CHUNK):
         for episode in play_episodes_sync(Setup(HANABI, config), policies, SUITE, seeds[start : start + _CHUNK]):

@@ -4,6 +4,8 @@ hanab.live ends a game as soon as no card is left that could score; OpenSpiel, a
 played after that moment is left out on both ways, and said in a note.
 """
 
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HanabiGame
 from hanabi_grpo.envs.hanabi.policies.beliefs import reachable_heights
 from hanabi_grpo.envs.hanabi.replays.live_game import (
     COLOR_HINT,
@@ -17,7 +19,6 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
 )
 from hanabi_grpo.envs.hanabi.replays.recording import IMPORTED_SUITE, Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.hanabi.rewards import RewardWeights, move_rewards
 from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
@@ -67,7 +68,8 @@ def import_game(live: LiveGame, where: str) -> tuple[Recording, list[str]]:
             f"{where}: deck has {live.num_known} cards; {spec.num_players} players are dealt {num_dealt}. Give all "
             "cards that were drawn."
         )
-    game = Game(spec, live.deck)
+    playing = HanabiGame(EnvConfig(preset=PRESET, players=spec.num_players), Game(spec, live.deck))
+    game = playing.table
     turns: list[Turn] = []
     notes: list[str] = []
     for number, action in enumerate(live.actions):
@@ -79,7 +81,7 @@ def import_game(live: LiveGame, where: str) -> tuple[Recording, list[str]]:
         if is_over:
             notes.append(f"{where}: {len(live.actions) - number} actions after the end are left out.")
             break
-        turns.append(_turn(game, action, f"{where}, action {number}", live))
+        turns.append(_turn(playing, action, f"{where}, action {number}", live))
     is_over = game.is_over or nothing_can_score(game)
     if not is_over and len(turns) == len(live.actions):
         notes.append(f"{where}: stops after {len(turns)} moves, before its end.")
@@ -91,7 +93,7 @@ def import_game(live: LiveGame, where: str) -> tuple[Recording, list[str]]:
         suite=IMPORTED_SUITE,
         seed=live.id,
         status=EpisodeStatus.FINISHED if is_over else EpisodeStatus.TRUNCATED_TURNS,
-        result={"score": game.score, "score_kept": game.score_kept, "bombed": int(game.is_bombed)},
+        result=playing.result(),
         turns=tuple(turns),
     )
     return Recording(episode=episode, deck=live.deck, names=live.players), notes
@@ -115,9 +117,10 @@ def _live_action(action: Action, game: Game) -> LiveAction:
     return LiveAction(type=PLAY if action.kind == "play" else DISCARD, target=position)
 
 
-def _turn(game: Game, live: LiveAction, where: str, source: LiveGame) -> Turn:
+def _turn(playing: HanabiGame, live: LiveAction, where: str, source: LiveGame) -> Turn:
     """Make one move and return its record."""
-    player = game.current_player
+    game = playing.table
+    player, step = game.current_player, game.num_turns
     if live.type in (PLAY, DISCARD):
         live = live.model_copy(update={"value": None})
     choices = {_live_action(action, game): action for action in game.legal_actions()}
@@ -126,26 +129,13 @@ def _turn(game: Game, live: LiveAction, where: str, source: LiveGame) -> Turn:
         allowed = ", ".join(f"{one.model_dump(exclude_none=True)}" for one in choices)
         raise SettingsError(f"{where}: {live.model_dump(exclude_none=True)} is not allowed there; allowed: {allowed}.")
     text = format_action(action, style="full", num_players=game.spec.num_players)
-    event = game.apply(action)
+    rewards = playing.step({player: text})
     last_card = max(map(max, filter(None, game.hand_positions)), default=0)
     if last_card >= source.num_known:
         raise SettingsError(
             f"{where}: draws card {last_card} (from 0), but `deck` has {source.num_known} cards; give all cards that "
             "were drawn."
         )
-    rewards = move_rewards(
-        RewardWeights(),
-        kind=ReplyKind.LEGAL,
-        scored=event.scored,
-        bombed=game.is_bombed,
-        score_kept=game.score_kept,
-    )
     return Turn(
-        player=player,
-        step=game.num_turns - 1,
-        prompt="",
-        reply=text,
-        action=text,
-        kind=ReplyKind.LEGAL,
-        rewards=(rewards,) * game.spec.num_players,
+        player=player, step=step, prompt="", reply=text, action=text, kind=ReplyKind.LEGAL, rewards=tuple(rewards)
     )

@@ -97,11 +97,13 @@ class Game:
 
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
-        if self.is_over:
-            return ()
+        return tuple(map(self._rules.actions[self.current_player].__getitem__, self.legal_ids()))
+
+    def legal_ids(self) -> list[int]:
+        """Return OpenSpiel's numbers of them, see `openspiel.Rules.actions`."""
         if self._legal_ids is None:
-            self._legal_ids = self._state.legal_actions()
-        return tuple(map(self._rules.actions[self.current_player].__getitem__, self._legal_ids))
+            self._legal_ids = [] if self.is_over else self._state.legal_actions()
+        return self._legal_ids
 
     def apply(self, action: Action) -> Event:
         """Make a move for the player whose turn it is, and return it as everybody saw it.
@@ -112,10 +114,8 @@ class Game:
         player = self.current_player
         if player < 0:
             raise IllegalActionError(f"{_text(action, self.spec)}: the game is over; start another one.")
-        if self._legal_ids is None:
-            self._legal_ids = self._state.legal_actions()
         action_id = self._rules.action_ids[player].get(action)
-        if action_id is None or action_id not in self._legal_ids:
+        if action_id is None or action_id not in self.legal_ids():
             legal = ", ".join(_text(choice, self.spec) for choice in self.legal_actions())
             raise IllegalActionError(
                 f"{_text(action, self.spec)}: not legal for {player_name(player)} now; choose one of: {legal}."
