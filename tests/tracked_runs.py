@@ -4,16 +4,32 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hint_bot
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.settings import load_settings, settings_json
+from hanabi_grpo.types import Episode
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 PLAYERS = ("player_0", "player_1")
 SECRET = "a-key-that-no-file-may-hold"
+
+
+def scripted_games(
+    script: str, *seeds: int, config: EnvConfig = LAPTOP, suite: str = "train", noise: float = 0.0
+) -> list[Episode]:
+    """Return the games of a team of one script; with noise, of hint bots who err that often.
+
+    A seed that is there twice has two games.
+    """
+    one = hint_bot(noise) if noise else script
+    numbered = [(seed, seeds[:place].count(seed)) for place, seed in enumerate(seeds)]
+    policies = dict.fromkeys(range(config.players), HANABI.policies[one]() if isinstance(one, str) else one)
+    return [play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game) for seed, game in numbered]
 
 
 def tracked_run(
@@ -27,8 +43,7 @@ def tracked_run(
     for step in range(1, steps + 1):
         add_row(folder, step)
     if games:
-        policies = [make_policy("random")] * LAPTOP.players
-        write_episodes(folder, steps, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(6)])
+        write_episodes(folder, steps, [scripted_games("random", seed) for seed in range(6)])
     for step in checkpoints:
         add_checkpoint(folder, step)
     return folder

@@ -13,7 +13,7 @@ from hanabi_grpo.envs.hanabi.conventions.figures import Unit
 from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.conventions_page import render_conventions, write_conventions
+from hanabi_grpo.report.hanabi.conventions_page import render_conventions, write_conventions
 from hanabi_grpo.runs.recordings import write_episodes
 from pages import Reader
 

@@ -115,11 +115,10 @@ def test_a_replay_shows_every_hand_and_the_move_that_took_the_place_of_a_bad_rep
         referee.step({referee.to_act()[0]: "Play 0"})
     frames = list(HANABI.render(task.config, referee.episode()))
     first = HANABI.reset(task.config, split="eval", seed=1).table.hands
-    assert frames[0].text.splitlines()[1:3] == [
-        f"player_{seat} holds {' '.join(map(str, first[seat]))}" for seat in range(2)
-    ]
-    assert frames[0].text.endswith("player_0: Hint player_1 1")
-    assert frames[1].text.endswith("(in place of a reply that was unparsable)")
+    hands = [f"  player_{seat}  {' '.join(f'{card}(RY 12)' for card in first[seat])}" for seat in range(2)]
+    assert frames[0].text.splitlines()[1:3] == hands
+    assert frames[0].text.splitlines()[3].startswith("player_0 hints player_1 rank 1: slot")
+    assert len(frames) == len(referee.episode().turns) + 1
     assert frames[-1].title.endswith("points on the table")
 
 

@@ -24,7 +24,7 @@ from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.players import Player
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 from hidden_cards import swap_own_cards
@@ -68,7 +68,8 @@ class Ear:
 
 
 def served(config: EnvConfig, heard: list[str]) -> Player:
-    return ServedPolicy(Ear(heard), chat(), loras={}, sampling=SamplingConfig(max_tokens=4), max_model_len=10**9)
+    model = Model(sampler=Ear(heard), chat=chat(), max_model_len=10**9)
+    return ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
 
 
 def remote(config: EnvConfig, heard: list[str]) -> Player:

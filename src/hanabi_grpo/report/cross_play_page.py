@@ -9,8 +9,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.cells import Cell
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_note, number, seat_titles, show
-from hanabi_grpo.report.charts.color_scale import NUM_COLORS, color_at, ink_on
-from hanabi_grpo.report.charts.heat_map import draw_heat_map
+from hanabi_grpo.report.charts.heat_map import NUM_COLORS, color_at, draw_heat_map, ink_on
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
 
@@ -35,7 +34,7 @@ def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
             summary.matrix.means.tolist(),
             summary.errors(),
             [visible(label) for label in summary.labels],
-            maximum=summary.reachable_max,
+            limits=(0, summary.reachable_max),
             title="\n".join(describe(summary)),
             row_title=row_title,
             column_title=column_title,

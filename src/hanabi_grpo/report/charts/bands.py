@@ -37,8 +37,8 @@ def draw_bands(
         axis: What `Curve.x` is.
         window: Steps of the trailing mean, for the caption.
         title: Heading.
-        board: Name of the board, for the label of the scores.
-        most_points: Of the board.
+        board: What was played, for the heading.
+        most_points: That can be scored.
         references: Heights of level lines by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A matrix of mean scores as a picture, with the values in the cells."""
+"""A matrix of mean scores as a picture, and the colours of scores: one scale of viridis for picture and page."""
 
 import math
 import textwrap
@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.report.charts.canvas import make_figure, save_figure
-from hanabi_grpo.report.charts.color_scale import color_at, ink_on
 
+NUM_COLORS = 33
+"""Classes of colours on a page; finer steps than the eye tells apart in a table."""
+DARK, LIGHT = "#000000", "#ffffff"
+"""Of the two the better one has a contrast of at least 4.5 on any colour, which WCAG asks for."""
 _CELL_INCHES = 0.82
 _WRAP = 24
 """Characters of a label's line."""
@@ -26,7 +29,7 @@ def draw_heat_map(
     errors: Sequence[Sequence[float]],
     labels: Sequence[str],
     *,
-    maximum: float,
+    limits: tuple[float, float],
     title: str,
     row_title: str,
     column_title: str,
@@ -39,7 +42,7 @@ def draw_heat_map(
         means: Rows of mean scores; NaN: not played.
         errors: Standard errors, of the same shape; NaN: unknown.
         labels: Of rows and columns.
-        maximum: Most points that the board allows, for the colours, which go from 0 to it.
+        limits: Least and most that can be scored; the colours go from one to the other.
         title: Heading; may have several lines.
         row_title: What the rows are.
         column_title: What the columns are.
@@ -60,7 +63,7 @@ def draw_heat_map(
         for j in range(count):
             mean, error = means[i][j], errors[i][j]
             known = math.isfinite(mean)
-            color = color_at(mean / maximum) if known else _MISSING
+            color = color_at((mean - limits[0]) / (limits[1] - limits[0])) if known else _MISSING
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=color, edgecolor="white", linewidth=1))
             if not known:
                 axes.text(j, i, "–", ha="center", va="center", fontsize=size, color="#555555")
@@ -85,9 +88,9 @@ def draw_heat_map(
     axes.set_ylabel(row_title, labelpad=8)
     heading = [part for line in title.splitlines() for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
-    scale = ScalarMappable(Normalize(0, maximum), "viridis")
+    scale = ScalarMappable(Normalize(*limits), "viridis")
     bar = figure.colorbar(scale, ax=axes, shrink=0.8, aspect=24, pad=0.02)
-    bar.set_label(f"mean score (most points: {maximum:g})")
+    bar.set_label(f"mean score, {limits[0]:g} to {limits[1]:g}")
     bar.outline.set_visible(False)
     if note:
         figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left", parse_math=False)
@@ -98,3 +101,28 @@ def _wrapped(label: str) -> str:
     # Folders are joined without a blank to break at.
     lines = [line.replace("/ ", "/") for line in textwrap.wrap(label.replace("/", "/ "), _WRAP)] or [""]
     return "\n".join(lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], "…" + label[-(_WRAP - 1) :]])
+
+
+def color_at(position: float) -> str:
+    """Return the colour "#rrggbb" at a position from 0 (dark) to 1 (bright); others are moved to the nearer end."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return to_hex(colormaps["viridis"](min(max(position, 0.0), 1.0)))
+
+
+def ink_on(color: str) -> str:
+    """Return the colour of text on a background "#rrggbb": the one of `DARK` and `LIGHT` with more contrast."""
+    return max((DARK, LIGHT), key=lambda ink: contrast(color, ink))
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of two colours, 1 to 21, as WCAG 2.1 defines it."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(color: str) -> float:
+    parts = (int(color[start : start + 2], 16) / 255 for start in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

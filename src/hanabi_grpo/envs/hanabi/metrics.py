@@ -1,4 +1,4 @@
-"""Figures of one step that tell how a team plays; a figure without an observation is absent."""
+"""Hanabi's figures of a step: bombs, hints, how trained seats play; one without an observation is absent."""
 
 import functools
 from collections import Counter
@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class, move_labels
-from hanabi_grpo.envs.hanabi.dynamics.information import information_above_chance
+from hanabi_grpo.envs.hanabi.information import information_above_chance
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import play
 from hanabi_grpo.errors import GameParameterError, SettingsError
-from hanabi_grpo.types import Episode, ReplyKind, Turn, is_trained, player_name
+from hanabi_grpo.types import SHARED_ADAPTER, Episode, ReplyKind, player_name
 
 _HINTS = ("hint_color", "hint_rank")
 _HINT = "hint"
@@ -30,7 +30,7 @@ class Move(NamedTuple):
     action: Action
     legal: tuple[Action, ...]
     chosen: bool
-    """The player is trained and chose it; False for moves that replaced a reply without a legal one."""
+    """The seat is trained and chose it; False for moves that replaced a reply without a legal one."""
     hand: int
     """Cards in the mover's hand."""
 
@@ -46,40 +46,39 @@ class PlayedGame:
     """Every seat is trained."""
 
 
-def dynamics_figures(
-    groups: Sequence[Sequence[Episode]], own: Sequence[str], *, reply_limit: int = 0, end_id: int | None = None
-) -> dict[str, float]:
-    """Return the figures of scores, hints, moves and replies below; nothing for a step without games.
+def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the figures below and, per game over all seats, what became of it.
 
-    Args:
-        groups: Per deal its games.
-        own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
-        reply_limit: Most tokens of one reply; 0: unknown.
-        end_id: The token that ends a reply.
+    `score_kept/mean` are the points on the table, kept on a bomb; `hints_per_game` counts hints that were given, also
+    in place of a bad reply. The other figures are of trained seats: those that players of a run hold, and all seats of
+    games in which nobody does.
     """
-    episodes = [episode for group in groups for episode in group]
     if not episodes:
         return {}
-    games = replayed(groups, own)
+    games = replayed(episodes)
     return {
-        **board_figures(episodes, games),
+        "score_kept/mean": _mean([episode.result["score_kept"] for episode in episodes]),
+        "bombs_per_game": _mean([episode.result["bombed"] for episode in episodes]),
+        "hints_per_game": _mean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
+        **blind_figures(games),
         **hint_figures(games),
         **move_figures(games),
-        **reply_figures(episodes, own, reply_limit=reply_limit, end_id=end_id),
     }
 
 
-def replayed(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> list[PlayedGame]:
+def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
     """Return the games that fit their deal; others (another board of that name, missing turns) are left out."""
     found = []
-    for episode in (episode for group in groups for episode in group):
-        spec = _board_of(episode.preset, episode.num_players, episode.spec_hash)
-        if spec is None:
-            continue
-        trained = [not own or is_trained(episode, player, own) for player in range(episode.num_players)]
+    nobody_is = not any(_is_trained(word) for episode in episodes for word in episode.seats)
+    for episode in episodes:
+        seats = episode.seats or [""] * episode.num_players
+        trained = [nobody_is or not word or _is_trained(word) for word in seats]
+        moves = []
         try:
+            spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
+            if spec is None:
+                continue
             game = Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
-            moves = []
             for turn, action in replayed_turns(game, episode.turns, ""):
                 chosen = trained[turn.player] and turn.kind is ReplyKind.LEGAL
                 hand = len(game.hands[turn.player])
@@ -91,38 +90,21 @@ def replayed(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> list[Pl
     return found
 
 
-def board_figures(episodes: Sequence[Episode], games: Sequence[PlayedGame]) -> dict[str, float]:
-    """Return scores by board.
+def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
+    """Return how games of trained players alone compare with blind play: always the oldest card.
 
-    - `games/<board>`, `score/<board>`: number of games and mean score on each board.
-    - `score/normalized`: mean of score / most points that the board allows (`GameSpec.reachable_max`), so that boards
-      can be averaged; of games on boards that this version knows.
-    - `blind/<board>`: mean score of blind play (always the oldest card) on the deals of the self-play games, each as
-      often as it was played.
-    - `over_blind/<board>`: mean of (score of a self-play game - score of blind play on its deal). Common deals take
-      most of the luck out of the difference.
+    - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was played.
+    - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal). Common deals take most of the
+      luck out of the difference.
     """
-    scores: dict[str, list[float]] = {}
-    shares = []
-    for episode in episodes:
-        scores.setdefault(episode.preset, []).append(episode.score)
-        board = _board_of(episode.preset, episode.num_players, episode.spec_hash)
-        if board is not None:
-            shares.append(episode.score / board.reachable_max)
-    figures = {f"games/{board}": float(len(values)) for board, values in scores.items()}
-    figures |= {f"score/{board}": _mean(values) for board, values in scores.items()}
-    if shares:
-        figures["score/normalized"] = _mean(shares)
-    blind: dict[str, list[float]] = {}
-    over: dict[str, list[float]] = {}
+    pairs: dict[str, list[tuple[float, float]]] = {}
     for game in games:
         if game.is_self_play:
             episode = game.episode
-            score = _blind_score(game.spec, episode.suite, episode.seed)
-            blind.setdefault(episode.preset, []).append(score)
-            over.setdefault(episode.preset, []).append(episode.score - score)
-    figures |= {f"blind/{board}": _mean(values) for board, values in blind.items()}
-    return figures | {f"over_blind/{board}": _mean(values) for board, values in over.items()}
+            blind = _blind_score(game.spec, episode.suite, episode.seed)
+            pairs.setdefault(episode.preset, []).append((blind, episode.result["score"] - blind))
+    figures = {f"blind/{board}": _mean([blind for blind, _ in values]) for board, values in pairs.items()}
+    return figures | {f"over_blind/{board}": _mean([over for _, over in values]) for board, values in pairs.items()}
 
 
 def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
@@ -214,48 +196,9 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     return figures
 
 
-def reply_figures(
-    episodes: Sequence[Episode], own: Sequence[str], *, reply_limit: int = 0, end_id: int | None = None
-) -> dict[str, float]:
-    """Return the form of each trained player's replies.
-
-    - `<player>/bad_reply_share` = replies that were illegal or unparsable / replies.
-    - `<player>/unparsable_share` = replies in which no move could be read / replies.
-    - `<player>/tokens_per_reply` = sampled tokens / replies with tokens; the token that ends a reply counts.
-    - `<player>/cut_share` = replies with tokens that have `reply_limit` of them and do not end with `end_id` (None:
-      whatever they end with), as a share; absent without a limit.
-    """
-    figures = {}
-    for player in range(max((episode.num_players for episode in episodes), default=0)):
-        turns = [
-            turn
-            for episode in episodes
-            if player < episode.num_players and (not own or is_trained(episode, player, own))
-            for turn in episode.trajectory(player)
-        ]
-        said = [turn for turn in turns if turn.reply_ids]
-        name = player_name(player)
-        if turns:
-            figures[f"{name}/bad_reply_share"] = _mean([turn.kind is not ReplyKind.LEGAL for turn in turns])
-            figures[f"{name}/unparsable_share"] = _mean([turn.kind is ReplyKind.UNPARSABLE for turn in turns])
-        if said:
-            figures[f"{name}/tokens_per_reply"] = _mean([len(turn.reply_ids) for turn in said])
-        if said and reply_limit:
-            figures[f"{name}/cut_share"] = _mean([_is_cut(turn, reply_limit, end_id) for turn in said])
-    return figures
-
-
-def _is_cut(turn: Turn, reply_limit: int, end_id: int | None) -> bool:
-    return len(turn.reply_ids) >= reply_limit and turn.reply_ids[-1] != end_id
-
-
-@functools.lru_cache(maxsize=64)
-def _board_of(preset: str, num_players: int, spec_hash: str) -> GameSpec | None:
-    """Return the board of a recorded game; None where this version has no such board."""
-    try:
-        return recorded_spec(preset, num_players, spec_hash)
-    except GameParameterError:
-        return None
+def _is_trained(word: str) -> bool:
+    """Tell whether a seat's word names a run's own player; partners are scripts, the base model, frozen adapters."""
+    return word.startswith(("player_", f"{SHARED_ADAPTER}@"))
 
 
 @functools.lru_cache(maxsize=4096)
