@@ -160,7 +160,7 @@ def test_only_the_real_game_is_exported(tmp_path: Path) -> None:
         export_game(Recording(episode=laptop))
     path = tmp_path / "laptop.jsonl"
     write_recordings(path, [Recording(episode=laptop)])
-    answer = CliRunner().invoke(app, ["hanab-live", "export", str(path)])
+    answer = CliRunner().invoke(app, ["hanab-live", "export", str(path), "--out", str(tmp_path / "live.jsonl")])
     assert answer.exit_code == 2 and "hanab.live has only the real game" in answer.stderr
 
 
@@ -177,9 +177,12 @@ def test_the_commands_go_there_and_back(tmp_path: Path) -> None:
     assert answer.exit_code == 0 and f"wrote 3 games to {back}" in answer.stderr
     recordings, notes = read_recordings([back])
     assert notes == [] and [one.players for one in recordings] == [("player_0", "player_1")] * 3
-    assert runner.invoke(app, ["hanab-live", "export", str(back)]).stdout == live.read_text()
-    one = runner.invoke(app, ["hanab-live", "export", str(games), "--game", "1"]).stdout
-    assert json.loads(one)["players"] == ["player_0", "player_1"]
+    again = tmp_path / "again.jsonl"
+    runner.invoke(app, ["hanab-live", "export", str(back), "--out", str(again)])
+    assert again.read_text() == live.read_text()
+    one = tmp_path / "one.jsonl"
+    runner.invoke(app, ["hanab-live", "export", str(games), "--game", "1", "--out", str(one)])
+    assert json.loads(one.read_text())["players"] == ["player_0", "player_1"]
     refused = runner.invoke(app, ["hanab-live", "import", str(live), "--out", str(back)])
     assert refused.exit_code == 2 and "exists already" in refused.stderr
 
