@@ -6,12 +6,12 @@ orders where games are counted.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.refs import CheckpointRef, Ref, Role, ScriptRef, parse_ref
 from hanabi_grpo.tracking.checkpoints import local_ref
-
-_ROLES = (Role.SERVED, Role.BASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,11 @@ class LineUp:
         """The references as text."""
         return tuple(map(str, self.refs))
 
+    @property
+    def label(self) -> str:
+        """What tables call it where nobody named it: its text, with folders by their last two names."""
+        return ",".join(short_name(word.strip()) for word in self.text.split(","))
+
     def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
         """Return the different seat orders: every rotation of the line-up, or only the one that was typed."""
         count = len(self.refs) if rotate else 1
@@ -39,29 +44,30 @@ class LineUp:
         return not all(isinstance(ref, ScriptRef) or ref is Role.HUMAN for ref in self.refs)
 
 
-def parse_line_up(text: str, num_players: int, *, human: bool = False) -> LineUp:
+def parse_line_up(text: str, setup: Setup[Any], *, human: bool = False) -> LineUp:
     """Read a line-up.
 
     Args:
         text: One reference for every seat, or one per seat, with commas.
-        num_players: Seats.
+        setup: Says the seats and the scripts.
         human: Whether a person may sit there.
 
     Raises:
         SettingsError: An unknown reference, not one per seat, or a checkpoint that cannot be had.
     """
+    num_players = setup.spec.num_players
     typed = [word.strip() for word in text.split(",")]
     if len(typed) not in (1, num_players):
         raise SettingsError(
             f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
         )
     # Each once: what is elsewhere may move between two looks.
-    found = {word: local_ref(read_player_ref(word, text, human=human)) for word in dict.fromkeys(typed)}
+    found = {word: local_ref(read_player_ref(word, text, setup, human=human)) for word in dict.fromkeys(typed)}
     refs = tuple(found[word] for word in typed)
     return LineUp(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
 
 
-def read_player_ref(word: str, line_up: str, *, human: bool = False) -> Ref:
+def read_player_ref(word: str, line_up: str, setup: Setup[Any], *, human: bool = False) -> Ref:
     """Read one reference of a line-up; what lies elsewhere is not fetched.
 
     Raises:
@@ -70,7 +76,8 @@ def read_player_ref(word: str, line_up: str, *, human: bool = False) -> Ref:
     where = f"line-up {line_up!r}"
     if word == Role.HUMAN and not human:
         raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
-    ref = parse_ref(word, where=where, roles=(*_ROLES, *([Role.HUMAN] if human else [])), adapters=True)
+    roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
+    ref = parse_ref(word, where=where, roles=roles, scripts=setup.environment.policies, adapters=True)
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
         raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
     return ref
@@ -79,7 +86,7 @@ def read_player_ref(word: str, line_up: str, *, human: bool = False) -> Ref:
 def short_name(word: str) -> str:
     """Return what a table or a chart calls a reference: a checkpoint by its last two folders."""
     try:
-        ref = parse_ref(word, where="", roles=tuple(Role), adapters=True)
+        ref = parse_ref(word, where="", roles=tuple(Role), scripts=(), adapters=True)
     except SettingsError:
         return word
     return ref.label if isinstance(ref, CheckpointRef) else word
