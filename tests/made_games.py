@@ -7,14 +7,14 @@ from typing import Any
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 PLAIN = Episode(
+    env="hanabi",
     preset="laptop",
     spec_hash="x",
     num_players=2,
     suite="train",
     seed=0,
     status=EpisodeStatus.FINISHED,
-    score=0,
-    score_kept=0,
+    result={"score": 0, "score_kept": 0, "bombed": 0},
 )
 """No board has this hash, so that nothing can replay it."""
 
@@ -28,20 +28,23 @@ def made_turn(
     text: str = "Play 0",
     kind: ReplyKind | None = None,
     version: int | None = None,
+    num_players: int = 2,
 ) -> Turn:
     """Return one player's turn whose reply is `ids`; without ids it is a script's.
 
-    `logprobs` are one number for all ids or a number for each, in nats. Without `kind` a turn is illegal where it has
+    Of `rewards` everybody gets "score" and "bomb", and this player the others. `logprobs` are one number for all ids or a number for each, in nats. Without `kind` a turn is illegal where it has
     the reward part "illegal", and legal elsewhere.
     """
     rewards = rewards or {}
+    team = {part: value for part, value in rewards.items() if part in ("score", "bomb")}
     return Turn(
         player=player,
+        step=0,
         prompt="",
         reply=text,
         action=text,
         kind=kind or (ReplyKind.ILLEGAL if "illegal" in rewards else ReplyKind.LEGAL),
-        rewards=rewards,
+        rewards=tuple(dict(rewards) if seat == player else team for seat in range(num_players)),
         prompt_ids=prompt_ids,
         reply_ids=ids,
         logprobs=logprobs if isinstance(logprobs, tuple) else (logprobs,) * len(ids),
@@ -50,5 +53,7 @@ def made_turn(
 
 
 def made_episode(*turns: Turn, score: int = 0, **other: Any) -> Episode:
-    """Return a game of these turns; `other` are fields of `Episode`. The kept score is the score unless it is given."""
-    return replace(PLAIN, turns=turns, score=score, **{"score_kept": score, **other})
+    """Return a game of these turns; `other` are fields of `Episode`. The kept score is the score unless it is
+    given, as the number of bombs."""
+    result = {"score": score, "score_kept": other.pop("score_kept", score), "bombed": other.pop("bombed", 0)}
+    return replace(PLAIN, turns=turns, result=result, **other)

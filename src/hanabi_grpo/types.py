@@ -8,9 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-MAX_PLAYERS = 5
-TEAM_PARTS = frozenset({"score", "bomb"})
-"""Reward parts that every player of the team receives; the others belong to the player who moved."""
+MAX_PLAYERS = 8
 
 
 def player_name(index: int) -> str:
@@ -32,22 +30,24 @@ def adapter_of(player: str, adapters: Container[str]) -> str:
     return player if player in adapters else SHARED_ADAPTER
 
 
+REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
+"""Reward parts that belong to a reply, whatever the game; they go to the player who made it."""
+
+
 class ReplyKind(StrEnum):
     """What became of a reply."""
 
     LEGAL = "legal"
     ILLEGAL = "illegal"
-    """A move, but not one that the rules allow here."""
+    """An action, but not one that the rules allow here."""
     UNPARSABLE = "unparsable"
-    """No move could be read from the text."""
+    """No action could be read from the text."""
 
 
 class EpisodeStatus(StrEnum):
     """How an episode ended."""
 
     FINISHED = "finished"
-    BOMBED = "bombed"
-    """The last life was lost."""
     TRUNCATED_TURNS = "truncated_turns"
     TRUNCATED_TOKENS = "truncated_tokens"
     """A conversation would have outgrown the model's context."""
@@ -78,30 +78,27 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One move of one player, as data."""
+    """One action of one player, as data."""
 
     player: int
+    step: int
+    """Number of the game's step; players who answer at the same time share it."""
     prompt: str
     reply: str
     action: str
-    """The action that was applied; the fallback when the reply was not legal."""
+    """What was applied; it stands in place of a reply that was not legal."""
     kind: ReplyKind
-    rewards: Mapping[str, float]
-    """Weighted reward parts of this move, e.g. {"score": 1.0} or {"illegal": -0.5}."""
+    rewards: tuple[Mapping[str, float], ...]
+    """Per player of the game its named reward parts, e.g. ({"score": 1.0, "illegal": -0.5}, {"score": 1.0}). What a
+    step pays a player stands in that player's turn of the step, or in the step's last turn when it has none."""
     prompt_ids: tuple[int, ...] = ()
     reply_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     version: int | None = None
 
-    @property
-    def team_reward(self) -> float:
-        """Sum of the parts that every player receives."""
-        return sum(value for part, value in self.rewards.items() if part in TEAM_PARTS)
-
-    @property
-    def own_reward(self) -> float:
-        """Sum of the parts that only the mover receives."""
-        return sum(value for part, value in self.rewards.items() if part not in TEAM_PARTS)
+    def reward(self, player: int) -> float:
+        """Return what a player gets in this turn."""
+        return sum(self.rewards[player].values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,35 +106,46 @@ class Episode:
     """One game by all players.
 
     Example:
-        Episode(preset="laptop", spec_hash="9f3c…", num_players=2, suite="train", seed=17, game=3,
-                status=EpisodeStatus.FINISHED, score=3, score_kept=3, turns=(Turn(...), ...))
+        Episode(env="hanabi", preset="laptop", spec_hash="9f3c…", num_players=2, suite="train", seed=17, game=3,
+                status=EpisodeStatus.FINISHED, result={"score": 3, "bombed": 0}, turns=(Turn(...), ...))
     """
 
+    env: str
     preset: str
     spec_hash: str
     num_players: int
     suite: str
     seed: int
-    """(suite, seed) name the deal; `game` is the number of this game within the deal's group."""
+    """(suite, seed) name the task; `game` is the number of this game within the task's group."""
     game: int = 0
     status: EpisodeStatus
-    score: int
-    """OpenSpiel's scoring: 0 when the team bombed."""
-    score_kept: int
-    """Points on the table at the end, kept on a bomb."""
+    result: Mapping[str, float]
+    """Figures of the game by name, see `envs.base.Game.result`."""
     turns: tuple[Turn, ...] = field(default=())
     seats: tuple[str, ...] = ()
     """Who sat in each seat, see `refs`; empty in records that do not say."""
     instance_id: str = ""
     """Which server process played it."""
 
+    @property
+    def score(self) -> int:
+        """Temporary."""
+        return int(self.result["score"])
+
+    @property
+    def score_kept(self) -> int:
+        """Temporary."""
+        return int(self.result["score_kept"])
+
     def trajectory(self, player: int) -> tuple[Turn, ...]:
         """Return the turns of one player, oldest first; empty when the game ended before its turn."""
         return tuple(turn for turn in self.turns if turn.player == player)
 
-    def reward(self, player: int) -> float:
-        """Return one player's undiscounted return: every team part and its own parts."""
-        return sum(turn.team_reward + (turn.own_reward if turn.player == player else 0.0) for turn in self.turns)
+    def reward(self, player: int, *parts: str) -> float:
+        """Return one player's undiscounted return, or the sum of the named parts only."""
+        if not parts:
+            return sum(turn.reward(player) for turn in self.turns)
+        return sum(turn.rewards[player].get(part, 0.0) for turn in self.turns for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.messages import RolloutAnswer
-from hanabi_grpo.rollout.tasks import Task
+from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.runs.wire import episode_of
 from hanabi_grpo.types import DroppedGame, Episode, Turn, player_name
 
@@ -25,7 +25,7 @@ class RolloutResult:
     """The games that the server gave up; they are in no group."""
 
 
-def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult:
+def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
     """Return the games of an answer.
 
     Raises:
@@ -46,11 +46,11 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[Task]) -> RolloutResult
         for game in task.games:
             reason = given_up.pop((number, game), None)
             if reason is not None:
-                dropped.append(DroppedGame(suite=task.suite, seed=task.seed, game=game, reason=reason))
+                dropped.append(DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason))
                 continue
             row = next(rows, None)
             if row is None:
-                raise ServerError(f"game {game} of deal {task.suite}/{task.seed} is neither played nor dropped.")
+                raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
             episode = episode_of(row)
             _check_asked(episode, task, game)
             group.append(episode)
@@ -80,11 +80,12 @@ def without_bad_numbers(result: RolloutResult) -> RolloutResult:
     return RolloutResult(groups=groups, dropped=tuple(dropped))
 
 
-def _check_asked(episode: Episode, task: Task, game: int) -> None:
-    spec = task.config.spec()
+def _check_asked(episode: Episode, task: RequestedTask, game: int) -> None:
+    spec = task.task.setup.spec
     asked: dict[str, Any] = {
-        "suite": task.suite,
-        "seed": task.seed,
+        "env": spec.env,
+        "suite": task.task.split,
+        "seed": task.task.seed,
         "game": game,
         "preset": spec.preset,
         "num_players": spec.num_players,
@@ -103,8 +104,8 @@ def _check_asked(episode: Episode, task: Task, game: int) -> None:
 def _named(fields: dict[str, Any]) -> str:
     seats = f", {','.join(fields['seats'])} in its seats" if fields.get("seats") else ""
     return (
-        f"game {fields['game']} of deal {fields['suite']}/{fields['seed']} on {fields['preset']} with "
-        f"{fields['num_players']} players (board {fields['spec_hash']}){seats}"
+        f"game {fields['game']} of {fields['env']} {fields['suite']}/{fields['seed']} on {fields['preset']} with "
+        f"{fields['num_players']} players (rules {fields['spec_hash']}){seats}"
     )
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ def share_deals(deals: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
     places: dict[str, list[int]] = {}
     turns: dict[str, int] = {}
     for place, deal in enumerate(deals):
-        name = json.dumps([deal["env_config"], deal["suite"], deal["seed"]], sort_keys=True)
+        name = json.dumps([deal.get("env"), deal["env_config"], deal["suite"], deal["seed"]], sort_keys=True)
         places.setdefault(name, []).append(place)
-        turns[name] = turns.get(name, 0) + EnvConfig.parse(deal["env_config"]).spec().max_turns
+        turns[name] = turns.get(name, 0) + setup(deal.get("env", "hanabi"), deal["env_config"]).spec.max_turns
     shares: list[list[int]] = [[] for _ in range(num_servers)]
     load = [0] * num_servers
     for name in sorted(places, key=lambda name: -turns[name]):

@@ -1,12 +1,10 @@
 """Models on a rollout server as partners of a game that is played here, one request per reply."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import system_prompt
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.types import Reply
 
 Said = tuple[str, tuple[int, ...]]
@@ -27,13 +25,11 @@ class RemotePolicy:
     """A model in one seat.
 
     Example:
-        RemotePolicy(client=client, seat_word="player_1@7", config=config, max_tokens=4, temperature=1.0)
+        RemotePolicy(client=client, seat_word="player_1@7", max_tokens=4, temperature=1.0)
     """
 
     client: Replier
     seat_word: str
-    config: EnvConfig
-    """The game; its style and bomb rule choose the system message."""
     max_tokens: int
     """Per reply."""
     temperature: float
@@ -44,27 +40,26 @@ class RemotePolicy:
         """The seat's word."""
         return self.seat_word
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "RemoteSeat":
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
         """Return a private conversation for one game."""
-        return RemoteSeat(self, player)
+        return RemoteSeat(self, task.environment.system(task.config, player))
 
 
 class RemoteSeat:
     """One player of one game; the server keeps nothing between two replies."""
 
-    def __init__(self, policy: RemotePolicy, player: int) -> None:
-        config = policy.config
+    def __init__(self, policy: RemotePolicy, system: str) -> None:
         self._policy = policy
-        self._system = system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
+        self._system = system
         self._said: list[Said] = []
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+    async def reply(self, seen: Observation) -> Reply:
         """Ask the server; the calling thread waits for it.
 
         Raises:
             ServerError: The server was not reached, no longer holds the adapter, or its answer is none.
         """
-        text, policy = prompt(), self._policy
+        text, policy = seen.message(), self._policy
         reply = policy.client.reply(
             seat=policy.seat_word,
             system=self._system,

@@ -176,7 +176,7 @@ class RolloutClient(SessionClient):
         except msgspec.ValidationError as error:
             raise SettingsError(f"playing games: {error}.") from error
         tasks = read_tasks(request)
-        max_bytes = MAX_ANSWER + num_games * sum(task.config.players for task in tasks) * _PLAYER_BYTES
+        max_bytes = MAX_ANSWER + num_games * sum(task.task.setup.spec.num_players for task in tasks) * _PLAYER_BYTES
         what = "playing games"
         answer = self._struct("/rollout/", request, RolloutAnswer, what, tries=1, max_bytes=max_bytes)
         try:

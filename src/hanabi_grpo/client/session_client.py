@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from hanabi_grpo.client.http_bounds import MAX_ANSWER, bounded_client
 from hanabi_grpo.client.http_calls import as_model, as_object, call_json, call_struct
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import (
     PROTOCOL,
@@ -147,7 +147,7 @@ class SessionClient:
         run_id: str,
         adapters: Sequence[str],
         lora_rank: int,
-        configs: Sequence[EnvConfig],
+        setups: Sequence[Setup[Any]],
         secret: str | None = None,
         version: int = 0,
         replaces: Mapping[str, int] | None = None,
@@ -159,7 +159,7 @@ class SessionClient:
             run_id: See `open_session`, as the next ones.
             adapters: Names.
             lora_rank: Of every adapter.
-            configs: The games that this run will ask for.
+            setups: The games that this run will ask for.
             secret: See `open_session`.
             version: The first version that will be pushed.
             replaces: Newer versions of the same run that the server may drop.
@@ -180,7 +180,7 @@ class SessionClient:
             tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
-            games=game_claims(configs),
+            games=game_claims(setups),
             secret=secret,
             version=version,
             replaces=replaces,

@@ -21,11 +21,12 @@ from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.commands.interruption import INTERRUPTED
 from hanabi_grpo.commands.play_choice import read_game
 from hanabi_grpo.commands.playing import OwnServer, chosen_temperature, serving
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.human.ending import end_screen
 from hanabi_grpo.envs.hanabi.human.screens import show
 from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy, PlayerLeftError
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED, Policy, make_policy
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
@@ -33,6 +34,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.lineups import read_player_ref, short_name
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.players import Player, make_script
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import HUMAN
@@ -78,13 +80,12 @@ def play(
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
     with contextlib.ExitStack() as stack:
         seats = words
-        style = ObservationStyle(config.observation)
-        partner: Callable[[str], Policy] = partial(make_policy, style=style)
-        if any(word not in (HUMAN, *SCRIPTED) for word in words):
+        partner: Callable[[str], Player] = partial(make_script, Setup(HANABI, config))
+        if any(word not in (HUMAN, *HANABI.policies) for word in words):
             client, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
             seats = tuple(
                 word
-                if word in (HUMAN, *SCRIPTED)
+                if word in (HUMAN, *HANABI.policies)
                 else served.resolver.seat(read_player_ref(word, ",".join(words)), player)
                 for player, word in enumerate(words)
             )
@@ -99,7 +100,7 @@ def _play(
     config: EnvConfig,
     seed: int,
     out: Path,
-    partner: Callable[[str], Policy],
+    partner: Callable[[str], Player],
 ) -> None:
     own = seats.index(HUMAN)
     labels = [
@@ -118,7 +119,9 @@ def _play(
     loop = asyncio.new_event_loop()
     try:
         with contextlib.closing(loop):
-            episode = loop.run_until_complete(play_episode(config, policies, suite=SUITE, seed=seed, names=seats))
+            episode = loop.run_until_complete(
+                play_episode(Setup(HANABI, config).task(SUITE, seed), policies, names=seats)
+            )
     except (PlayerLeftError, KeyboardInterrupt):
         console.print("\nYou left; the game is not kept.")
         raise typer.Exit(INTERRUPTED) from None
@@ -131,21 +134,20 @@ def _play(
 
 
 def _policy(
-    console: Console, word: str, config: EnvConfig, labels: list[str], partner: Callable[[str], Policy]
-) -> Policy:
+    console: Console, word: str, config: EnvConfig, labels: list[str], partner: Callable[[str], Player]
+) -> Player:
     if word != HUMAN:
         return partner(word)
     style = ObservationStyle(config.observation)
     return HumanPolicy(console=console, ask=_asker(console), labels=labels, style=style)
 
 
-def _partner(client: RolloutClient, served: Served, config: EnvConfig, word: str) -> Policy:
-    if word in SCRIPTED:
-        return make_policy(word, style=ObservationStyle(config.observation))
+def _partner(client: RolloutClient, served: Served, config: EnvConfig, word: str) -> Player:
+    if word in HANABI.policies:
+        return make_script(Setup(HANABI, config), word)
     return RemotePolicy(
         client=client,
         seat_word=word,
-        config=config,
         max_tokens=served.max_tokens,
         temperature=served.temperature,
     )

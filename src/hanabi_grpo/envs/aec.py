@@ -11,7 +11,7 @@ from gymnasium.utils import seeding
 from pettingzoo import AECEnv
 
 from hanabi_grpo.envs.base import C, Environment, Task
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, parts_of
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_names
 
@@ -143,9 +143,9 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         if set(self._replies) == set(referee.to_act()):
-            step = referee.step(self._replies)
+            turns = referee.step(self._replies)
             self._replies = {}
-            parts = [dict(part) for part in step.rewards]
+            parts = [parts_of(turns, player) for player in range(len(self.agents))]
             self.rewards = {agent: float(sum(part.values())) for agent, part in zip(self.agents, parts, strict=True)}
             self._tell(parts)
         else:

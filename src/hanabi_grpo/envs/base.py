@@ -9,18 +9,18 @@ body here are defaults; the others have to be written. `Referee` plays a game, `
 """
 
 import copy
+import functools
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.config import EnvConfig
-from hanabi_grpo.envs.episodes import Frame, PlayedEpisode
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.types import player_name
+from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name
 
-MAX_PLAYERS = 8
 FORFEIT = "<forfeit>"
 """The action of a player whose bad reply ends the game, see `EnvSpec.bad_reply`."""
 SKIP = "<skip>"
@@ -54,6 +54,12 @@ class EnvSpec:
     """Least and greatest sum of a player's reward parts in an episode, bad replies not counted."""
     bad_reply: Literal["random_legal", "forfeit", "skip"] = "random_legal"
     """What takes the place of a bad reply: a legal action drawn at random, or the action `FORFEIT` or `SKIP`."""
+    score: str = "return"
+    """Name of the figure of `Game.result` by which players are compared; "return": the sum of a player's rewards."""
+    max_score: float | None = None
+    """Greatest value of that figure under the rules; None: the upper end of `return_range`."""
+    attainable: float | None = None
+    """Greatest mean of that figure that is known to be reachable; None: unknown."""
     disjoint_splits: bool = False
     """No start of a held-out split ("eval…", "test…") is ever a start of another split."""
 
@@ -72,6 +78,14 @@ class EnvSpec:
         ):
             if not is_right:
                 raise SettingsError(f"EnvSpec of {self.env!r}: {name}={getattr(self, name)!r}: {rule}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One picture of a replay, as text."""
+
+    title: str
+    text: str
 
 
 class Game(Protocol):
@@ -182,7 +196,7 @@ class Environment(Protocol[C]):
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
         return f"{split}/{seed}"
 
-    def metrics(self, config: C, episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
+    def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes, by default the mean of each figure of `Game.result` where it is given."""
         figures: dict[str, list[float]] = {}
         for episode in episodes:
@@ -190,16 +204,52 @@ class Environment(Protocol[C]):
                 figures.setdefault(name, []).append(value)
         return {name: sum(values) / len(values) for name, values in figures.items()}
 
-    def render(self, config: C, episode: PlayedEpisode) -> Iterator[Frame]:
+    def render(self, config: C, episode: Episode) -> Iterator[Frame]:
         """Yield the episode as text for people, by default what each player was shown and did."""
-        game = self.reset(config, split=episode.split, seed=episode.seed)
-        for number, step in enumerate(episode.steps, 1):
-            shown = [f"{player_name(move.player)} reads:\n{game.state_message(move.player)}" for move in step.moves]
-            done = [f"{player_name(move.player)}: {move.action}" for move in step.moves]
-            yield Frame(title=f"turn {number}", text="\n".join([*shown, *done]))
-            game.step({move.player: move.action for move in step.moves})
+        game = self.reset(config, split=episode.suite, seed=episode.seed)
+        for number, turns in groupby(episode.turns, lambda turn: turn.step):
+            actions = {turn.player: turn.action for turn in turns}
+            shown = [f"{player_name(player)} reads:\n{game.state_message(player)}" for player in actions]
+            done = [f"{player_name(player)}: {action}" for player, action in actions.items()]
+            yield Frame(title=f"turn {number + 1}", text="\n".join([*shown, *done]))
+            game.step(actions)
         figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
         yield Frame(title="end", text=figures or episode.status.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup(Generic[C]):
+    """An environment with its config: what a dataset row names.
+
+    Example:
+        Setup(KUHN, KUHN.presets["kuhn"]).task("eval", 17)
+    """
+
+    environment: Environment[C]
+    config: C
+
+    @property
+    def env(self) -> str:
+        """Name of the environment."""
+        return self.environment.name
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What others have to know, see `Environment.spec`."""
+        return _spec(self)
+
+    def task(self, split: str, seed: int) -> "Task[C]":
+        """Return one start of it."""
+        return Task(environment=self.environment, config=self.config, split=split, seed=seed)
+
+    def row(self) -> dict[str, Any]:
+        """Return it as JSON, see `registry.setup`."""
+        return {"env": self.env, "env_config": self.config.model_dump(mode="json")}
+
+
+@functools.lru_cache(maxsize=256)
+def _spec(setup: Setup[Any]) -> EnvSpec:
+    return setup.environment.spec(setup.config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +260,11 @@ class Task(Generic[C]):
     config: C
     split: str
     seed: int
+
+    @property
+    def setup(self) -> Setup[C]:
+        """What is played, without the start."""
+        return Setup(self.environment, self.config)
 
 
 class Observation:

@@ -15,13 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, C, Environment, EnvSpec, Game, Observation, Task
-from hanabi_grpo.envs.episodes import PlayedEpisode
-from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.types import ReplyKind
+from hanabi_grpo.types import REPLY_PARTS, Episode, ReplyKind
 
-REPLY_PARTS = frozenset({"illegal", "unparsable", "out_of_tokens", "length"})
-"""Reward parts that belong to replies; no environment may pay parts of these names."""
 STRANGE_REPLIES = (
     "", " \n\t", "\x00", "\ud800", "\ufffd" * 40, "{}", "-1", "9" * 400, "<think>", "</think>", "<answer></answer>",
     "\u202eevil", "0" * 20_000, "a\n" * 2_000, "%s %n {0}", FORFEIT, SKIP,
@@ -94,7 +91,7 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
     for player in range(spec.num_players):
         _expect(isinstance(environment.system(config, player), str), spec, f"a system text of player {player}", "none")
     report = Report(env=spec.env, preset=spec.preset)
-    rng, starts, episodes = random.Random(seed), set[str](), list[PlayedEpisode]()
+    rng, starts, episodes = random.Random(seed), set[str](), list[Episode]()
     for number in range(num_episodes):
         task = Task(environment=environment, config=config, split="train", seed=number)
         starts.add(environment.start_id(config, split="train", seed=number))
@@ -103,15 +100,15 @@ def check_games(environment: Environment[C], config: C, *, num_episodes: int = 3
             _check_position(referee.game, spec, rng, report)
             actions = _random_actions(referee, rng)
             _check_copy(referee.game, actions, spec, report)
-            step = referee.step(actions)
+            turns = referee.step(actions)
             report.num_steps += 1
-            for move in step.moves:
-                _expect(move.kind is ReplyKind.LEGAL, spec, f"parse to read the legal action {move.reply!r}", move.kind)
-                read = f"parse({move.reply!r}) to return the legal action itself"
-                _expect(move.action == move.reply or referee.game.legal(move.player) is None, spec, read, move.action)
-            _check_rewards(step.rewards, spec)
+            for turn in turns:
+                _expect(turn.kind is ReplyKind.LEGAL, spec, f"parse to read the legal action {turn.reply!r}", turn.kind)
+                read = f"parse({turn.reply!r}) to return the legal action itself"
+                _expect(turn.action == turn.reply or referee.game.legal(turn.player) is None, spec, read, turn.action)
+            _check_rewards(tuple(parts_of(turns, player) for player in range(spec.num_players)), spec)
         _expect(referee.game.to_act() == () or referee.status.is_truncated, spec, "to_act() == () at the end", "more")
-        episodes.append(referee.played())
+        episodes.append(referee.episode())
         for player in range(spec.num_players):
             total, (low, high) = episodes[-1].reward(player), spec.return_range
             _expect(low - 1e-9 <= total <= high + 1e-9, spec, f"player {player}'s return in {spec.return_range}", total)
@@ -175,17 +172,17 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
             replies = {player: _strange_reply(legal[player], rng) for player in referee.to_act()}
             listed = {player: referee.game.legal(player) for player in replies}
             try:
-                step = referee.step(replies)
+                turns = referee.step(replies)
             except Exception as error:
                 shown = {player: reply[:60] for player, reply in replies.items()}
                 raise ConformanceError(
                     f"{_where(spec)}: every text is a reply, but {shown!r} raised {type(error).__name__}: {error}."
                 ) from error
-            for move in step.moves:
-                options = listed[move.player]
+            for turn in turns:
+                options = listed[turn.player]
                 applied = (*(options or ()), FORFEIT, SKIP)
-                _expect(options is None or move.action in applied, spec, "only legal actions applied", move.action)
-            forfeited = spec.bad_reply == "forfeit" and any(move.kind is not ReplyKind.LEGAL for move in step.moves)
+                _expect(options is None or turn.action in applied, spec, "only legal actions applied", turn.action)
+            forfeited = spec.bad_reply == "forfeit" and any(turn.kind is not ReplyKind.LEGAL for turn in turns)
             _expect(not forfeited or referee.status is not None, spec, "the episode to end on a forfeit", "more turns")
         _check_figures(referee.game.result(), spec, "result()")
 
@@ -206,8 +203,8 @@ def check_policies(environment: Environment[C], config: C) -> None:
         for number in range(3):
             task = Task(environment=environment, config=config, split="eval", seed=number)
             played = play_scripts(task, dict.fromkeys(range(spec.num_players), policy))
-            for move in (move for step in played.steps for move in step.moves):
-                _expect(move.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", move.reply)
+            for turn in played.turns:
+                _expect(turn.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", turn.reply)
 
 
 def check_pettingzoo(environment: Environment[C], config: C) -> None:

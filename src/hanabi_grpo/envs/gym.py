@@ -8,7 +8,7 @@ import gymnasium
 
 from hanabi_grpo.envs.aec import MAX_MESSAGE_CHARS, MAX_REPLY_CHARS, AnyText
 from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, parts_of
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_name
 
@@ -141,9 +141,9 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
                         f"{replies[player]!r}: {self._partners[player].name} as {player_name(player)} may not do that "
                         f"now; a partner has to choose one of {', '.join(legal)}."
                     )
-        step = referee.step(replies)
-        self._owed.update(step.rewards[self.seat])
-        own = next((move for move in step.moves if move.player == self.seat), None)
+        turns = referee.step(replies)
+        self._owed.update(parts_of(turns, self.seat))
+        own = next((turn for turn in turns if turn.player == self.seat), None)
         return {} if own is None else {"action": own.action, "kind": own.kind}
 
     def _observation(self) -> str:

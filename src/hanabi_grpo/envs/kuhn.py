@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.replies import last_choice
+from hanabi_grpo.types import Episode
 
 CARDS = "JQK"
 DEALS = tuple(permutations(CARDS, 2))  # the first player's card and the second player's
@@ -153,17 +154,17 @@ class Kuhn(base.Environment[KuhnConfig]):
         """Return the deal, e.g. "KJ"."""
         return "".join(self.reset(config, split=split, seed=seed).cards)
 
-    def metrics(self, config: KuhnConfig, episodes: Sequence[base.PlayedEpisode]) -> dict[str, float]:
+    def metrics(self, config: KuhnConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return what the first player won, and shares: games with a showdown, and bets where a bet was possible."""
-        opened = [move.action for one in episodes for step in one.steps for move in step.moves if move.action in OPEN]
+        opened = [turn.action for one in episodes for turn in one.turns if turn.action in OPEN]
         return super().metrics(config, episodes) | {"bets": opened.count("bet") / max(len(opened), 1)}
 
-    def render(self, config: KuhnConfig, episode: base.PlayedEpisode) -> Iterator[base.Frame]:
+    def render(self, config: KuhnConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield both cards and the actions."""
-        first, second = self.reset(config, split=episode.split, seed=episode.seed).cards
+        first, second = self.reset(config, split=episode.suite, seed=episode.seed).cards
         yield base.Frame(title="deal", text=f"player_0 holds {first}, player_1 holds {second}")
-        for number, move in enumerate((move for step in episode.steps for move in step.moves), 1):
-            yield base.Frame(title=f"turn {number}", text=f"player_{move.player}: {move.action}")
+        for number, turn in enumerate(episode.turns, 1):
+            yield base.Frame(title=f"turn {number}", text=f"player_{turn.player}: {turn.action}")
         yield base.Frame(title="end", text=f"player_0 wins {episode.reward(0, 'chips'):+g}")
 
 

@@ -1,13 +1,12 @@
 """One episode from replies to rewards. Whoever plays, plays through a `Referee`, so that bad replies mean one thing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvSpec, Game, Observation, Policy, Task, draw
-from hanabi_grpo.envs.episodes import Move, PlayedEpisode, Step
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.types import EpisodeStatus, ReplyKind
+from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind, Turn
 
 
 class Referee:
@@ -33,11 +32,11 @@ class Referee:
         """Start the task's game."""
         self.task = task
         self.number = number
-        self.spec: EnvSpec = task.environment.spec(task.config)
+        self.spec: EnvSpec = task.setup.spec
         self.game: Game = task.environment.reset(task.config, split=task.split, seed=task.seed)
         self.status: EpisodeStatus | None = None if self.game.to_act() else EpisodeStatus.FINISHED
-        self._steps: list[Step] = []
-        self._num_moves = 0
+        self._turns: list[Turn] = []
+        self._num_steps = 0
 
     def to_act(self) -> tuple[int, ...]:
         """Return the players who answer now; () once the episode is over or truncated."""
@@ -47,11 +46,14 @@ class Referee:
         """Return what a player may look at."""
         return Observation(self.game, player)
 
-    def step(self, replies: Mapping[int, str]) -> Step:
+    def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
         """Take one reply of each player in `to_act()`.
 
         Args:
-            replies: Any text at all per player.
+            replies: Per player any text at all, or a reply with its tokens.
+
+        Returns:
+            The turns of this step, in the order of `to_act()`.
 
         Raises:
             IllegalActionError: The episode is over, or the replies are not those of the players to act.
@@ -61,76 +63,116 @@ class Referee:
             raise IllegalActionError(f"The episode is over ({self.status}): start another one.")
         if set(replies) != set(players):
             raise IllegalActionError(f"replies of players {sorted(replies)}: give one of each of {sorted(players)}.")
-        moves = tuple(self._read(player, replies[player], place) for place, player in enumerate(players))
-        parts = [dict(part) for part in self.game.step({move.player: move.action for move in moves})]
-        config = self.task.config
-        for move in moves:
-            if move.kind is ReplyKind.ILLEGAL:
-                parts[move.player]["illegal"] = config.reward_illegal
-            if move.kind is ReplyKind.UNPARSABLE:
-                parts[move.player]["unparsable"] = config.reward_unparsable
-        self._steps.append(Step(moves=moves, rewards=tuple(parts)))
-        self._num_moves += len(moves)
+        read = {player: self._read(player, _text(replies[player]), place) for place, player in enumerate(players)}
+        paid = self.game.step({player: action for player, (action, _) in read.items()})
+        turns = []
+        for player, (action, kind) in read.items():
+            given = replies[player]
+            reply = given if isinstance(given, Reply) else Reply(text=given)
+            is_last = player == players[-1]
+            here = [who == player or (is_last and who not in players) for who in range(self.spec.num_players)]
+            parts = [dict(paid[who]) if is_here else {} for who, is_here in enumerate(here)]
+            if kind is not ReplyKind.LEGAL:
+                parts[player] |= self._price(kind)
+            turns.append(
+                Turn(
+                    player=player,
+                    step=self._num_steps,
+                    prompt=_encodable(reply.prompt),
+                    reply=_encodable(reply.text),
+                    action=action,
+                    kind=kind,
+                    rewards=tuple(parts),
+                    prompt_ids=reply.prompt_ids,
+                    reply_ids=reply.reply_ids,
+                    logprobs=reply.logprobs,
+                    version=reply.version,
+                )
+            )
+        self._turns += turns
+        self._num_steps += 1
         if not self.game.to_act():
             self.status = EpisodeStatus.FINISHED
-        elif len(self._steps) >= self.spec.max_turns:
+        elif self._num_steps >= self.spec.max_turns:
             self.status = EpisodeStatus.TRUNCATED_TURNS
-        return self._steps[-1]
+        return tuple(turns)
 
     def out_of_tokens(self, player: int) -> None:
         """End the episode because the next reply of a player might not fit its conversation.
 
         The others keep what they have earned. Without a price, talking until the context is full would be a safe way
-        out of a game that may still be lost: the part "out_of_tokens" stands in the player's last step, whose reply
-        took the room. A player without a step has none.
+        out of a game that may still be lost: the part "out_of_tokens" stands in the player's last turn, whose reply
+        took the room. A player without a turn has none.
         """
         self.status = EpisodeStatus.TRUNCATED_TOKENS
-        for place in reversed(range(len(self._steps))):
-            step = self._steps[place]
-            if any(move.player == player for move in step.moves):
-                price = {"out_of_tokens": self.task.config.reward_out_of_tokens}
-                rewards = [{**one, **price} if who == player else one for who, one in enumerate(step.rewards)]
-                self._steps[place] = replace(step, rewards=tuple(rewards))
+        for place in reversed(range(len(self._turns))):
+            turn = self._turns[place]
+            if turn.player == player:
+                rewards = list(turn.rewards)
+                rewards[player] = {**rewards[player], "out_of_tokens": self.task.config.reward_out_of_tokens}
+                self._turns[place] = replace(turn, rewards=tuple(rewards))
                 return
 
-    def played(self) -> PlayedEpisode:
+    def episode(self, *, seats: Sequence[str] = (), instance_id: str = "") -> Episode:
         """Return the episode as data.
+
+        Args:
+            seats: Who sat in each seat, for the record.
+            instance_id: Which server process played, for the record.
 
         Raises:
             IllegalActionError: It goes on.
         """
         if self.status is None:
             raise IllegalActionError("The episode goes on: play it to its end first.")
-        task, steps = self.task, tuple(self._steps)
-        return PlayedEpisode(
-            split=task.split,
-            seed=task.seed,
+        return Episode(
+            env=self.spec.env,
+            preset=self.spec.preset,
+            spec_hash=self.spec.hash,
+            num_players=self.spec.num_players,
+            suite=self.task.split,
+            seed=self.task.seed,
             game=self.number,
-            steps=steps,
-            result=self.game.result(),
             status=self.status,
+            result=dict(self.game.result()),
+            turns=tuple(self._turns),
+            seats=tuple(seats),
+            instance_id=instance_id,
         )
 
-    def _read(self, player: int, reply: str, place: int) -> Move:
+    def _read(self, player: int, reply: str, place: int) -> tuple[str, ReplyKind]:
         legal = self.game.legal(player)
         action = self.game.parse(player, reply)
         if action is not None and (legal is None or action in legal):
-            return Move(player=player, reply=reply, action=action, kind=ReplyKind.LEGAL)
+            return action, ReplyKind.LEGAL
         kind = ReplyKind.UNPARSABLE if action is None else ReplyKind.ILLEGAL
         if self.spec.bad_reply != "random_legal":
-            return Move(
-                player=player, reply=reply, action=FORFEIT if self.spec.bad_reply == "forfeit" else SKIP, kind=kind
-            )
+            return (FORFEIT if self.spec.bad_reply == "forfeit" else SKIP), kind
         if not legal:
             raise SettingsError(
                 f"environment {self.spec.env!r}: bad_reply='random_legal' needs legal actions, and player {player} to "
                 "act has none listed; give bad_reply='skip' or 'forfeit'."
             )
-        key = (self.task.split, self.task.seed, self.number, self._num_moves + place)
-        return Move(player=player, reply=reply, action=legal[draw(*key, below=len(legal))], kind=kind)
+        key = (self.task.split, self.task.seed, self.number, len(self._turns) + place)
+        return legal[draw(*key, below=len(legal))], kind
+
+    def _price(self, kind: ReplyKind) -> dict[str, float]:
+        config = self.task.config
+        is_illegal = kind is ReplyKind.ILLEGAL
+        return {kind.value: config.reward_illegal if is_illegal else config.reward_unparsable}
 
 
-def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> PlayedEpisode:
+def parts_of(turns: Sequence[Turn], player: int) -> dict[str, float]:
+    """Return what a step pays a player, by part.
+
+    Args:
+        turns: The turns of one step.
+        player: Number of the seat.
+    """
+    return {part: value for turn in turns for part, value in turn.rewards[player].items()}
+
+
+def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> Episode:
     """Play one episode of scripts alone.
 
     Args:
@@ -142,4 +184,13 @@ def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int
     seats = {player: policy.seat(player, task=task, game=number) for player, policy in policies.items()}
     while referee.status is None:
         referee.step({player: seats[player].act(referee.see(player)) for player in referee.to_act()})
-    return referee.played()
+    return referee.episode(seats=[policies[player].name for player in range(referee.spec.num_players)])
+
+
+def _text(reply: Reply | str) -> str:
+    return reply if isinstance(reply, str) else reply.text
+
+
+def _encodable(text: str) -> str:
+    # A lone surrogate can be in a `str` but not in UTF-8, so a record that holds one could be neither sent nor written.
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -14,11 +14,12 @@ import difflib
 import functools
 import importlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from hanabi_grpo.envs.base import Environment
+from hanabi_grpo.envs.base import Environment, Setup
 from hanabi_grpo.errors import SettingsError, shown
 
 GROUP = "hanabi_grpo.environments"
@@ -57,6 +58,18 @@ def get(name: str) -> Environment[Any]:
             f"by a path; known: {', '.join(names())}."
         )
     return _load(name)
+
+
+def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
+    """Return an environment with the config that a dataset row, a request or a record holds.
+
+    Raises:
+        SettingsError: There is no such environment, or a key is missing, unknown or has a value that is not allowed.
+    """
+    environment = get(env)
+    found = Setup(environment, environment.Config.parse(env_config))
+    _ = found.spec  # refuses fields that contradict each other
+    return found
 
 
 def origin(name: str) -> Origin:

@@ -95,7 +95,7 @@ def evaluate_line_up(
 
 def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = SUITE) -> EvaluationResult:
     """Let one script fill every seat; see `evaluate_line_up`."""
-    return evaluate_line_up(parse_line_up(name, setup), setup, num_deals, suite=suite)
+    return evaluate_line_up(parse_line_up(name, setup.spec.num_players, env=setup.env), setup, num_deals, suite=suite)
 
 
 def check_deals(num_deals: int, suite: str) -> None:

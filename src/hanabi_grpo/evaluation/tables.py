@@ -59,7 +59,7 @@ def reference_results(
         def count(done: int, before: int = before) -> None:
             progress(before + done)
 
-        team = parse_line_up(name, found)
+        team = parse_line_up(name, found.spec.num_players, env=found.env)
         references.append(evaluate_line_up(team, found, result.num_deals, suite=result.suite, progress=count))
         paired_difference(result, references[-1])  # refuses other deals
     return references

@@ -100,7 +100,7 @@ def _game(timeline: Timeline, prompts: bool) -> dict[str, Any]:
 
 def _move(timeline: Timeline, move: Move, prompts: bool) -> dict[str, Any]:
     turn = move.turn
-    facts = [earned(turn.rewards)]
+    facts = [earned(turn.rewards[turn.player])]
     if move.advantage is not None:
         facts.append(f"adv {move.advantage:+.2f}")
     if turn.version is not None:

@@ -13,7 +13,7 @@ from hanabi_grpo.settings import Settings, Variable, variables
 GAME_KEYS = tuple(EnvConfig.model_fields)
 CONFIG_KEYS = (*GAME_KEYS, "suite", "seeds")
 """What `env_config` may hold: the game's settings, the stream of deals, and optionally which deals of it."""
-ROW_KEYS = ("messages", "env_config", "share", "from_step", "until_step")
+ROW_KEYS = ("messages", "env", "env_config", "share", "from_step", "until_step")
 SEEDS_APART = 2**32
 """Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
 MIN_SHARE, MAX_SHARE = 0.0001, 10_000
@@ -48,6 +48,7 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
         raise ValueError(f"until_step={last}: is the row's last step, so it must be {first or 1} (from_step) or more.")
     return {
         "messages": messages,
+        "env": row.get("env", "hanabi"),
         "env_config": _game(given, settings),
         "suite": _suite(given.get("suite", "train")),
         "seeds": _seeds(given.get("seeds")),

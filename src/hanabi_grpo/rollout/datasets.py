@@ -8,6 +8,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, parse_row
 from hanabi_grpo.rollout.deal_schedule import Phase, Terms, locate, plan_phases
@@ -42,13 +44,19 @@ def _rows(settings: Settings, given: frozenset[str]) -> list[dict[str, Any]]:
     return [parse_row(json.dumps(row).encode(), settings)]
 
 
+def played_setups(rows: Sequence[dict[str, Any]]) -> list[Setup[Any]]:
+    """Return the different games of rows, in order."""
+    return list(dict.fromkeys(setup(row["env"], row["env_config"]) for row in rows))
+
+
 def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
     """Read and check every row; what a row leaves open comes from the settings.
 
     Returns:
-        Per row: `messages` as read, `env_config` (every key of `EnvConfig`, checked), `suite`, `seeds` (a list, or None
-        for fresh deals without end), `first_seed` (of fresh deals), `share` (a fraction), and `first_deal` and
-        `end_deal`, the numbers of deals between which the row plays (None: without end).
+        Per row: `messages` as read, `env` (name of the environment), `env_config` (every key of its config, checked),
+        `suite`, `seeds` (a list, or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a
+        fraction), and `first_deal` and `end_deal`, the numbers of deals between which the row plays (None: without
+        end).
 
     Raises:
         SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or rows that
@@ -100,7 +108,7 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
     that pauses goes on where it was.
 
     Returns:
-        Per deal: `messages`, `env_config`, `suite`, `seed` and `deal` (its number).
+        Per deal: `messages`, `env`, `env_config`, `suite`, `seed` and `deal` (its number).
 
     Raises:
         SettingsError: A deal after the last row has ended.
@@ -116,6 +124,7 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
         chosen.append(
             {
                 "messages": row["messages"],
+                "env": row["env"],
                 "env_config": row["env_config"],
                 "suite": row["suite"],
                 "seed": seed,
@@ -132,7 +141,7 @@ def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
         SettingsError: HANABI_REWARD_SCORE, or a row's reward_score, is not 1 under HANABI_ADVANTAGE=turn with division
             by the standard deviation.
     """
-    weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"]["reward_score"] != 1]
+    weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"].get("reward_score", 1) != 1]
     if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
         raise SettingsError(
             f"HANABI_REWARD_SCORE={weights[0]:g} (reward_score in a row) has no effect with HANABI_ADVANTAGE=turn, "

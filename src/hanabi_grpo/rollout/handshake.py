@@ -13,11 +13,12 @@ from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import system_prompt, turn_prompt
-from hanabi_grpo.envs.hanabi.rules import Game, shuffled_deck
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.registry import origin
+from hanabi_grpo.types import MAX_PLAYERS
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Of the rollout server's routes; both sides name it when a run is introduced."""
 MAX_VERSION = 2**31 - 1
 """Largest policy version: versions count optimizer steps."""
@@ -28,15 +29,19 @@ _PROBE_TURNS = 8
 
 _Text = Annotated[str, Field(min_length=1, max_length=100)]
 _Version = Annotated[int, Field(ge=0, le=MAX_VERSION)]
-_Versions = Annotated[dict[_Text, _Version], Field(max_length=5)]
+_Versions = Annotated[dict[_Text, _Version], Field(max_length=MAX_PLAYERS)]
 
 
 class GameClaim(BaseModel):
     """One game that a trainer will ask for, and what its own code makes of it."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    env: _Text
     env_config: dict[_Text, Any] = Field(min_length=1, max_length=32)
-    board_hash: _Text
+    distribution: _Text
+    """The installed package that the environment comes from, and its version."""
+    version: _Text
+    spec_hash: _Text
     prompt_hash: _Text
 
 
@@ -49,7 +54,7 @@ class SessionRequest(BaseModel):
     trainer_id: str = Field(pattern=r"^[0-9a-f]{32}$")
     secret: str = Field(pattern=r"^[0-9a-f]{64}$", repr=False)
     """Of the run folder (`runs.run_secret`): who knows it is the run's next trainer, whatever else is public."""
-    adapters: list[_Text] = Field(min_length=1, max_length=5)
+    adapters: list[_Text] = Field(min_length=1, max_length=MAX_PLAYERS)
     lora_rank: int = Field(ge=1, le=512)
     model_fingerprint: _Text
     tokenizer_hash: _Text
@@ -122,37 +127,43 @@ def read_session_headers(headers: Mapping[str, str]) -> tuple[str | None, str | 
     return (None if run_id is None else unquote(run_id)), headers.get("x-trainer-id")
 
 
-def game_claims(configs: Sequence[EnvConfig]) -> list[dict[str, Any]]:
+def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
     """Return what this installation makes of each game, as the request carries it; equal games once."""
-    return [
-        {
-            "env_config": config.model_dump(mode="json"),
-            "board_hash": config.spec().hash,
-            "prompt_hash": prompt_hash(config),
-        }
-        for config in dict.fromkeys(configs)
-    ]
+    claims = []
+    for setup in dict.fromkeys(setups):
+        source = origin(setup.env)
+        claims.append(
+            {
+                **setup.row(),
+                "distribution": source.distribution,
+                "version": source.version,
+                "spec_hash": setup.spec.hash,
+                "prompt_hash": prompt_hash(setup),
+            }
+        )
+    return claims
 
 
 @functools.lru_cache(maxsize=256)
-def prompt_hash(config: EnvConfig) -> str:
+def prompt_hash(setup: Setup[Any]) -> str:
     """Return a short sha256 over what players of a game are told.
 
-    That is every player's system message, and the messages of a few turns of fixed games: the moves are chosen by
+    That is every player's system message, and the messages of a few turns of fixed games: the actions are chosen by
     position among the legal ones, so a difference in the rules shows as well.
     """
-    spec, style = config.spec(), config.observation
-    told = [system_prompt(spec, style, player, bomb_rule=config.bomb_rule) for player in range(spec.num_players)]
+    told = [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)]
     for number in range(_NUM_PROBES):
-        game = Game(spec, shuffled_deck(spec, "eval-handshake", number))
+        referee = Referee(setup.task("eval-handshake", number))
         for turn in range(_PROBE_TURNS):
-            if game.is_over:
+            replies = {}
+            for player in referee.to_act():
+                told.append(referee.see(player).message())
+                # The last legal action of the first game: in many games the first ones end it.
+                legal = referee.see(player).legal() or ("",)
+                replies[player] = legal[-1 if number == 0 else (7 * turn + number) % len(legal)]
+            if not replies:
                 break
-            told.append(turn_prompt(game.view(game.current_player), style=style, legal_moves=config.legal_moves))
-            legal = game.legal_actions()
-            # Plays end the game early on boards with one life, so the first game makes none.
-            calm = [action for action in legal if number or action.kind != "play"] or list(legal)
-            game.apply(calm[(7 * turn + number) % len(calm)])
+            referee.step(replies)
     return _short_hash(told)
 
 

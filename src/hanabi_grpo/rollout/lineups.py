@@ -6,9 +6,8 @@ orders where games are counted.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.refs import CheckpointRef, Ref, Role, ScriptRef, parse_ref
 from hanabi_grpo.tracking.checkpoints import local_ref
@@ -44,30 +43,30 @@ class LineUp:
         return not all(isinstance(ref, ScriptRef) or ref is Role.HUMAN for ref in self.refs)
 
 
-def parse_line_up(text: str, setup: Setup[Any], *, human: bool = False) -> LineUp:
+def parse_line_up(text: str, num_players: int, *, env: str = "hanabi", human: bool = False) -> LineUp:
     """Read a line-up.
 
     Args:
         text: One reference for every seat, or one per seat, with commas.
-        setup: Says the seats and the scripts.
+        num_players: Seats.
+        env: Name of the environment, whose scripts may play.
         human: Whether a person may sit there.
 
     Raises:
         SettingsError: An unknown reference, not one per seat, or a checkpoint that cannot be had.
     """
-    num_players = setup.spec.num_players
     typed = [word.strip() for word in text.split(",")]
     if len(typed) not in (1, num_players):
         raise SettingsError(
             f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
         )
     # Each once: what is elsewhere may move between two looks.
-    found = {word: local_ref(read_player_ref(word, text, setup, human=human)) for word in dict.fromkeys(typed)}
+    found = {word: local_ref(read_player_ref(word, text, env=env, human=human)) for word in dict.fromkeys(typed)}
     refs = tuple(found[word] for word in typed)
     return LineUp(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
 
 
-def read_player_ref(word: str, line_up: str, setup: Setup[Any], *, human: bool = False) -> Ref:
+def read_player_ref(word: str, line_up: str, *, env: str = "hanabi", human: bool = False) -> Ref:
     """Read one reference of a line-up; what lies elsewhere is not fetched.
 
     Raises:
@@ -77,7 +76,7 @@ def read_player_ref(word: str, line_up: str, setup: Setup[Any], *, human: bool =
     if word == Role.HUMAN and not human:
         raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
     roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
-    ref = parse_ref(word, where=where, roles=roles, scripts=setup.environment.policies, adapters=True)
+    ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
         raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
     return ref

@@ -32,12 +32,14 @@ _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One deal that is to be played.
+    """One task that is to be played.
 
     Example:
-        TaskRequest(env_config={"preset": "laptop"}, suite="train", seed=17, seats=("player_0@7", "iggi"))
+        TaskRequest(env="hanabi", env_config={"preset": "laptop"}, suite="train", seed=17, seats=("player_0@7", "iggi"))
     """
 
+    env: Annotated[str, Meta(max_length=64)] = "hanabi"
+    """Name of the environment, see `envs.registry`."""
     env_config: _Config
     suite: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")]
     seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -5,26 +5,32 @@ other seats is a task of its own.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup, Task
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import GameParameterError, SettingsError, shown
 from hanabi_grpo.rollout.messages import MAX_GAMES, RolloutRequest, TaskRequest
-from hanabi_grpo.settings.refs import check_seat
+from hanabi_grpo.rollout.players import check_script
+from hanabi_grpo.settings.refs import check_seat, is_scripted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One deal and the numbers of the games that are played of it."""
+class RequestedTask:
+    """One task, who plays it and the numbers of its games."""
 
-    config: EnvConfig
-    suite: str
-    seed: int
+    task: Task[Any]
     seats: tuple[str, ...] | None
     """Who sits in each seat; None: whoever is served now."""
     games: range
 
+    @property
+    def where(self) -> str:
+        """What errors and logs call it, e.g. "hanabi train/17"."""
+        return f"{self.task.environment.name} {self.task.split}/{self.task.seed}"
 
-def read_tasks(request: RolloutRequest) -> list[Task]:
+
+def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
     """Return the tasks of a request, in order.
 
     Raises:
@@ -35,28 +41,27 @@ def read_tasks(request: RolloutRequest) -> list[Task]:
             f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for {MAX_GAMES} games. "
             "Ask for fewer at once."
         )
-    configs: dict[str, EnvConfig] = {}
-    seen: dict[tuple[EnvConfig, str, int, tuple[str, ...] | None], int] = {}
+    setups: dict[str, Setup[Any]] = {}
+    seen: dict[tuple[Task[Any], tuple[str, ...] | None], int] = {}
     tasks = []
     for number, task in enumerate(request.tasks):
         try:
             # Most tasks of a request have the same.
-            given = repr(task.env_config)
-            if given not in configs:
-                configs[given] = EnvConfig.parse(task.env_config)
-            config = configs[given]
-            seats = _seats(task, request.seats, config.players)
+            given = repr((task.env, task.env_config))
+            if given not in setups:
+                setups[given] = setup(task.env, task.env_config)
+            seats = _seats(task, request.seats, setups[given])
         except (SettingsError, GameParameterError) as error:
             raise SettingsError(f"tasks.{number}: {error}") from error
-        key = (config, task.suite, task.seed, seats)
-        start = seen.get(key, 0)
-        seen[key] = start + request.num_games
-        games = range(start, seen[key])
-        tasks.append(Task(config=config, suite=task.suite, seed=task.seed, seats=seats, games=games))
+        start_of = setups[given].task(task.suite, task.seed)
+        first = seen.get((start_of, seats), 0)
+        seen[start_of, seats] = first + request.num_games
+        tasks.append(RequestedTask(task=start_of, seats=seats, games=range(first, first + request.num_games)))
     return tasks
 
 
-def _seats(task: TaskRequest, default: tuple[str, ...] | None, num_players: int) -> tuple[str, ...] | None:
+def _seats(task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]) -> tuple[str, ...] | None:
+    num_players = found.spec.num_players
     if task.seats is None:
         if default is None:
             return None
@@ -67,4 +72,7 @@ def _seats(task: TaskRequest, default: tuple[str, ...] | None, num_players: int)
         words = task.seats
         if len(words) != num_players:
             raise SettingsError(f"seats={shown(words)}: give a list of {num_players} seats.")
-    return tuple(check_seat(word) for word in words)
+    for word in words:
+        if is_scripted(check_seat(word)):
+            check_script(found, word)
+    return tuple(words)

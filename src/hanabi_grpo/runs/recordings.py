@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording, read_deck
 from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.run_folder import append_jsonl, run_home, sync_folder
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.types import Episode
@@ -54,6 +55,11 @@ def write_episodes(run_folder: Path, step: int, groups: Sequence[Sequence[Episod
     path.unlink(missing_ok=True)
     append_jsonl(path, *(episode_to_json(episode) for group in groups for episode in group))
     return path
+
+
+def read_episode(row: Mapping[str, Any]) -> Episode:
+    """Return the game of a line, of this version or an earlier one; raises as `episode_from_json`."""
+    return episode_from_json(row if "schema" in row else v1.episode_row(row))
 
 
 def recorded_steps(folder: Path) -> dict[int, Path]:
@@ -127,7 +133,7 @@ def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
 def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
     where = f"{path}: line {line}"
     try:
-        episode = episode_from_json(row)
+        episode = read_episode(row)
     except ServerError as error:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
     deck, names = row.get("deck"), row.get("names", [])

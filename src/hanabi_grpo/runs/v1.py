@@ -1,14 +1,67 @@
-"""What only the runs of version 0.1 need: settings that it had not, and boards on which it dealt half of the decks."""
+"""What only the runs of version 0.1 need: its games, settings that it had not, and boards of which it dealt half."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import MAX_PLAYERS
 
+_TEAM_PARTS = ("score", "bomb")
 UNRECORDED: dict[str, Any] = {"HANABI_REWARD_OUT_OF_TOKENS": 0.0}
 """What its runs had of settings that came later."""
+
+
+def episode_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a game of version 0.1 in the words of `wire.EpisodeRow`; what is malformed stays as it is.
+
+    It knew Hanabi alone: the parts `score` and `bomb` belong to every player, the others to the one who moved.
+    """
+
+    def rewards(turn: Mapping[str, Any]) -> Any:
+        parts = turn.get("rewards")
+        if not isinstance(parts, dict):
+            return parts
+        team = {part: value for part, value in parts.items() if part in _TEAM_PARTS}
+        return [parts if player == turn.get("player") else team for player in range(row["num_players"])]
+
+    bombed = row.get("status") == "bombed"
+    new = {name: value for name, value in row.items() if name not in ("score", "score_kept")}
+    turns = row.get("turns")
+    if isinstance(turns, list) and type(row.get("num_players")) is int and 1 <= row["num_players"] <= MAX_PLAYERS:
+        new["turns"] = [
+            {**turn, "step": step, "rewards": rewards(turn)} if isinstance(turn, dict) else turn
+            for step, turn in enumerate(turns)
+        ]
+    result = {name: row[name] for name in ("score", "score_kept") if name in row} | {"bombed": int(bombed)}
+    return {**new, "env": "hanabi", "status": "finished" if bombed else row.get("status"), "result": result}
+
+
+def evaluation(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an evaluation of version 0.1 in the words of `EvaluationResult`; one of this version is returned as it is.
+
+    Its boards dealt half of their decks, so nothing is known to be attainable there.
+    """
+    if "decks" not in data or "starts" in data:
+        return data
+    same = ("scores", "bomb_share", "perfect_share", "truncated_share", "scores_kept", "decks", "reachable_max")
+    kept = data.get("scores_kept")
+    figures = {
+        "score_kept": sum(kept) / len(kept) if kept else None,
+        **{name: data.get(f"{old}_share") for name, old in (("bombed", "bomb"), ("truncated", "truncated"))},
+        "perfect": data.get("perfect_share"),
+        **{name: data[name] for name in data if name.endswith(("_per_game", "_per_turn"))},
+    }
+    return {
+        **{name: value for name, value in data.items() if name not in same or name == "scores"},
+        "env": "hanabi",
+        "score": "score",
+        "score_range": (0, data.get("reachable_max")),
+        "attainable": None,
+        "starts": data["decks"],
+        "figures": figures,
+    }
 
 
 def boards_by_hash() -> dict[str, tuple[str, bool]]:

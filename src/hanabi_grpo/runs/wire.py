@@ -15,20 +15,23 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.types import MAX_PLAYERS, Episode, EpisodeStatus, ReplyKind, Turn
 
+SCHEMA = 2
+"""Of a recorded episode; version 0.1 wrote none, see `v1.episode_row`."""
 _Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 _Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class TurnRow(Struct, frozen=True, kw_only=True):
-    """One move, see `types.Turn`."""
+    """One action, see `types.Turn`."""
 
     player: _Count
+    step: _Count
     prompt: str
     reply: str
     action: str
     kind: ReplyKind
-    rewards: dict[str, _Finite]
+    rewards: Annotated[tuple[dict[str, _Finite], ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
     prompt_ids: tuple[TokenId, ...]
     reply_ids: tuple[TokenId, ...]
     logprobs: tuple[_Finite, ...]
@@ -45,15 +48,15 @@ class TurnRow(Struct, frozen=True, kw_only=True):
 class EpisodeRow(Struct, frozen=True, kw_only=True):
     """One game, see `types.Episode`; keys that are no field of it are left alone."""
 
+    env: str
     preset: str
     spec_hash: str
-    num_players: Annotated[int, Meta(ge=2, le=MAX_PLAYERS)]
+    num_players: Annotated[int, Meta(ge=1, le=MAX_PLAYERS)]
     suite: str
     seed: int
     game: int
     status: EpisodeStatus
-    score: int
-    score_kept: int
+    result: dict[str, _Finite]
     seats: Annotated[tuple[str, ...], Meta(max_length=MAX_PLAYERS)] = ()
     instance_id: str
     turns: tuple[TurnRow, ...]
@@ -71,6 +74,11 @@ class EpisodeRow(Struct, frozen=True, kw_only=True):
                     f"turns.{index}.player={turn.player}, but num_players={self.num_players}; "
                     f"allowed: 0 to {self.num_players - 1}"
                 )
+            if len(turn.rewards) != self.num_players:
+                raise ValueError(
+                    f"turns.{index}.rewards has {len(turn.rewards)} entries for num_players={self.num_players}; "
+                    "allowed: one each"
+                )
 
 
 def episode_to_json(episode: Episode) -> dict[str, Any]:
@@ -78,16 +86,18 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
     row: dict[str, Any] = msgspec.to_builtins(episode)
     # Last, because they are long.
     turns = row.pop("turns")
-    return {**row, "turns": turns}
+    return {"schema": SCHEMA, **row, "turns": turns}
 
 
 def episode_from_json(row: Mapping[str, Any]) -> Episode:
     """Return the episode of a JSON object; keys that are no field of an episode are left alone.
 
     Raises:
-        ServerError: A field is missing or malformed.
+        ServerError: A field is missing or malformed, or the schema is of a later version.
     """
     try:
+        if row.get("schema", SCHEMA) != SCHEMA:
+            raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
         return episode_of(read_struct(EpisodeRow, row))
     except ValueError as error:
         raise ServerError(f"episode: {error}; does the other side run this version of hanabi_grpo?") from None

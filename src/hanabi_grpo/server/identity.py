@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.registry import origin, setup
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError, shown
 from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, prompt_hash
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
@@ -86,20 +86,22 @@ def _game_differences(
     identity: ServerIdentity, claim: GameClaim, adapters: list[str]
 ) -> Iterator[tuple[str, str, str, str]]:
     try:
-        config = EnvConfig.parse(claim.env_config)
-        board = config.spec()
+        played = setup(claim.env, claim.env_config)
     except HanabiGrpoError as error:
         raise SettingsError(f"the server cannot play a game of this trainer: {error} Or {_SAME_CODE}.") from error
-    if config.players > identity.max_players:
-        raise _too_many_players(f"games of {config.players} players", config.players, identity)
-    if adapters != [SHARED_ADAPTER] and len(adapters) < config.players:
+    spec, source = played.spec, origin(played.env)
+    if spec.num_players > identity.max_players:
+        raise _too_many_players(f"games of {spec.num_players} players", spec.num_players, identity)
+    if adapters != [SHARED_ADAPTER] and len(adapters) < spec.num_players:
         raise SettingsError(
-            f"games of {config.players} players, but {len(adapters)} adapters ({', '.join(adapters)}): give each "
+            f"games of {spec.num_players} players, but {len(adapters)} adapters ({', '.join(adapters)}): give each "
             "player one (HANABI_PLAYERS), or let all share one (HANABI_ADAPTERS=shared)."
         )
-    name = f"{config.preset}, {config.players} players"
-    yield f"board ({name})", board.hash, claim.board_hash, f"{_SAME_CODE}, with the same open_spiel"
-    yield f"prompts ({name}, {config.observation})", prompt_hash(config), claim.prompt_hash, _SAME_CODE
+    name = f"{spec.env} {spec.preset}, {spec.num_players} players"
+    package, theirs = f"{source.distribution} {source.version}", f"{claim.distribution} {claim.version}"
+    yield f"package of the environment {spec.env}", package, theirs, "install the same version on both sides"
+    yield f"rules ({name})", spec.hash, claim.spec_hash, f"{_SAME_CODE}, with the same open_spiel"
+    yield f"prompts ({name})", prompt_hash(played), claim.prompt_hash, _SAME_CODE
 
 
 def _differs(what: str, here: object, there: object, remedy: str) -> SettingsError:

@@ -2,7 +2,7 @@
 
 from hanabi_grpo.errors import SettingsError, shown
 from hanabi_grpo.rollout.messages import MAX_TEXT_BYTES, ReplyRequest, RolloutRequest
-from hanabi_grpo.rollout.tasks import Task, read_tasks
+from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
 from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
@@ -16,7 +16,7 @@ def is_session_adapter(seat: str) -> bool:
     return seat_adapter(seat) is not None and not is_frozen(seat)
 
 
-def parse_rollout_request(body: bytes) -> tuple[list[Task], SamplingConfig]:
+def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
     """Read the body of a rollout request.
 
     Returns:

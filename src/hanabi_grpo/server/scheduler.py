@@ -25,7 +25,7 @@ from hanabi_grpo.errors import (
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import ReplyRequest
-from hanabi_grpo.rollout.tasks import Task
+from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import PacedSampler, Places, Turnstile, in_slices
@@ -84,7 +84,7 @@ class Scheduler:
         """Games that failed at every attempt and were dropped."""
 
     async def run(
-        self, tasks: Sequence[Task], sampling: SamplingConfig, *, own: bool = False
+        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, *, own: bool = False
     ) -> list[list[Episode | DroppedGame]]:
         """Play every game of the tasks.
 
@@ -156,24 +156,23 @@ class Scheduler:
             )
 
     async def _play_all(
-        self, tasks: Sequence[Task], sampling: SamplingConfig, own: bool
+        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, own: bool
     ) -> list[list[Episode | DroppedGame]]:
         started = []
         place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
             tables = []
             async for task in in_slices(tasks):
-                seats = task.seats or served_seats(task.config.players, leased)
+                seats = task.seats or served_seats(task.task.setup.spec.num_players, leased)
                 served = ServedPolicy(
                     self._sampler,
                     self._chat,
                     loras=loras_of(seats, leased),
                     sampling=sampling,
-                    config=task.config,
                     max_model_len=self._max_model_len,
                     vocab_size=self.vocab_size,
                 )
-                tables.append((task, Table(seats, served)))
+                tables.append((task, Table(task.task.setup, seats, served)))
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task, table in in_slices(tables):
@@ -185,7 +184,7 @@ class Scheduler:
         return [[game.result() for game in games] for games in started]
 
     async def _play(
-        self, place: Callable[[], AbstractAsyncContextManager[None]], task: Task, table: Table, game: int
+        self, place: Callable[[], AbstractAsyncContextManager[None]], task: RequestedTask, table: Table, game: int
     ) -> Episode | DroppedGame:
         async with place():
             self.games_in_flight += 1
@@ -203,14 +202,12 @@ class Scheduler:
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, task: Task, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
-        where = f"deal {task.suite}/{task.seed}, game {game}"
+    async def _attempt(self, task: RequestedTask, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
+        where = f"{task.where}, game {game}"
         try:
             return await play_episode(
-                task.config,
-                table.policies,
-                suite=task.suite,
-                seed=task.seed,
+                task.task,
+                table.players,
                 game=game,
                 names=table.seats,
                 instance_id=self.instance_id,
@@ -234,7 +231,7 @@ class Scheduler:
                 "it is played again" if attempt < ATTEMPTS else "it is dropped",
                 f"{_reason(error)} [{_place(error)}]",
             )
-            return DroppedGame(suite=task.suite, seed=task.seed, game=game, reason=_reason(error))
+            return DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=_reason(error))
 
     def _gone(self, where: str, reason: str) -> ServerError:
         if self._sampler.is_dead:
@@ -242,7 +239,9 @@ class Scheduler:
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
 
 
-async def _report(task: Task, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]) -> None:
+async def _report(
+    task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]
+) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
@@ -254,14 +253,11 @@ async def _report(task: Task, games: Sequence[asyncio.Task[Episode | DroppedGame
     kinds = Counter(turn.kind for turn in turns)
     statuses = Counter(str(episode.status) for episode in episodes)
     logger.info(
-        "deal %s/%d: %d games%s, score %.2f (kept %.2f), %.1f turns, %d illegal, %d unparsable, %s, %.1f s, "
-        "%.0f tok/s, %s",
-        task.suite,
-        task.seed,
+        "%s: %d games%s, returns %s, %.1f turns, %d illegal, %d unparsable, %s, %.1f s, %.0f tok/s, %s",
+        task.where,
         len(episodes),
         f" ({dropped} dropped)" if dropped else "",
-        sum(episode.score for episode in episodes) / len(episodes),
-        sum(episode.score_kept for episode in episodes) / len(episodes),
+        " ".join(f"{sum(one.reward(seat) for one in episodes) / len(episodes):.2f}" for seat in range(len(seats))),
         len(turns) / len(episodes),
         kinds[ReplyKind.ILLEGAL],
         kinds[ReplyKind.UNPARSABLE],

@@ -1,12 +1,10 @@
 """Served adapters as players: one private conversation per seat and game."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import system_prompt
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
@@ -36,7 +34,6 @@ class ServedPolicy:
         *,
         loras: Mapping[str, tuple[Any, int]],
         sampling: SamplingConfig,
-        config: EnvConfig,
         max_model_len: int,
         vocab_size: int | None = None,
     ) -> None:
@@ -47,21 +44,15 @@ class ServedPolicy:
             chat: How conversations become ids.
             loras: Per player name the engine's handle and the version; a player that is absent uses the base model.
             sampling: Limits and temperature of each reply.
-            config: The game; its style and bomb rule choose the system message.
             max_model_len: Token budget of a conversation, the next reply included.
             vocab_size: See `check_reply`.
         """
         self.sampler, self.chat, self.loras, self.sampling = sampler, chat, loras, sampling
-        self.config, self.max_model_len, self.vocab_size = config, max_model_len, vocab_size
+        self.max_model_len, self.vocab_size = max_model_len, vocab_size
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "ServedSeat":
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, player, self.system(player))
-
-    def system(self, player: int) -> str:
-        """Return the system message of a player's conversations; "" for none."""
-        config = self.config
-        return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
+        return ServedSeat(self, player, task.environment.system(task.config, player))
 
 
 class ServedSeat:
@@ -74,14 +65,14 @@ class ServedSeat:
         self._lora, self._version = held
         self._conversation = Conversation(policy.chat, system)
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        """Ask the model for a move; `out_of_tokens` when the reply might not fit the budget."""
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask the model for an action; `out_of_tokens` when the reply might not fit the budget."""
         policy = self._policy
         return await ask_model(
             policy.sampler,
             policy.chat,
             self._conversation,
-            prompt(),
+            seen.message(),
             sampling=policy.sampling,
             lora=self._lora,
             version=self._version,

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.policies import Policy, make_policy
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import VersionError
-from hanabi_grpo.rollout.tasks import Task
+from hanabi_grpo.rollout.players import Player, make_script
+from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.seats import ServedPolicy
 from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
 from hanabi_grpo.types import adapter_of, player_name, player_names
@@ -15,21 +15,19 @@ from hanabi_grpo.types import adapter_of, player_name, player_names
 class Table:
     """Who sits at one task's games: scripts, and the served model in all other seats."""
 
-    def __init__(self, seats: Sequence[str], served: ServedPolicy) -> None:
+    def __init__(self, setup: Setup[Any], seats: Sequence[str], served: ServedPolicy) -> None:
         """Seat everybody.
 
         Args:
+            setup: What is played.
             seats: One word per seat, see `refs`.
             served: Plays every seat that no script plays.
         """
         self.seats = tuple(seats)
-        style = ObservationStyle(served.config.observation)
-        self.policies: list[Policy] = [
-            make_policy(seat, style=style) if is_scripted(seat) else served for seat in self.seats
-        ]
+        self.players: list[Player] = [make_script(setup, seat) if is_scripted(seat) else served for seat in self.seats]
 
 
-def wanted_adapters(tasks: Sequence[Task]) -> dict[str, int] | None:
+def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:
     """Return every adapter that a request needs and its version; None: whatever is served now.
 
     Raises:

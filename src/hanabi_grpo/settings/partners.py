@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from hanabi_grpo.envs.registry import get
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.refs import CheckpointRef, Place, Ref, Role, parse_ref, split_player
@@ -198,7 +199,8 @@ def _parse(entry: str, num_players: int) -> Partner:
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
-    ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER))
+    scripts = get("hanabi").policies
+    ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
     name = ref.metric_name[1] if isinstance(ref, CheckpointRef) else word
     return Partner(word=word, ref=ref, name=name, seat=None if player is None else names.index(player))
 

@@ -21,12 +21,11 @@ seat stays text: a script, `base`, an adapter at a version, or one that was lent
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, player_names
 
@@ -45,6 +44,7 @@ _SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
 _CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
 _WANDB = re.compile(rf"wandb:(?:({_PART})/)?({_PART})/({_PART})(?::({_PART}))?")
 _HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
+_SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")
 
@@ -174,19 +174,20 @@ class CheckpointRef:
 Ref = ScriptRef | Role | AdapterRef | CheckpointRef
 
 
-def parse_ref(text: str, *, where: str, roles: Sequence[Role], adapters: bool = False) -> Ref:
+def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collection[str], adapters: bool = False) -> Ref:
     """Read who plays.
 
     Args:
         text: One reference.
         where: For errors, e.g. "HANABI_PARTNERS".
         roles: Which of them are allowed here, beside scripts and checkpoints.
+        scripts: Names of the environment's scripts.
         adapters: Whether the server's own adapters are.
 
     Raises:
         SettingsError: It is none; says what is allowed and what is near.
     """
-    if text in SCRIPTED:
+    if text in scripts:
         return ScriptRef(name=text)
     if text in roles:
         return Role(text)
@@ -195,7 +196,7 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], adapters: bool = 
         return AdapterRef(adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2]))
     if "/" in text or is_remote(text) or (text and Path(text[:255]).is_dir()):
         return parse_checkpoint(text, where=f"{where}: ")
-    known = (*SCRIPTED, *roles)
+    known = (*scripts, *roles)
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
         f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, or a checkpoint: a folder "
@@ -254,8 +255,8 @@ def seat_adapter(seat: str) -> tuple[str, int] | None:
 
 
 def is_scripted(seat: str) -> bool:
-    """Tell whether a script sits there; nothing is sampled for it."""
-    return seat in SCRIPTED
+    """Tell whether a script sits there, by the form of its name; nothing is sampled for it."""
+    return _SCRIPT.fullmatch(seat) is not None and seat not in tuple(Role)
 
 
 def is_frozen(seat: str) -> bool:
@@ -272,8 +273,8 @@ def check_seat(seat: object) -> str:
     if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or seat_adapter(seat)):
         return seat
     raise SettingsError(
-        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or a script: "
-        f"{', '.join(SCRIPTED)}.{_nearest(str(seat), (BASE, *SCRIPTED))}"
+        f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or the name of a script of "
+        "the environment, in small letters."
     )
 
 

@@ -6,19 +6,19 @@ play in the place of the student.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
+from hanabi_grpo.envs.base import Observation, Policy, Seat, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import Policy, Seat, make_policy
-from hanabi_grpo.envs.hanabi.policies.seats import seat_rng
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView, format_action
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.types import Episode, Reply
+from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
+from hanabi_grpo.types import Episode
 
 SUITE = "train-warm-start"
 """A training suite: no deal of an evaluation is among its deals."""
@@ -33,20 +33,18 @@ class NoisyPolicy:
     inner: Policy
     noise: float
     """That share, from 0 to below 1."""
-    style: ObservationStyle
 
     @property
     def name(self) -> str:
         """Name of the script."""
         return self.inner.name
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "NoisySeat":
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "NoisySeat":
         """Return a fresh seat."""
         return NoisySeat(
-            inner=self.inner.seat(player, spec=spec, suite=suite, seed=seed, game=game),
-            is_noise=_flags(self.noise, player, suite, seed, game),
-            rng=seat_rng(_MOVES, player, suite, seed, game),
-            style=self.style,
+            inner=self.inner.seat(player, task=task, game=game),
+            is_noise=_flags(self.noise, player, task.split, task.seed, game),
+            rng=_rng(_MOVES, player, task.split, task.seed, game),
         )
 
 
@@ -57,15 +55,11 @@ class NoisySeat:
     inner: Seat
     is_noise: Iterator[bool]
     rng: random.Random
-    style: ObservationStyle
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        """Return the script's reply, or a random move."""
-        reply = await self.inner.reply(view, prompt)
-        if not next(self.is_noise):
-            return reply
-        move = self.rng.choice(view.legal_actions)
-        return Reply(text=format_action(move, style=self.style, num_players=view.num_players))
+    def act(self, seen: Observation) -> str:
+        """Return the script's action, or a random one."""
+        action = self.inner.act(seen)
+        return self.rng.choice(seen.legal() or (action,)) if next(self.is_noise) else action
 
 
 def noisy_turns(episode: Episode, noise: float) -> tuple[bool, ...]:
@@ -95,13 +89,17 @@ def teacher_games(
         )
     if not 0 <= noise < 1:
         raise SettingsError(f"--noise {noise}: a share of moves, from 0 to below 1.")
-    style = ObservationStyle(config.observation)
-    policies = [NoisyPolicy(inner=make_policy(word, style=style), noise=noise, style=style) for word in line_up.words]
+    scripts = [make_script(Setup(HANABI, config), word).policy for word in line_up.words]
+    policies = [ScriptedPlayer(NoisyPolicy(inner=script, noise=noise)) for script in scripts]
     for start in range(0, len(seeds), _CHUNK):
-        for episode in play_episodes_sync(config, policies, SUITE, seeds[start : start + _CHUNK]):
+        for episode in play_episodes_sync(Setup(HANABI, config), policies, SUITE, seeds[start : start + _CHUNK]):
             yield episode, tuple(not drawn for drawn in noisy_turns(episode, noise))
 
 
 def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Iterator[bool]:
-    rng = seat_rng(_FLAGS, player, suite, seed, game)
+    rng = _rng(_FLAGS, player, suite, seed, game)
     return (rng.random() < noise for _ in repeat(None))
+
+
+def _rng(name: str, player: int, suite: str, seed: int, game: int) -> random.Random:
+    return random.Random(repr((name, player, suite, seed, game)))

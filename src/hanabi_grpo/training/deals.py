@@ -28,7 +28,7 @@ class DealDataset(Dataset[dict[str, Any]]):
         return self._num_deals
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return {"env_config", "suite", "seed"} of one deal."""
+        """Return {"env", "env_config", "suite", "seed"} of one deal."""
         return deals(self._rows, number, 1)[0]
 
 

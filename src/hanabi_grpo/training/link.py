@@ -20,16 +20,15 @@ from peft import PeftModel
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.client.waiting import wait_for_server
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
-from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.deals import gather_groups, spread_deals
+from hanabi_grpo.training.length_penalty import with_length_penalty
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
 from hanabi_grpo.training.stamps import check_stamps
@@ -238,7 +237,7 @@ class ServerLink(SwiftClient):
             run_id=run_id,
             adapters=adapter_names(settings.players, settings.adapters),
             lora_rank=settings.lora_rank,
-            configs=list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows)),
+            setups=played_setups(rows),
             secret=run_secret(self.run_folder),
             version=self._version,
             replaces=newer or None,

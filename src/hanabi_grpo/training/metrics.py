@@ -112,7 +112,7 @@ def _means(episodes: Sequence[Episode]) -> dict[str, float]:
     means = {
         "score/mean": mean,
         "score_kept/mean": sum(episode.score_kept for episode in episodes) / num_games,
-        "bombs_per_game": sum(episode.status is EpisodeStatus.BOMBED for episode in episodes) / num_games,
+        "bombs_per_game": sum(episode.result["bombed"] for episode in episodes) / num_games,
         "truncated_per_game": sum(episode.status.is_truncated for episode in episodes) / num_games,
         "out_of_tokens_per_game": sum(one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes) / num_games,
         "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / num_games,

@@ -10,8 +10,7 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import Settings, batch_plan
@@ -54,9 +53,10 @@ class HanabiPipeline(SwiftRLHF):
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
-        rows = training_rows(self.settings)
-        configs = list(dict.fromkeys(EnvConfig.parse(row["env_config"]) for row in rows))
-        check_vocabulary(configs, trainer.processing_class, self.settings.model)
+        setups = played_setups(training_rows(self.settings))
+        check_vocabulary(
+            [one.config for one in setups if one.env == "hanabi"], trainer.processing_class, self.settings.model
+        )
         tracking = TrackingCallback(self.settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             trainer.link.connect(trainer.first_step)

@@ -1,12 +1,15 @@
 """How many tokens a private conversation can take, measured on games that last as long as the rules allow."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, system_prompt
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView, format_action
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
+from hanabi_grpo.envs.hanabi.rules import PlayerView, format_action
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.types import Reply
@@ -56,7 +59,7 @@ def _conversations(config: EnvConfig, chat: ChatFormat) -> list[list[tuple[int, 
     """Play games and return, per player and game, the ids that each turn's message added."""
     measured = _Measured(config, chat)
     conversations = []
-    for episode in play_episodes_sync(config, [measured] * config.players, "doctor", range(_GAMES)):
+    for episode in play_episodes_sync(Setup(HANABI, config), [measured] * config.players, "doctor", range(_GAMES)):
         for player in range(config.players):
             messages = [turn.prompt_ids for turn in episode.turns if turn.player == player]
             conversations += [messages] if messages else []
@@ -74,10 +77,9 @@ class _Measured:
     def __init__(self, config: EnvConfig, chat: ChatFormat) -> None:
         self._config, self._chat = config, chat
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "_MeasuredSeat":
-        config = self._config
-        system = system_prompt(spec, config.observation, player, bomb_rule=config.bomb_rule)
-        rng = random.Random(repr((player, suite, seed, game)))
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "_MeasuredSeat":
+        system = task.environment.system(task.config, player)
+        rng = random.Random(repr((player, task.split, task.seed, game)))
         return _MeasuredSeat(rng, Conversation(self._chat, system), self._chat.eos_id)
 
 
@@ -85,8 +87,9 @@ class _MeasuredSeat:
     def __init__(self, rng: random.Random, conversation: Conversation, eos_id: int) -> None:
         self._rng, self._conversation, self._eos_id = rng, conversation, eos_id
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        added = tuple(self._conversation.ask(prompt()))
+    async def reply(self, seen: Observation) -> Reply:
+        view: PlayerView = seen.view()
+        added = tuple(self._conversation.ask(seen.message()))
         self._conversation.answer([self._eos_id])
         for kind in ("hint", "discard", "play"):
             if moves := [action for action in view.legal_actions if action.kind.startswith(kind)]:

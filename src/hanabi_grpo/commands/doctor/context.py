@@ -11,9 +11,10 @@ from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.weights import broken_weights
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.rollout.datasets import training_rows
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.board import is_local_model
 
@@ -110,8 +111,12 @@ class Context:
     @cached_property
     def games(self) -> tuple[EnvConfig, ...]:
         """The different games of the dataset, in the order of its rows; none when it is not valid."""
-        configs = (EnvConfig.parse(row["env_config"]) for row in self.rows or ())
-        return tuple(dict.fromkeys(configs))
+        return tuple(one.config for one in self.setups)
+
+    @cached_property
+    def setups(self) -> tuple[Setup[Any], ...]:
+        """The different games of the dataset with their environments, in the order of its rows."""
+        return tuple(played_setups(self.rows or []))
 
     @cached_property
     def budget(self) -> Budget | None:

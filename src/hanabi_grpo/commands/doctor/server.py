@@ -111,7 +111,7 @@ def _difference(context: Context, there: ServerIdentity) -> str | None:
                 adapters=[SHARED_ADAPTER] if settings.adapters == "shared" else list(player_names(settings.players)),
                 lora_rank=settings.lora_rank,
                 dtype=settings.dtype,
-                games=[GameClaim.model_validate(claim) for claim in game_claims(context.games)],
+                games=[GameClaim.model_validate(claim) for claim in game_claims(context.setups)],
                 **ours,
             )
             try:

@@ -138,7 +138,7 @@ class HanabiEnv(gymnasium.Env[str, str]):
     def status(self) -> EpisodeStatus | None:
         """How the game ended; None while it goes on."""
         if self.game.is_over:
-            return EpisodeStatus.BOMBED if self.game.is_bombed else EpisodeStatus.FINISHED
+            return EpisodeStatus.FINISHED
         return EpisodeStatus.TRUNCATED_TURNS if self._is_truncated else None
 
     @property

@@ -13,7 +13,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
 from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply, system_prompt, turn_prompt
-from hanabi_grpo.envs.hanabi.rewards import move_rewards
+from hanabi_grpo.envs.hanabi.rules import attainable
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
@@ -21,7 +21,7 @@ from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, PlayerView
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.types import TEAM_PARTS, ReplyKind, player_name
+from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 
 class HanabiGame(base.Game):
@@ -71,7 +71,7 @@ class HanabiGame(base.Game):
         return self._text(action, self.config.observation if is_legal else "full")
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Make a move; everybody gets the parts `score` and `bomb`, and the mover those of another name.
+        """Make a move; everybody gets its parts `score` and `bomb`.
 
         Raises:
             IllegalActionError: The move is none, or not legal; the game is unchanged.
@@ -82,15 +82,12 @@ class HanabiGame(base.Game):
             raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
         event = self.table.apply(action)
         self._views.clear()
-        parts = move_rewards(
-            self.config.weights,
-            kind=ReplyKind.LEGAL,
-            scored=event.scored,
-            bombed=self.table.is_bombed,
-            score_kept=self.table.score_kept,
-        )
-        shared = {part: value for part, value in parts.items() if part in TEAM_PARTS}
-        return [parts if seat == player else shared for seat in range(self.config.players)]
+        config, parts = self.config, {}
+        if event.scored:
+            parts["score"] = config.reward_score
+        if self.table.is_bombed and config.bomb_rule == "zero" and self.table.score_kept:
+            parts["bomb"] = -config.reward_score * self.table.score_kept
+        return [parts] * config.players
 
     def result(self) -> Mapping[str, float]:
         """Return the score by OpenSpiel, the points on the table, and whether the last life was lost."""
@@ -170,6 +167,9 @@ class Hanabi(base.Environment[EnvConfig]):
             payoff="team",
             max_turns=config.max_turns or board.max_turns,
             return_range=(min(best, 0.0), max(best, 0.0)),
+            score="score",
+            max_score=board.reachable_max,
+            attainable=attainable(board),
             disjoint_splits=deals_halves(board, "train"),
         )
 
@@ -188,15 +188,14 @@ class Hanabi(base.Environment[EnvConfig]):
         deck = shuffled_deck(config.spec(), split, seed)
         return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
 
-    def render(self, config: EnvConfig, episode: base.PlayedEpisode) -> Iterator[base.Frame]:
+    def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""
-        game = self.reset(config, split=episode.split, seed=episode.seed)
-        for number, step in enumerate(episode.steps, 1):
-            [move] = step.moves
-            replaced = "" if move.kind is ReplyKind.LEGAL else f" (in place of a reply that was {move.kind})"
-            text = f"{_table(game.table)}\n{player_name(move.player)}: {move.action}{replaced}"
+        game = self.reset(config, split=episode.suite, seed=episode.seed)
+        for number, turn in enumerate(episode.turns, 1):
+            replaced = "" if turn.kind is ReplyKind.LEGAL else f" (in place of a reply that was {turn.kind})"
+            text = f"{_table(game.table)}\n{player_name(turn.player)}: {turn.action}{replaced}"
             yield base.Frame(title=f"turn {number}", text=text)
-            game.step({move.player: move.action})
+            game.step({turn.player: turn.action})
         yield base.Frame(title=f"end, {game.table.score_kept} points on the table", text=_table(game.table))
 
 

@@ -1,14 +1,13 @@
 """Named, weighted reward parts of one move.
 
-Team parts (`types.TEAM_PARTS`) go to every player, the others to the mover. Over a game the team parts add up
+The parts `score` and `bomb` go to every player, the others to the mover. Over a game the former add up
 to `score weight x OpenSpiel's return` under the bomb rule "zero" and to `score weight x points kept` under "keep".
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from hanabi_grpo.types import Episode, ReplyKind, Turn
+from hanabi_grpo.types import ReplyKind
 
 BombRule = Literal["zero", "keep"]
 
@@ -54,43 +53,3 @@ def move_rewards(
     if kind is ReplyKind.UNPARSABLE:
         parts["unparsable"] = weights.unparsable
     return parts
-
-
-def with_full_conversation(turns: Sequence[Turn], player: int, weights: RewardWeights) -> tuple[Turn, ...]:
-    """Return the turns of a game that ended because a player's next reply might not fit its conversation.
-
-    The team keeps its points, so without a price talking until the context is full would be a safe way out of a game
-    that may still be bombed. The part "out_of_tokens" stands in the player's last turn, whose reply took the room; a
-    player without a turn has none.
-
-    Args:
-        turns: Of the game, so far.
-        player: Whose conversation is full.
-        weights: What each part is worth.
-    """
-    last = max((place for place, turn in enumerate(turns) if turn.player == player), default=None)
-    return tuple(
-        replace(turn, rewards={**turn.rewards, "out_of_tokens": weights.out_of_tokens}) if place == last else turn
-        for place, turn in enumerate(turns)
-    )
-
-
-def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:
-    """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
-
-    It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
-    included; other turns have no such part. The trainer adds it, since games are played in text.
-
-    Args:
-        episode: As it was played.
-        per_token: Not negative; 0 returns the game as it is.
-        free: Tokens that cost nothing.
-    """
-    if not per_token or all(len(turn.reply_ids) <= free for turn in episode.turns):
-        return episode
-
-    def priced(turn: Turn) -> Turn:
-        beyond = len(turn.reply_ids) - free
-        return replace(turn, rewards={**turn.rewards, "length": -per_token * beyond}) if beyond > 0 else turn
-
-    return replace(episode, turns=tuple(map(priced, episode.turns)))

@@ -90,7 +90,7 @@ def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
             f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
             "there is hanabi-grpo evaluate."
         )
-    ref = parse_line_up(word, setup).refs[0]
+    ref = parse_line_up(word, setup.spec.num_players, env=setup.env).refs[0]
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
     return label, ref

@@ -13,7 +13,7 @@ from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.report.run_views.tail import LineTail
-from hanabi_grpo.runs.wire import episode_from_json
+from hanabi_grpo.runs.recordings import read_episode
 from hanabi_grpo.types import ReplyKind
 
 _STEP = re.compile(r"step_([0-9]{1,18})\.jsonl", re.ASCII)
@@ -85,7 +85,7 @@ class LastGameWatch:
             # Not a line yet: the game before it stays.
             return
         try:
-            episode = episode_from_json(json.loads(lines[-1]))
+            episode = read_episode(json.loads(lines[-1]))
             recording = Recording(episode=episode, number=self._count - 1, source=newest.stem)
             self.game, self.problem = in_words(make_timeline(recording)), ""
         except (HanabiGrpoError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -106,7 +106,7 @@ def in_words(timeline: Timeline) -> LastGame:
                 player=visible(recording.players[move.turn.player]),
                 version=move.turn.version,
                 did=deed(move.event, recording.players),
-                earned=visible(earned(move.turn.rewards)),
+                earned=visible(earned(move.turn.rewards[move.turn.player])),
                 bad="" if move.turn.kind is ReplyKind.LEGAL else move.turn.kind.value,
             )
             for move in timeline.moves

@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
 from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.players import ScriptedPlayer
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.teachers import SUITE
@@ -29,10 +32,10 @@ def play_corpus(
         num_games: How many.
     """
     encoder = Encoder(config=config, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2)
-    policies = [HintBot(noise=noise)] * config.players
+    policies = [ScriptedPlayer(HanabiScript(HintBot(noise=noise)))] * config.players
     seeds = range(first_seed, first_seed + num_games)
     for start in range(0, num_games, _CHUNK):
-        for episode in play_episodes_sync(config, policies, SUITE, seeds[start : start + _CHUNK]):
+        for episode in play_episodes_sync(Setup(HANABI, config), policies, SUITE, seeds[start : start + _CHUNK]):
             yield from encoder.samples(Recording(episode=episode), [True] * len(episode.turns))
 
 

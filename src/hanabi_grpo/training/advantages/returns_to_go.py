@@ -9,14 +9,14 @@ from hanabi_grpo.types import Episode
 def returns_to_go(episodes: Sequence[Episode], player: int) -> Values:
     """Return what a player receives from each own turn on, that turn included: the sum over later moves of all players.
 
-    Team parts count whoever moved, own parts where the player did. What happened before a turn is not in its return.
+    What happened before a turn is not in its return.
     """
     found: Values = []
     for episode in episodes:
         total = 0.0
         backwards: list[float] = []
         for one in reversed(episode.turns):
-            total += one.team_reward + (one.own_reward if one.player == player else 0.0)
+            total += one.reward(player)
             if one.player == player:
                 backwards.append(total)
         found.append(backwards[::-1])

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.hanabi.human.moves import read_move
 from hanabi_grpo.envs.hanabi.human.screens import beliefs_screen, help_screen, log_screen, sentences, show, table_screen
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView, format_action
+from hanabi_grpo.envs.hanabi.rules import format_action
 from hanabi_grpo.types import Reply
 
 PROMPT = "Your move (? for help): "
@@ -35,7 +37,7 @@ class HumanPolicy:
     """How the move is worded in the record."""
     name: str = "human"
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "HumanSeat":
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "HumanSeat":
         """Return the seat of one game."""
         return HumanSeat(self)
 
@@ -46,13 +48,13 @@ class HumanSeat:
     def __init__(self, policy: HumanPolicy) -> None:
         self._policy = policy
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+    async def reply(self, seen: Observation) -> Reply:
         """Ask until the answer is a legal move; waits at the terminal meanwhile.
 
         Raises:
             PlayerLeftError: The person typed q, or the input ended.
         """
-        policy = self._policy
+        policy, view = self._policy, seen.view()
         told = sentences(view)
         table = table_screen(view, policy.labels, told)
         show(policy.console, table)

@@ -103,16 +103,15 @@ def import_game(live: LiveGame, where: str) -> Imported:
     is_over = game.is_over or nothing_can_score(game)
     if not is_over and len(turns) == len(live.actions):
         notes.append(f"{where}: stops after {len(turns)} moves, before its end.")
-    ending = EpisodeStatus.BOMBED if game.is_bombed else EpisodeStatus.FINISHED
     episode = Episode(
+        env="hanabi",
         preset=spec.preset,
         spec_hash=spec.hash,
         num_players=spec.num_players,
         suite=IMPORTED_SUITE,
         seed=live.id,
-        status=ending if is_over else EpisodeStatus.TRUNCATED_TURNS,
-        score=game.score,
-        score_kept=game.score_kept,
+        status=EpisodeStatus.FINISHED if is_over else EpisodeStatus.TRUNCATED_TURNS,
+        result={"score": game.score, "score_kept": game.score_kept, "bombed": int(game.is_bombed)},
         turns=tuple(turns),
     )
     return Imported(recording=Recording(episode=episode, deck=live.deck, names=live.players), notes=tuple(notes))
@@ -168,7 +167,15 @@ def _turn(game: Game, live: LiveAction, where: str, source: LiveGame) -> Turn:
         bombed=game.is_bombed,
         score_kept=game.score_kept,
     )
-    return Turn(player=player, prompt="", reply=text, action=text, kind=ReplyKind.LEGAL, rewards=rewards)
+    return Turn(
+        player=player,
+        step=game.num_turns - 1,
+        prompt="",
+        reply=text,
+        action=text,
+        kind=ReplyKind.LEGAL,
+        rewards=(rewards,) * game.spec.num_players,
+    )
 
 
 def _action(game: Game, live: LiveAction, where: str) -> Action:

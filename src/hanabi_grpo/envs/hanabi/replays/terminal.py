@@ -94,7 +94,7 @@ def _turn(timeline: Timeline, number: int, board: Board, move: Move, *, prompts:
         why = "illegal" if turn.kind is ReplyKind.ILLEGAL else "no move in the reply"
         did = Text.assemble((f"{why}; in its place: ", "red"), did)
     grid.add_row(Text("  did", style="dim"), did)
-    parts = earned(turn.rewards) or "nothing"
+    parts = earned(turn.rewards[turn.player]) or "nothing"
     advantage = "" if move.advantage is None else f" · advantage {move.advantage:+.2f}"
     grid.add_row(Text("  earned", style="dim"), Text(parts + advantage))
     return grid

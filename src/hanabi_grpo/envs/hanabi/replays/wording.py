@@ -9,7 +9,6 @@ from hanabi_grpo.types import EpisodeStatus
 
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
-    EpisodeStatus.BOMBED: "bombed",
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
     EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
 }
@@ -46,5 +45,7 @@ def signed(value: float) -> str:
 def outcome(recording: Recording, reachable_max: int) -> str:
     """Return score and ending, e.g. "3 of 4, played to its end" or "0 of 4, bombed (2 on the table)"."""
     episode = recording.episode
-    kept = f" ({episode.score_kept} on the table)" if episode.score_kept != episode.score else ""
-    return f"{episode.score} of {reachable_max}, {_ENDINGS[episode.status]}{kept}"
+    score, on_table = episode.result["score"], episode.result["score_kept"]
+    kept = f" ({on_table:g} on the table)" if on_table != score else ""
+    ending = "bombed" if episode.result["bombed"] else _ENDINGS[episode.status]
+    return f"{score:g} of {reachable_max}, {ending}{kept}"

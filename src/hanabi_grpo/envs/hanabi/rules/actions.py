@@ -8,9 +8,10 @@ ranks are the printed ones, from 1.
 import functools
 import re
 
+from hanabi_grpo.envs.hanabi.rules.presets import MAX_PLAYERS
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, COLOR_NAMES, Action
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.types import MAX_PLAYERS, player_name
+from hanabi_grpo.types import player_name
 
 STYLES = ("full", "compact")
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from hanabi_grpo.errors import GameParameterError
-from hanabi_grpo.types import MAX_PLAYERS
 
-MIN_PLAYERS = 2
+MIN_PLAYERS, MAX_PLAYERS = 2, 5
 MAX_COLORS = 5
 MAX_RANKS = 5
 MAX_HAND_SIZE = 8
