@@ -15,14 +15,14 @@ from hanabi_grpo.commands.playing import (
     Preset,
     Temperature,
     chosen_temperature,
-    game_config,
+    game_setup,
     progress_bar,
     serving,
     stderr_console,
 )
-from hanabi_grpo.envs.hanabi.rules import is_held_out, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
+from hanabi_grpo.evaluation.matches import is_held_out
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.settings import load_settings
 
@@ -49,11 +49,11 @@ def collect(
             raise SettingsError(f"{name} {number}: must be 1 or more.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    config = game_config(loaded.settings, preset, players)
-    shuffled_deck(config.spec(), suite, 0)  # refuses a malformed name before anything is written
+    game = game_setup(loaded.settings, preset, players)
+    game.environment.reset(game.config, split=suite, seed=0)  # refuses a malformed name before anything is written
     what = Collection(
-        line_up=parse_line_up(line_up, config.players),
-        config=config,
+        line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
+        setup=game,
         suite=suite,
         num_deals=deals,
         num_games=games,
@@ -73,7 +73,7 @@ def collect(
     ):
         served = None
         if what.line_up.needs_server:
-            _, served = stack.enter_context(serving(loaded, config, heat, aside, own=own_server))
+            _, served = stack.enter_context(serving(loaded, game, heat, aside, own=own_server))
         show = stack.enter_context(progress_bar(aside, f"{line_up}: {deals} deals × {games} games", deals))
         start = time.monotonic()
 

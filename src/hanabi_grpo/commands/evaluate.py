@@ -18,18 +18,16 @@ from hanabi_grpo.commands.playing import (
     Preset,
     Temperature,
     chosen_temperature,
-    game_config,
+    game_setup,
     progress_bar,
     serving,
     stderr_console,
 )
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import REFERENCES
-from hanabi_grpo.envs.hanabi.rules import is_held_out
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, line_up_key
+from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
+from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
@@ -69,10 +67,7 @@ def evaluate(
     and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
     and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
-    if deals < 2:
-        raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
-    if not is_held_out(suite):
-        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; evaluate on eval or test.")
+    check_deals(deals, suite)
     texts = line_ups or [SERVED]
     for text in texts:
         if texts.count(text) > 1:
@@ -81,8 +76,8 @@ def evaluate(
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    config = game_config(loaded.settings, preset, players)
-    teams = [parse_line_up(text, config.players) for text in texts]
+    game = game_setup(loaded.settings, preset, players)
+    teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
     aside = stderr_console()
     console = aside if as_json else make_console()
@@ -93,22 +88,22 @@ def evaluate(
         with ExitStack() as stack:
             served = None
             if any(team.needs_server for team in teams):
-                _, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
+                _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
             results = []
             try:
                 for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
-                    key = line_up_key(team, config, suite=suite, served=served, rotate=not no_rotate)
+                    key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
                     digests.append(key_digest(key))
-                    books.append(_ledger_path(out, number if len(teams) > 1 else None, config, key))
+                    books.append(_ledger_path(out, number if len(teams) > 1 else None, game, key))
                     results.append(
-                        _measure(team, name, config, deals, suite, served, not no_rotate, books[-1], done, aside)
+                        _measure(team, name, game, deals, suite, served, not no_rotate, books[-1], done, aside)
                     )
             except ServerError:
                 if any(done.values()):
                     aside.print(_standing(done, deals), markup=False, soft_wrap=True)
                 raise
         # Not again what was evaluated anyway.
-        names = [name for name in REFERENCES if name not in texts]
+        names = [name for name in reference_names(game) if name not in texts]
         with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
             references = reference_results(results[0], names, progress=show)
         _publish(results, references, console, out, as_json=as_json)
@@ -121,20 +116,20 @@ def evaluate(
 
 def _labels(teams: Sequence[LineUp]) -> list[str]:
     """Return short labels where they differ, and what was typed where two would be the same."""
-    short = [default_label(team) for team in teams]
+    short = [team.label for team in teams]
     return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
 
 
-def _ledger_path(out: Path | None, number: int | None, config: EnvConfig, key: dict[str, Any]) -> Path:
+def _ledger_path(out: Path | None, number: int | None, game: Setup[Any], key: dict[str, Any]) -> Path:
     if out is None:
-        return _FOLDER / f"{config.preset}-{key_digest(key)}.part.jsonl"
+        return _FOLDER / f"{game.spec.preset}-{key_digest(key)}.part.jsonl"
     return out.with_suffix(".part.jsonl" if number is None else f".{number}.part.jsonl")
 
 
 def _measure(
     team: LineUp,
     label: str,
-    config: EnvConfig,
+    game: Setup[Any],
     deals: int,
     suite: str,
     served: Served | None,
@@ -153,7 +148,7 @@ def _measure(
 
         return evaluate_line_up(
             team,
-            config,
+            game,
             deals,
             suite=suite,
             served=served,

@@ -82,7 +82,7 @@ def play(
         seats = words
         partner: Callable[[str], Player] = partial(make_script, Setup(HANABI, config))
         if any(word not in (HUMAN, *HANABI.policies) for word in words):
-            client, served = stack.enter_context(serving(loaded, config, heat, console, own=own_server))
+            client, served = stack.enter_context(serving(loaded, Setup(HANABI, config), heat, console, own=own_server))
             seats = tuple(
                 word
                 if word in (HUMAN, *HANABI.policies)

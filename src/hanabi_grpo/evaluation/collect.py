@@ -181,9 +181,7 @@ def _describe(folder: Path, what: Collection, key: Mapping[str, Any], state: Pro
         "games_done": state.games,
         "complete": state.deals >= what.num_deals,
         "mean_score": state.score / state.games if state.games else None,
-        "system_prompts": [
-            setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)
-        ],
+        "system_prompts": [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)],
         "hanabi_grpo": __version__,
     }
     write_json_atomic(folder / _ABOUT, about)

@@ -212,8 +212,6 @@ def _ask(
 async def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
     scripts = {ref: make_script(setup, str(ref)) for table in tables for ref in table.refs}
     return [
-        await play_group(
-            setup.task(suite, table.seed), [scripts[ref] for ref in table.refs], num_games=num_games
-        )
+        await play_group(setup.task(suite, table.seed), [scripts[ref] for ref in table.refs], num_games=num_games)
         for table in tables
     ]

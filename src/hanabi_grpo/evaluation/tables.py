@@ -80,7 +80,9 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
         references: On the same deals.
     """
     groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
-    scores = [[(_name(result), *_shown(result.estimate)) for result in group] for group in groups]
+    scores: list[list[tuple[str, ...]]] = [
+        [(_name(result), *_shown(result.estimate)) for result in group] for group in groups
+    ]
     most = results[0].attainable
     if most is not None:
         scores.append([attainable_row(most, len(_SCORES))])

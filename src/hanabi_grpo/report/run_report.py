@@ -10,7 +10,8 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
-from hanabi_grpo.evaluation.tables import Sheet, evaluation_document, shortfall
+from hanabi_grpo.evaluation.sheets import Sheet
+from hanabi_grpo.evaluation.tables import evaluation_document, shortfall
 from hanabi_grpo.report.charts.run import Point, RunPictures
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run

@@ -73,9 +73,7 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     shifts = _resampled_means(excess, np.bincount(clusters).astype(np.float64))
     tail = (1 - COVERAGE) / 2
     low, high = (float(mean + shift) for shift in np.quantile(shifts, (tail, 1 - tail)))
-    return Estimate(
-        mean=mean, standard_error=error, low=low, high=high, num_deals=len(values), num_starts=len(numbers)
-    )
+    return Estimate(mean=mean, standard_error=error, low=low, high=high, num_deals=len(values), num_starts=len(numbers))
 
 
 def clustered_error(values: NDArray[Any], clusters: NDArray[Any]) -> tuple[float, float, NDArray[Any]]:

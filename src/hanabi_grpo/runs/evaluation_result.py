@@ -183,7 +183,7 @@ def read_result(path: Path) -> EvaluationResult:
     if isinstance(several, list):
         labels = ", ".join(str(one.get("label")) for one in several if isinstance(one, dict))
         raise SettingsError(
-            f"{path}: holds {len(several)} line-ups ({labels}); evaluate the one that is meant with an --out of its own."
+            f"{path}: holds {len(several)} line-ups ({labels}); evaluate one of them with an --out of its own."
         )
     try:
         return result_of_json(data)

@@ -56,6 +56,11 @@ def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
         Entry(label=short if label or labels.count(short) == 1 else str(ref), ref=ref)
         for (label, ref), short in zip(parsed, labels, strict=True)
     )
+    for entry in entries:
+        if not entry.label.isprintable():
+            raise SettingsError(
+                f"entry {entry.label!r}: a name has 1 to {_MAX_LABEL} visible characters; name it: NAME=ENTRY."
+            )
     for what, values in (("name", [entry.label for entry in entries]), ("entry", [entry.word for entry in entries])):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
@@ -83,7 +88,7 @@ def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
     # A folder may have "=" in its name.
     if not equals or "/" in label or Path(text.strip()).is_dir():
         label, word = "", text.strip()
-    elif not 0 < len(label) <= _MAX_LABEL or not label.isprintable():
+    elif not 0 < len(label) <= _MAX_LABEL:
         raise SettingsError(f"entry {text!r}: a name has 1 to {_MAX_LABEL} visible characters.")
     if "," in word:
         raise SettingsError(

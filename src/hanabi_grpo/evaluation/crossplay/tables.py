@@ -64,15 +64,19 @@ def matrix_table(summary: Summary, *, errors: bool = True) -> Sheet:
 def whole_table(summary: Summary) -> Sheet:
     """Return self-play, cross-play and the gap of the whole matrix, with both errors."""
     names = {"self_play": "self-play", "cross_play": "cross-play", "gap": "self-play minus cross-play"}
+    rows = [
+        (
+            names[name],
+            number(summary, both.mean, sign=name == "gap"),
+            number(summary, both.error_deals),
+            number(summary, both.error_entries),
+        )
+        for name, both in summary.whole.items()
+    ]
     return Sheet(
         title="Self-play and cross-play",
         columns=("", "mean", "± over deals", f"± over {summary.unit}"),
-        groups=[
-            [
-                (names[name], *(number(summary, value, sign=name == "gap" and not place) for place, value in enumerate(both)))
-                for name, both in summary.whole.items()
-            ]
-        ],
+        groups=[rows],
         note=(
             "Cross-play is the mean off the diagonal, both orders of each pair. ± over deals: with other deals, for "
             f"these entries. ± over {summary.unit}: with other {summary.unit} of the same kind (delete-one jackknife, "
@@ -82,23 +86,25 @@ def whole_table(summary: Summary) -> Sheet:
 
 
 def entries_table(summary: Summary) -> Sheet:
-    """Return each entry with the others: the best partner first, or the best player where there are no teams."""
+    """Return each entry with the others, best first: as a partner, or as a player where there are no teams."""
     first, others = seat_titles(summary)
-    is_team = summary.plan.is_team
-    figures = [(label, one) for label, one in zip(summary.labels, summary.entries, strict=True)]
+    names = {"first_seat": "return against others"}
+    if summary.plan.is_team:
+        names = {"first_seat": f"with others, {first}", "other_seats": f"with others, {others}"}
+        names = {"self_play": "self-play", **names, "cross_play": "cross-play", "gap": "self minus cross"}
+    ranked = "cross_play" if summary.plan.is_team else "first_seat"
     rows = []
-    for label, one in sorted(figures, key=lambda pair: -_finite((pair[1].cross_play if is_team else pair[1].first_seat).mean)):
+    for label, entry in zip(summary.labels, summary.entries, strict=True):
         worst = UNKNOWN
-        if one.worst_partner is not None:
-            worst = f"{show(summary, one.worst)} ({summary.labels[one.worst_partner]})"
-        team = [one.self_play, one.first_seat, one.other_seats, one.cross_play] if is_team else [one.first_seat]
-        gap = [show(summary, one.gap, sign=True)] if is_team else []
-        rows.append((label, *(show(summary, estimate) for estimate in team), *gap, worst))
-    columns = ("self-play", f"with others, {first}", f"with others, {others}", "cross-play", "self minus cross")
+        if entry.worst_partner is not None:
+            worst = f"{show(summary, entry.worst)} ({summary.labels[entry.worst_partner]})"
+        cells = [show(summary, getattr(entry, name), sign=name == "gap") for name in names]
+        mean = getattr(entry, ranked).mean
+        rows.append((-mean if math.isfinite(mean) else math.inf, (label, *cells, worst)))
     return Sheet(
         title="Entries",
-        columns=("entry", *(columns if is_team else ("return against others",)), "worst with" if is_team else "worst against"),
-        groups=[rows],
+        columns=("entry", *names.values(), "worst with"),
+        groups=[[row for _, row in sorted(rows, key=lambda one: one[0])]],
         note="Best first. The worst is chosen by the same deals, which its ± does not count.",
     )
 
@@ -122,7 +128,3 @@ def number(summary: Summary, value: float, *, sign: bool = False) -> str:
     digits = 2 if summary.score_range[1] >= 10 else 3
     # A rounded -0.001 is no negative number.
     return f"{round(value, digits) + 0.0:{'+' if sign else ''}.{digits}f}"
-
-
-def _finite(value: float) -> float:
-    return value if math.isfinite(value) else -math.inf

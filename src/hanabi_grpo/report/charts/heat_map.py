@@ -26,7 +26,7 @@ def draw_heat_map(
     errors: Sequence[Sequence[float]],
     labels: Sequence[str],
     *,
-    maximum: float,
+    limits: tuple[float, float],
     title: str,
     row_title: str,
     column_title: str,
@@ -39,7 +39,7 @@ def draw_heat_map(
         means: Rows of mean scores; NaN: not played.
         errors: Standard errors, of the same shape; NaN: unknown.
         labels: Of rows and columns.
-        maximum: Most points that the board allows, for the colours, which go from 0 to it.
+        limits: Least and most that can be scored; the colours go from one to the other.
         title: Heading; may have several lines.
         row_title: What the rows are.
         column_title: What the columns are.
@@ -60,7 +60,7 @@ def draw_heat_map(
         for j in range(count):
             mean, error = means[i][j], errors[i][j]
             known = math.isfinite(mean)
-            color = color_at(mean / maximum) if known else _MISSING
+            color = color_at((mean - limits[0]) / (limits[1] - limits[0])) if known else _MISSING
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=color, edgecolor="white", linewidth=1))
             if not known:
                 axes.text(j, i, "–", ha="center", va="center", fontsize=size, color="#555555")
@@ -85,9 +85,9 @@ def draw_heat_map(
     axes.set_ylabel(row_title, labelpad=8)
     heading = [part for line in title.splitlines() for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
-    scale = ScalarMappable(Normalize(0, maximum), "viridis")
+    scale = ScalarMappable(Normalize(*limits), "viridis")
     bar = figure.colorbar(scale, ax=axes, shrink=0.8, aspect=24, pad=0.02)
-    bar.set_label(f"mean score (most points: {maximum:g})")
+    bar.set_label(f"mean score, {limits[0]:g} to {limits[1]:g}")
     bar.outline.set_visible(False)
     if note:
         figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left", parse_math=False)

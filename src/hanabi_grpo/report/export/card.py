@@ -108,13 +108,13 @@ def _results(origin: Origin, results: Sequence[PlayedResult]) -> str:
         cells = (
             one.line_up,
             f"{result.preset}, {result.num_players} players",
-            f"{found.num_deals} ({result.suite}, {found.num_decks} decks)",
+            f"{found.num_deals} ({result.suite}, {found.num_starts} starts)",
             f"{result.temperature:g}" if result.temperature is not None else "-",
             f"{found.mean:.3f} ± {found.standard_error:.3f}",
-            result.reachable_max,
+            f"{result.score_range[1]:g}",
         )
         lines.append("| " + " | ".join(table_cell(cell) for cell in cells) + " |")
-    return "\n".join([*lines, "", f"Standard errors are clustered by deck; a lost last life scores 0. {note}"])
+    return "\n".join([*lines, "", f"Standard errors are clustered by start. {note}"])
 
 
 def _eval_result(one: PlayedResult) -> Any:
@@ -132,7 +132,7 @@ def _eval_result(one: PlayedResult) -> Any:
         metric_type="mean_score",
         metric_name=f"mean score of {one.line_up}{heat}",
         metric_value=round(found.mean, 4),
-        metric_args={"standard_error": round(found.standard_error, 4), "most_points": result.reachable_max},
+        metric_args={"standard_error": round(found.standard_error, 4), "most_points": result.score_range[1]},
         verified=False,
     )
 

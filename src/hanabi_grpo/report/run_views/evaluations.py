@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.tables import ATTAINABLE, Sheet, evaluation_sheets, reference_results
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.evaluation.sheets import Sheet
+from hanabi_grpo.evaluation.tables import ATTAINABLE, evaluation_sheets, reference_results
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN
 from hanabi_grpo.settings.refs import seat_adapter
 
-_KEYS = {"spec_hash", "scores", "decks", "orders"}
 _Deals = tuple[str, str, tuple[int, ...]]
 
 
@@ -52,14 +50,14 @@ def read_evaluations(
         if not isinstance(data, dict):
             continue
         for kind, found in (("results", results), ("references", references)):
-            single = [data] if kind == "results" and data.keys() >= _KEYS else []
+            single = [data] if kind == "results" and is_result(data) else []
             several = data.get(kind)
             for one in single or (several if isinstance(several, list) else []):
-                if isinstance(one, dict) and one.keys() >= _KEYS:
+                if is_result(one):
                     try:
-                        result = _checked(one)
-                    except (ValidationError, ValueError) as error:
-                        notes.append(visible(f"{path.name}: not an evaluation of this version ({_first(error)})"))
+                        result = result_of_json(one)
+                    except ValueError as error:
+                        notes.append(visible(f"{path.name}: {error}"))
                         continue
                     others = [replace(other, label="") for other in found] if path.parent.name == EVALUATIONS else []
                     if replace(result, label="") in others:
@@ -89,7 +87,7 @@ class SameDeals:
         """What the first and the last one of the last one's temperature score, e.g. "1.16 → 2.27 of 4"."""
         first, *_, last = [*self.of_last_temperature[:1], *self.of_last_temperature]
         before = "" if first is last else f"{first.mean:.2f} → "
-        return f"{before}{last.mean:.2f} of {last.reachable_max}"
+        return f"{before}{last.mean:.2f} of {last.score_range[1]:g}"
 
     @property
     def of_last_temperature(self) -> list[EvaluationResult]:
@@ -137,16 +135,6 @@ def _visible(sheet: Sheet) -> Sheet:
     return replace(sheet, title=visible(sheet.title), groups=groups)
 
 
-def _checked(data: dict[str, object]) -> EvaluationResult:
-    result = TypeAdapter(EvaluationResult).validate_json(json.dumps(data))
-    lengths = {len(result.seeds), len(result.decks), len(result.scores), len(result.scores_kept)}
-    if len(lengths) != 1 or result.num_deals < 2 or not result.orders:
-        raise ValueError("seeds, decks and scores of different lengths, or fewer than two deals")
-    if not result.estimate.mean == result.estimate.mean:
-        raise ValueError("a score is no finite number")
-    return result
-
-
 def trained_steps(result: EvaluationResult) -> int:
     """Return the optimizer steps behind the newest adapter that sat there; 0: none did."""
     return max((found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))), default=0)
@@ -154,10 +142,3 @@ def trained_steps(result: EvaluationResult) -> int:
 
 def _deals(result: EvaluationResult) -> _Deals:
     return result.spec_hash, result.suite, result.seeds
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error)
