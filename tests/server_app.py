@@ -20,6 +20,8 @@ from safetensors.torch import save
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import PROTOCOL, SessionRequest, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -229,7 +231,7 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
         "secret": SECRET,
         "adapters": list(PLAYERS),
         "lora_rank": RANK,
-        "games": game_claims([LAPTOP]),
+        "games": game_claims([Setup(HANABI, LAPTOP)]),
         **identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"}),
     }
     return SessionRequest(**{**given, **other}).model_dump(mode="json")

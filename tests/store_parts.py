@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims
 from hanabi_grpo.server.adapter_store import AdapterStore
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
@@ -71,7 +74,7 @@ def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionReq
         "tokenizer_hash": "t",
         "chat_hash": "c",
         "dtype": "float32",
-        "games": [GameClaim(env_config={"preset": "laptop"}, board_hash="b", prompt_hash="p")],
+        "games": [GameClaim.model_validate(game_claims([Setup(HANABI, EnvConfig(preset="laptop"))])[0])],
     }
     return SessionRequest(**{**given, **other})
 

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, death_signals
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
@@ -50,7 +52,7 @@ def _open(client: RolloutClient, server: Server, run_id: str, **other: Any) -> d
         "dtype": "float32",
         "tokenizer_hash": tokenizer_hash(tokenizer),
         "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
-        "games": game_claims([CONFIG]),
+        "games": game_claims([Setup(HANABI, CONFIG)]),
     }
     return client.open_session(**{**given, **other})
 
@@ -149,7 +151,7 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
     with pytest.raises(ServerError, match=r"tokenizer differs: server .*trainer 0000"):
         _open(client, server, "x", tokenizer_hash="0000")
     with pytest.raises(ServerError, match=r"prompts \(laptop, 2 players, compact\) differs: server .*trainer 0000"):
-        _open(client, server, "x", games=[{**game_claims([CONFIG])[0], "prompt_hash": "0000"}])
+        _open(client, server, "x", games=[{**game_claims([Setup(HANABI, CONFIG)])[0], "prompt_hash": "0000"}])
     with pytest.raises(ServerError, match=r"chat format differs: .*HANABI_THINKING"):
         _open(client, server, "x", chat_hash="0000")
     with pytest.raises(ServerError, match=r"number format differs: server float32 .*trainer bfloat16; .*HANABI_DTYPE"):

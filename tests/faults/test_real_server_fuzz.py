@@ -13,7 +13,9 @@ from running import memory
 
 from conftest_e2e import Server
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.types import player_names
 from mutations import mutate_rollout, mutate_upload
@@ -97,7 +99,7 @@ def fuzzed(server: Server) -> Iterator[Fuzzed]:
             tokenizer_hash=tokenizer_hash(tokenizer),
             chat_hash=ChatFormat.from_tokenizer(tokenizer).hash,
             dtype="float32",
-            games=game_claims([CONFIG]),
+            games=game_claims([Setup(HANABI, CONFIG)]),
         )
         adapters = _adapters(server)
         client.push(VERSION, adapters)

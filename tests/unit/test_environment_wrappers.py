@@ -7,14 +7,15 @@ import pytest
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.aec import AECWrapper
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.gym import SeatEnv
 from hanabi_grpo.envs.hanabi.env import HanabiEnv
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import ReplyKind
 from toy_environments import DILEMMA, ToyConfig
 
@@ -131,8 +132,9 @@ def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
 def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: int) -> None:
     config = HANABI.Config(preset="mini", players=3, observation="compact")
     env = seat_env("mini", 3, seat, partner, observation="compact")
-    policies = [make_policy("hint-bot" if player == seat else partner) for player in range(3)]
-    for episode in play_episodes_sync(config, policies, "train", range(5)):
+    setup = Setup(HANABI, config)
+    policies = [make_script(setup, "hint-bot" if player == seat else partner) for player in range(3)]
+    for episode in play_episodes_sync(setup, policies, "train", range(5)):
         env.reset(options={"split": "train", "seed": episode.seed})
         replies = [turn.reply for turn in episode.trajectory(seat)] or ["nothing: the game is over"]
         total = 0.0

@@ -14,7 +14,7 @@ from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvConfig, Environment, Task
 from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
 from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
-from hanabi_grpo.envs.referee import Referee, play_scripts
+from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import EpisodeStatus, ReplyKind
@@ -214,11 +214,11 @@ def task(environment: Environment[Any], seed: int = 0, **config: Any) -> Task[An
 
 def test_a_bad_reply_costs_its_player_and_a_random_legal_action_takes_its_place() -> None:
     referee = Referee(task(KUHN, reward_illegal=-0.25))
-    illegal, unparsable = referee.step({0: "call"}), referee.step({1: "hm"})
-    assert illegal.moves[0].kind is ReplyKind.ILLEGAL
+    [illegal], [unparsable] = referee.step({0: "call"}), referee.step({1: "hm"})
+    assert illegal.kind is ReplyKind.ILLEGAL
     assert illegal.rewards[0] == {"illegal": -0.25}
-    assert illegal.moves[0].action in ("check", "bet")
-    assert unparsable.moves[0].kind is ReplyKind.UNPARSABLE
+    assert illegal.action in ("check", "bet")
+    assert unparsable.kind is ReplyKind.UNPARSABLE
     assert unparsable.rewards[1]["unparsable"] == -0.5
     assert "unparsable" not in unparsable.rewards[0]
 
@@ -227,7 +227,7 @@ def test_the_replacing_action_depends_only_on_split_seed_game_and_turn() -> None
     def actions(number: int) -> list[str]:
         full = Task(environment=HANABI, config=HANABI.presets["full"], split="eval", seed=0)
         referee = Referee(full, number=number)
-        return [referee.step({player: "?"}).moves[0].action for player in (0, 1, 0)]
+        return [referee.step({player: "?"})[0].action for player in (0, 1, 0)]
 
     assert actions(0) == actions(0)
     assert len({tuple(actions(number)) for number in range(5)}) == 5
@@ -235,22 +235,24 @@ def test_the_replacing_action_depends_only_on_split_seed_game_and_turn() -> None
 
 def test_a_bad_reply_forfeits_where_the_spec_says_so() -> None:
     referee = Referee(task(DILEMMA))
-    step = referee.step({0: "share", 1: "steal", 2: "take"})
-    assert [move.action for move in step.moves] == ["share", FORFEIT, "take"]
-    assert [dict(parts) for parts in step.rewards] == [{}, {"lost": -1.0, "illegal": -0.5}, {}]
+    turns = referee.step({0: "share", 1: "steal", 2: "take"})
+    assert [turn.action for turn in turns] == ["share", FORFEIT, "take"]
+    assert [turn.step for turn in turns] == [0, 0, 0]
+    assert [parts_of(turns, player) for player in range(3)] == [{}, {"lost": -1.0, "illegal": -0.5}, {}]
+    assert turns[1].rewards == ({}, {"lost": -1.0, "illegal": -0.5}, {})
     assert referee.status is EpisodeStatus.FINISHED
 
 
 def test_a_bad_reply_loses_the_turn_where_the_spec_says_so_and_the_last_turn_truncates() -> None:
     referee = Referee(task(GUESS))
-    assert referee.step({0: "what?"}).moves[0].action == SKIP
+    assert referee.step({0: "what?"})[0].action == SKIP
     assert referee.see(0).message() == "No number."
     for _ in range(3):
         assert referee.status is None
         referee.step({0: "99"})
     assert referee.status is EpisodeStatus.TRUNCATED_TURNS
     assert referee.to_act() == ()
-    assert referee.played().reward(0) == -0.5
+    assert referee.episode().reward(0) == -0.5
     with pytest.raises(IllegalActionError, match=r"The episode is over \(truncated_turns\)"):
         referee.step({0: "1"})
 
@@ -270,17 +272,17 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
     referee.step({0: "check"})
     referee.step({1: "bet"})
     referee.out_of_tokens(0)
-    played = referee.played()
+    played = referee.episode()
     assert played.status is EpisodeStatus.TRUNCATED_TOKENS
-    assert [dict(parts) for step in played.steps for parts in step.rewards] == [{"out_of_tokens": -0.5}, {}, {}, {}]
+    assert [turn.rewards for turn in played.turns] == [({"out_of_tokens": -0.5}, {}), ({}, {})]
     early = Referee(task(KUHN))
     early.out_of_tokens(0)
-    assert early.played().steps == ()
+    assert early.episode().turns == ()
 
 
 def test_an_episode_that_goes_on_is_not_yet_data() -> None:
     with pytest.raises(IllegalActionError, match="play it to its end"):
-        Referee(task(KUHN)).played()
+        Referee(task(KUHN)).episode()
 
 
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
@@ -300,7 +302,7 @@ def test_a_script_plays_the_same_episode_again_and_another_one_for_another_numbe
     policies = {player: DILEMMA.policies["random"]() for player in range(3)}
     first, again = (play_scripts(task(DILEMMA), policies, number=1) for _ in range(2))
     assert first == again
-    assert len({str(play_scripts(task(DILEMMA), policies, number=number).steps) for number in range(5)}) > 1
+    assert len({str(play_scripts(task(DILEMMA), policies, number=number).turns) for number in range(5)}) > 1
 
 
 def test_by_default_figures_are_means_of_results_and_a_replay_shows_messages_and_actions() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import (
     evaluate_line_up,
@@ -233,7 +235,11 @@ def test_adapters_are_named_by_their_weights_as_well(tmp_path: Path) -> None:
     def serve(app: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
         identity = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
         client.open_session(
-            run_id="outputs/run", adapters=PLAYERS, lora_rank=RANK, games=game_claims([LAPTOP]), **identity
+            run_id="outputs/run",
+            adapters=PLAYERS,
+            lora_rank=RANK,
+            games=game_claims([Setup(HANABI, LAPTOP)]),
+            **identity,
         )
         client.push(7, {name: (body, PEFT_CONFIG) for name, body in zip(PLAYERS, bodies, strict=True)})
 

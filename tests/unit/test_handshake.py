@@ -8,9 +8,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-import hanabi_grpo.rollout.handshake
 from fake_engine import LAPTOP, TOKENIZER
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi import environment
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
@@ -81,25 +83,29 @@ def test_the_chat_hash_sees_what_surrounds_messages_and_not_the_vocabulary() -> 
 
 
 def test_the_prompt_hash_differs_wherever_players_are_told_something_else() -> None:
-    configs = [
-        LAPTOP,
-        FULL,
-        FULL.model_copy(update={"legal_moves": False}),
-        FULL.model_copy(update={"bomb_rule": "keep"}),
-        EnvConfig(preset="full", players=3),
-        LAPTOP.model_copy(update={"observation": "full"}),
+    setups = [
+        Setup(HANABI, config)
+        for config in (
+            LAPTOP,
+            FULL,
+            FULL.model_copy(update={"legal_moves": False}),
+            FULL.model_copy(update={"bomb_rule": "keep"}),
+            EnvConfig(preset="full", players=3),
+            LAPTOP.model_copy(update={"observation": "full"}),
+        )
     ]
-    assert len({prompt_hash(config) for config in configs}) == len(configs)
-    assert prompt_hash(LAPTOP) == prompt_hash(LAPTOP.model_copy(update={"reward_illegal": -3.0}))
-    assert prompt_hash(LAPTOP) == "c5303b591f043cce", "the wording changed: say so in the changelog, raise PROTOCOL"
+    assert len({prompt_hash(setup) for setup in setups}) == len(setups)
+    laptop = prompt_hash(setups[0])
+    assert laptop == prompt_hash(Setup(HANABI, LAPTOP.model_copy(update={"reward_illegal": -3.0})))
+    assert laptop == "9a55b1278ea0d230", "the wording changed: say so in the changelog, raise PROTOCOL"
 
 
 @pytest.mark.parametrize("name", ["system_prompt", "turn_prompt"])
 def test_the_prompt_hash_changes_with_one_word_of_the_prompt_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = prompt_hash.__wrapped__(FULL)
-    worded = getattr(hanabi_grpo.rollout.handshake, name)
-    monkeypatch.setattr(hanabi_grpo.rollout.handshake, name, lambda *args, **other: worded(*args, **other) + ".")
-    assert prompt_hash.__wrapped__(FULL) != before
+    before = prompt_hash.__wrapped__(Setup(HANABI, FULL))
+    worded = getattr(environment, name)
+    monkeypatch.setattr(environment, name, lambda *args, **other: worded(*args, **other) + ".")
+    assert prompt_hash.__wrapped__(Setup(HANABI, FULL)) != before
 
 
 def test_the_config_digest_does_not_depend_on_the_order_of_keys() -> None:
@@ -108,9 +114,9 @@ def test_the_config_digest_does_not_depend_on_the_order_of_keys() -> None:
 
 
 def test_equal_games_are_claimed_once() -> None:
-    claims = game_claims([LAPTOP, FULL, LAPTOP])
+    claims = game_claims([Setup(HANABI, LAPTOP), Setup(HANABI, FULL), Setup(HANABI, LAPTOP)])
     assert [claim["env_config"]["preset"] for claim in claims] == ["laptop", "full"]
-    assert claims[0]["board_hash"] == LAPTOP.spec().hash
+    assert claims[0]["spec_hash"] == LAPTOP.spec().hash
 
 
 def _wanted(**other: Any) -> SessionRequest:
@@ -118,7 +124,7 @@ def _wanted(**other: Any) -> SessionRequest:
 
 
 def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
-    return {**game_claims([config])[0], **other}
+    return {**game_claims([Setup(HANABI, config)])[0], **other}
 
 
 def test_a_trainer_that_fits_is_accepted() -> None:
@@ -129,7 +135,7 @@ def test_a_trainer_that_fits_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"protocol": 1}, "protocol differs: server 5, trainer 1; install the same hanabi_grpo version on both sides"),
+        ({"protocol": 1}, "protocol differs: server 6, trainer 1; install the same hanabi_grpo version on both sides"),
         (
             {"model_fingerprint": "0000"},
             "base model differs: server ffffffffffffffff (test-model), trainer 0000; start both sides with the same",
@@ -155,12 +161,16 @@ def test_a_trainer_that_fits_is_accepted() -> None:
             "games of 3 players: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),
         (
-            {"games": [_claim(board_hash="0000")]},
-            f"board (laptop, 2 players) differs: server {LAPTOP.spec().hash}, trainer 0000; install the same",
+            {"games": [_claim(version="0.0.1")]},
+            "package of the environment hanabi differs: server hanabi-grpo ",
+        ),
+        (
+            {"games": [_claim(spec_hash="0000")]},
+            f"rules (hanabi laptop, 2 players) differs: server {LAPTOP.spec().hash}, trainer 0000; install the same",
         ),
         (
             {"games": [_claim(), _claim(FULL, prompt_hash="0000")]},
-            f"prompts (full, 2 players, full) differs: server {prompt_hash(FULL)}, trainer 0000; install the same",
+            f"prompts (hanabi full, 2 players) differs: server {prompt_hash(Setup(HANABI, FULL))}, trainer 0000",
         ),
         ({"games": [_claim(env_config={"preset": "no such"})]}, "the server cannot play a game of this trainer: env_c"),
         ({"games": [_claim(env_config={"preset": "laptop", "new": 1})]}, "unknown key 'new'"),
@@ -182,7 +192,7 @@ def _raw(**other: Any) -> bytes:
         (b"", "session request: the whole body"),
         (b"[1]", "session request: the whole body"),
         (b"[" * 5000, "session request: the whole body"),
-        (_raw(protocol=7, new_field=1), "protocol differs: server 5, trainer 7"),
+        (_raw(protocol=7, new_field=1), "protocol differs: server 6, trainer 7"),
         (_raw(new_field=1), "session request: new_field=1"),
         (_raw(games=[]), "session request: games"),
         (_raw(games=[_claim()] * 65), "session request: games"),
@@ -212,7 +222,7 @@ def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:
         for body, message in (
             (_raw(model_fingerprint="0000"), "base model differs"),
             (b"{", "session request"),
-            (_raw(games=[_claim(prompt_hash="0000")]), "prompts (laptop, 2 players, compact) differs"),
+            (_raw(games=[_claim(prompt_hash="0000")]), "prompts (hanabi laptop, 2 players) differs"),
         ):
             answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
             assert answer.status_code == 422

@@ -108,7 +108,7 @@ def test_metrics_and_replay_tell_chips_bets_and_showdowns() -> None:
     [deal] = {KUHN.start_id(CONFIG, split="eval", seed=3)}
     assert deal == "JQ"
     played = play_scripts(task, {0: equilibrium(0.0), 1: equilibrium(0.0)})
-    assert [move.action for step in played.steps for move in step.moves] == ["check", "check"]
+    assert [turn.action for turn in played.turns] == ["check", "check"]
     bet = play_scripts(
         task, {0: Script("bettor", lambda seen, rng: "bet"), 1: Script("folder", lambda seen, rng: "fold")}
     )

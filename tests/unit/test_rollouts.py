@@ -4,18 +4,20 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.envs.hanabi.env import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
+from hanabi_grpo.envs.base import Observation, Setup, Task
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync, play_group
+from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind
@@ -32,7 +34,7 @@ class Recorder:
     name: str = "recorder"
     asked: list[tuple[int, int, str]] = field(default_factory=list)
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "RecorderSeat":
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "RecorderSeat":
         return RecorderSeat(self, game)
 
 
@@ -42,25 +44,32 @@ class RecorderSeat:
     game: int
     turn: int = 0
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        self.policy.asked.append((self.game, view.player, prompt()))
+    async def reply(self, seen: Observation) -> Reply:
+        prompt = seen.message()
+        self.policy.asked.append((self.game, seen.player, prompt))
         self.turn += 1
         await asyncio.sleep(0)
-        return self.policy.answer(self.turn - 1)
+        return replace(self.policy.answer(self.turn - 1), prompt=prompt)
 
 
-def play(config: EnvConfig, *policies: object, **options: object):  # type: ignore[no-untyped-def]
-    return asyncio.run(play_episode(config, policies, suite="train", seed=4, **options))  # type: ignore[arg-type]
+def play(config: EnvConfig, *players: Any, **options: Any) -> Episode:
+    return asyncio.run(play_episode(Setup(HANABI, config).task("train", 4), players, **options))
+
+
+def bot(name: str, config: EnvConfig = LAPTOP) -> ScriptedPlayer:
+    return make_script(Setup(HANABI, config), name)
 
 
 def test_an_episode_records_the_whole_game() -> None:
-    episode = play(LAPTOP, HintBot(), HintBot(), game=2, instance_id="here")
+    episode = play(LAPTOP, bot("hint-bot"), bot("hint-bot"), game=2, instance_id="here")
     assert (episode.preset, episode.num_players) == ("laptop", 2)
     assert (episode.suite, episode.seed, episode.game, episode.instance_id) == ("train", 4, 2, "here")
     assert episode.spec_hash == LAPTOP.spec().hash
     assert [turn.player for turn in episode.turns] == [index % 2 for index in range(len(episode.turns))]
-    assert episode.score == sum(turn.rewards.get("score", 0) for turn in episode.turns) == episode.reward(0)
-    assert episode == play(LAPTOP, HintBot(), HintBot(), game=2, instance_id="here")
+    scored = sum(turn.rewards[1].get("score", 0) for turn in episode.turns)
+    assert episode.result["score"] == scored == episode.reward(0) == episode.reward(1, "score", "bomb")
+    assert episode.seats == ("hint-bot", "hint-bot")
+    assert episode == play(LAPTOP, bot("hint-bot"), bot("hint-bot"), game=2, instance_id="here")
 
 
 def test_what_a_seat_says_is_kept_with_its_tokens_and_the_text_it_was_shown() -> None:
@@ -70,16 +79,11 @@ def test_what_a_seat_says_is_kept_with_its_tokens_and_the_text_it_was_shown() ->
     first = episode.turns[0]
     assert first.prompt.startswith("life1 info3 deck2 ")
     assert (first.prompt_ids, first.reply_ids, first.logprobs, first.version) == ((1, 2), (3,), (-0.5,), 7)
-    assert (first.reply, first.kind, first.rewards["unparsable"]) == ("?", ReplyKind.UNPARSABLE, -0.5)
-
-
-def test_the_prompt_that_a_seat_reports_wins_over_the_plain_observation() -> None:
-    policy = Recorder(lambda turn: Reply(text="Play 0", prompt="what I was shown"))
-    assert play(LAPTOP, policy, policy).turns[0].prompt == "what I was shown"
+    assert (first.reply, first.kind, first.rewards[0]["unparsable"]) == ("?", ReplyKind.UNPARSABLE, -0.5)
 
 
 def test_scripts_are_not_shown_any_text() -> None:
-    assert {turn.prompt for turn in play(FULL, *[RandomPolicy()] * 3).turns} == {""}
+    assert {turn.prompt for turn in play(FULL, *[bot("random")] * 3).turns} == {""}
 
 
 def test_a_reply_that_utf8_cannot_hold_is_recorded_as_one_that_it_can() -> None:
@@ -99,11 +103,13 @@ def test_a_seat_out_of_tokens_ends_the_game_and_its_last_reply_pays_for_it() -> 
         episode = with_price(weight)
         assert episode.status is EpisodeStatus.TRUNCATED_TOKENS
         assert [turn.player for turn in episode.turns] == [0, 1, 2, 0, 1, 2, 0]
-        assert [turn.rewards.get("out_of_tokens") for turn in episode.turns] == [None] * 4 + [weight] + [None] * 2
+        assert [turn.rewards[turn.player].get("out_of_tokens") for turn in episode.turns] == [None] * 4 + [weight] + [
+            None
+        ] * 2
         assert [episode.reward(player) - free.reward(player) for player in range(3)] == [0.0, weight, 0.0]
         assert episode_from_json(json.loads(json.dumps(episode_to_json(episode)))) == episode
         assert episode_metrics([[episode]])["out_of_tokens_per_game"] == 1.0
-        assert f"out_of_tokens {signed(weight)}" in earned(episode.turns[4].rewards)
+        assert f"out_of_tokens {signed(weight)}" in earned(episode.turns[4].rewards[1])
 
 
 def test_a_seat_out_of_tokens_before_its_first_reply_has_nothing_to_pay_with() -> None:
@@ -120,11 +126,11 @@ def test_max_turns_ends_the_game() -> None:
 
 
 def test_a_lost_last_life_is_a_bomb_with_score_zero() -> None:
-    episodes = play_episodes_sync(LAPTOP, [RandomPolicy()] * 2, "train", range(50))
-    bombed = [episode for episode in episodes if episode.status is EpisodeStatus.BOMBED]
+    episodes = play_episodes_sync(Setup(HANABI, LAPTOP), [bot("random")] * 2, "train", range(50))
+    bombed = [episode for episode in episodes if episode.result["bombed"]]
     assert bombed
-    assert {episode.score for episode in bombed} == {0}
-    assert any(episode.score_kept for episode in bombed)
+    assert {episode.result["score"] for episode in bombed} == {0}
+    assert any(episode.result["score_kept"] for episode in bombed)
     assert all(episode.reward(1) == pytest.approx(0) for episode in bombed)
 
 
@@ -137,13 +143,13 @@ def test_each_seat_is_asked_only_on_its_own_turns() -> None:
 
 
 def test_the_number_of_policies_must_be_the_number_of_players() -> None:
-    with pytest.raises(SettingsError, match="2 policies for players=3: give one policy per player"):
-        play(FULL, RandomPolicy(), RandomPolicy())
+    with pytest.raises(SettingsError, match="2 players for an environment of 3: give one for every seat"):
+        play(FULL, bot("random"), bot("random"))
 
 
 def test_a_group_is_n_games_of_one_deal_played_side_by_side() -> None:
     policy = Recorder(lambda turn: Reply(text="?"))
-    episodes = asyncio.run(play_group(LAPTOP, [policy] * 2, suite="train", seed=4, num_games=4, first_game=8))
+    episodes = asyncio.run(play_group(Setup(HANABI, LAPTOP).task("train", 4), [policy] * 2, num_games=4, first_game=8))
     assert [episode.game for episode in episodes] == [8, 9, 10, 11]
     assert {episode.turns[0].prompt for episode in episodes} == {policy.asked[0][2]}
     assert [game for game, _, _ in policy.asked[:4]] == [8, 9, 10, 11]
@@ -155,12 +161,12 @@ def test_a_game_that_raises_cancels_the_others_and_its_error_comes_out() -> None
     class Waiting:
         name = "waiting"
 
-        def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "Waiting":
+        def seat(self, player: int, *, task: Task[Any], game: int) -> "Waiting":
             seat = Waiting()
             seat.game = game
             return seat
 
-        async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
+        async def reply(self, seen: Observation) -> Reply:
             if self.game == 1:
                 raise RuntimeError("the engine died")
             try:
@@ -174,9 +180,8 @@ def test_a_game_that_raises_cancels_the_others_and_its_error_comes_out() -> None
 
     with pytest.raises(RuntimeError, match="the engine died"):
         # The time limit turns a game that nobody cancels into a failure instead of an hour's wait.
-        asyncio.run(
-            asyncio.wait_for(play_group(LAPTOP, [Waiting(), Waiting()], suite="train", seed=4, num_games=3), 20)
-        )
+        task = Setup(HANABI, LAPTOP).task("train", 4)
+        asyncio.run(asyncio.wait_for(play_group(task, [Waiting(), Waiting()], num_games=3), 20))
     assert sorted(cancelled) == [0, 2]
 
 
@@ -205,10 +210,10 @@ REPLIES = st.one_of(
 def test_whatever_a_model_replies_is_a_turn_and_never_an_error(replies: list[str], config: EnvConfig) -> None:
     policy = Recorder(lambda turn: Reply(text=replies[turn % len(replies)]))
     episode = play(config, *[policy] * config.players)
-    assert episode.status in (EpisodeStatus.FINISHED, EpisodeStatus.BOMBED, EpisodeStatus.TRUNCATED_TURNS)
+    assert episode.status in (EpisodeStatus.FINISHED, EpisodeStatus.TRUNCATED_TURNS)
     for turn in episode.turns:
         assert turn.kind in ReplyKind
-        assert set(turn.rewards) & {"illegal", "unparsable"} == ({turn.kind.value} - {"legal"})
-    assert all(math.isfinite(value) for turn in episode.turns for value in turn.rewards.values())
+        assert set(turn.rewards[turn.player]) & {"illegal", "unparsable"} == ({turn.kind.value} - {"legal"})
+    assert all(math.isfinite(value) for turn in episode.turns for parts in turn.rewards for value in parts.values())
     assert episode_from_json(json.loads(json.dumps(episode_to_json(episode), allow_nan=False).encode())) == episode
     json.dumps(episode_to_json(episode), ensure_ascii=False).encode("utf-8")

@@ -15,6 +15,7 @@ from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 TEXTS = st.text(max_size=12)
 IDS = st.lists(st.integers(0, 200_000), max_size=4).map(tuple)
 NUMBERS = st.floats(-1e6, 1e6)
+PARTS = st.sampled_from(["score", "bomb", "illegal", "unparsable"])
 
 
 @st.composite
@@ -27,7 +28,8 @@ def turns(draw: st.DrawFn, num_players: int) -> Turn:
         reply=draw(TEXTS),
         action=draw(TEXTS),
         kind=draw(st.sampled_from(ReplyKind)),
-        rewards=draw(st.dictionaries(st.sampled_from(["score", "bomb", "illegal", "unparsable"]), NUMBERS)),
+        step=draw(st.integers(0, 100)),
+        rewards=tuple(draw(st.dictionaries(PARTS, NUMBERS)) for _ in range(num_players)),
         prompt_ids=draw(IDS),
         reply_ids=reply_ids,
         logprobs=tuple(logprobs),
@@ -37,8 +39,9 @@ def turns(draw: st.DrawFn, num_players: int) -> Turn:
 
 @st.composite
 def episodes(draw: st.DrawFn) -> Episode:
-    num_players = draw(st.integers(2, 5))
+    num_players = draw(st.integers(1, 8))
     return Episode(
+        env=draw(TEXTS),
         preset=draw(TEXTS),
         spec_hash=draw(TEXTS),
         num_players=num_players,
@@ -46,8 +49,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         seed=draw(st.integers(0, 2**63)),
         game=draw(st.integers(0, 100)),
         status=draw(st.sampled_from(EpisodeStatus)),
-        score=draw(st.integers(0, 25)),
-        score_kept=draw(st.integers(0, 25)),
+        result=draw(st.dictionaries(TEXTS, NUMBERS)),
         turns=tuple(draw(st.lists(turns(num_players), max_size=8))),
         instance_id=draw(TEXTS),
     )
@@ -59,11 +61,12 @@ def example() -> Episode:
     def turn(player: int, number: int, **rewards: float) -> Turn:
         return Turn(
             player=player,
+            step=number,
             prompt=f"board {number}",
             reply=f"Play {number}",
             action=f"Play {number}",
             kind=ReplyKind.LEGAL,
-            rewards=rewards,
+            rewards=tuple(rewards if seat == player else {} for seat in range(3)),
             prompt_ids=(10, 11 + number),
             reply_ids=(20 + number, 2),
             logprobs=(-0.25, -0.5),
@@ -71,6 +74,7 @@ def example() -> Episode:
         )
 
     return Episode(
+        env="hanabi",
         preset="full",
         spec_hash="abc",
         num_players=3,
@@ -78,8 +82,7 @@ def example() -> Episode:
         seed=17,
         game=2,
         status=EpisodeStatus.TRUNCATED_TOKENS,
-        score=1,
-        score_kept=1,
+        result={"score": 1, "score_kept": 1, "bombed": 0},
         turns=(turn(0, 0), turn(1, 1, score=1.0, illegal=-0.5), turn(0, 2)),
         instance_id="server",
     )
@@ -111,12 +114,14 @@ def put(row: Any, path: str, value: object) -> Any:
         ("preset", ..., "episode: preset: this field is missing"),
         ("turns/1/prompt_ids", ..., "episode: turns.1.prompt_ids: this field is missing"),
         ("seed", "17", "episode: seed='17': Expected `int`, got `str`"),
-        ("num_players", 9, "episode: num_players=9: Expected `int` <= 5"),
+        ("num_players", 9, "episode: num_players=9: Expected `int` <= 8"),
         ("status", "won", "episode: status='won': Invalid enum value 'won'"),
         ("turns", None, "episode: turns=None: Expected `array`, got `null`"),
         ("turns/1/kind", "odd", "episode: turns.1.kind='odd'"),
         ("turns/1/player", 3, "episode: all of it: turns.1.player=3, but num_players=3; allowed: 0 to 2;"),
-        ("turns/1/rewards/score", float("nan"), "episode: turns.1.rewards={'score': nan, 'illegal': -0.5}: Expected"),
+        ("turns/1/rewards/1/score", float("nan"), "episode: turns.1.rewards.1={'score': nan, 'illegal': -0.5}: Expect"),
+        ("turns/1/rewards", [{}], "episode: all of it: turns.1.rewards has 1 entries for num_players=3; allowed: one"),
+        ("schema", 3, "episode: schema=3: this version reads 2 and older"),
         ("turns/2/logprobs/0", float("-inf"), "episode: turns.2.logprobs.0=-inf: Expected `float` >= -1.79"),
         ("turns/2/logprobs", [-0.5], "episode: turns.2: 1 logprobs for 2 reply ids; allowed: one each, or none"),
         ("turns/0/reply_ids/1", -2, "episode: turns.0.reply_ids.1=-2: Expected `int` >= 0"),

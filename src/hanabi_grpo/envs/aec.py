@@ -31,7 +31,24 @@ class AnyText(Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-class AECWrapper(AECEnv[str, dict[str, str], str | None]):
+class HoldsEpisode:
+    """Something that plays one episode after the other."""
+
+    _referee: Referee | None = None
+
+    @property
+    def referee(self) -> Referee:
+        """The episode; it knows everything, so it is for records and tests, never for players.
+
+        Raises:
+            IllegalActionError: `reset` was not called.
+        """
+        if self._referee is None:
+            raise IllegalActionError("No episode was started: call reset() first.")
+        return self._referee
+
+
+class AECWrapper(HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
     """One environment with one config; its agents are `player_0`, `player_1` ….
 
     ## Action Space
@@ -97,7 +114,6 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
         self._memory = memory
         self._players = {agent: player for player, agent in enumerate(self.possible_agents)}
         self._generator: np.random.Generator | None = None
-        self._referee: Referee | None = None
         self._replies: dict[int, str] = {}
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -184,17 +200,6 @@ class AECWrapper(AECEnv[str, dict[str, str], str | None]):
     def action_space(self, agent: str) -> AnyText:
         """Return the space of an agent's replies; equal for all agents."""
         return self.action_spaces[agent]
-
-    @property
-    def referee(self) -> Referee:
-        """The episode; it knows everything, so it is for records and tests, never for players.
-
-        Raises:
-            IllegalActionError: `reset` was not called.
-        """
-        if self._referee is None:
-            raise IllegalActionError("No episode was started: call reset() first.")
-        return self._referee
 
     def _tell(self, parts: list[dict[str, float]]) -> None:
         referee = self.referee

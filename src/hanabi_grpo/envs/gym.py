@@ -6,14 +6,14 @@ from typing import Any, Generic
 
 import gymnasium
 
-from hanabi_grpo.envs.aec import MAX_MESSAGE_CHARS, MAX_REPLY_CHARS, AnyText
+from hanabi_grpo.envs.aec import MAX_MESSAGE_CHARS, MAX_REPLY_CHARS, AnyText, HoldsEpisode
 from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
 from hanabi_grpo.envs.referee import Referee, parts_of
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import player_name
 
 
-class SeatEnv(gymnasium.Env[str, str], Generic[C]):
+class SeatEnv(HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     """An environment seen from one seat: each step is one reply of it and what the partners do until its next turn.
 
     ## Action Space
@@ -67,7 +67,6 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
         self.action_space = AnyText(MAX_REPLY_CHARS)
         self._partners = dict(partners)
         self._seats: dict[int, Seat] = {}
-        self._referee: Referee | None = None
         self._owed: Counter[str] = Counter()
         self._is_end_told = False
 
@@ -113,17 +112,6 @@ class SeatEnv(gymnasium.Env[str, str], Generic[C]):
         truncated = status is not None and status.is_truncated
         info = {**self._info(), **own, "rewards": rewards}
         return self._observation(), float(sum(rewards.values())), self._is_end_told and not truncated, truncated, info
-
-    @property
-    def referee(self) -> Referee:
-        """The episode; it knows everything, so it is for records and tests, never for players.
-
-        Raises:
-            IllegalActionError: `reset` was not called.
-        """
-        if self._referee is None:
-            raise IllegalActionError("No episode was started: call reset() first.")
-        return self._referee
 
     def _goes_on_without_me(self) -> bool:
         return self.referee.status is None and self.seat not in self.referee.to_act()

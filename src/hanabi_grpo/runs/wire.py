@@ -96,7 +96,7 @@ def episode_from_json(row: Mapping[str, Any]) -> Episode:
         ServerError: A field is missing or malformed, or the schema is of a later version.
     """
     try:
-        if row.get("schema", SCHEMA) != SCHEMA:
+        if isinstance(row, Mapping) and row.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"schema={row['schema']!r:.40}: this version reads {SCHEMA} and older")
         return episode_of(read_struct(EpisodeRow, row))
     except ValueError as error:
