@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutResult
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import IllegalActionError, ServerError, SettingsError
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.rollout.players import make_script
@@ -23,8 +23,8 @@ HELD_OUT = ("eval", "test")
 """What the names of suites for evaluation begin with."""
 HALF = "split-"
 """What the name of a suite begins with that has only some of the starts, in environments that can deal so."""
-_SCRIPTED_GAMES = 50
-_SERVED_GAMES = 200
+SCRIPTED_GAMES = 50
+SERVED_GAMES = 200
 """Games of one request: enough to fill the engine, few enough for a progress bar that moves."""
 _MAX_REASONS = 3
 
@@ -139,7 +139,7 @@ def play_tables(
     needs_server = any(not isinstance(ref, ScriptRef) for table in tables for ref in table.refs)
     if needs_server and served is None:
         raise SettingsError(f"line-up {label!r}: needs a rollout server: start one, or add --own-server.")
-    games = _SERVED_GAMES if needs_server else _SCRIPTED_GAMES
+    games = SERVED_GAMES if needs_server else SCRIPTED_GAMES
     size = together * max(1, games // (together * num_games))
     for some in (tables[first : first + size] for first in range(0, len(tables), size)):
         if needs_server:
@@ -159,12 +159,13 @@ def check_replay(setup: Setup[Any], episode: Episode) -> None:
     game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     for step, turns in groupby(episode.turns, lambda turn: turn.step):
         actions = {turn.player: turn.action for turn in turns}
-        if set(actions) != set(game.to_act()):
-            raise ServerError(f"{where}, step {step}: players {sorted(actions)} act, not {sorted(game.to_act())}.")
-        try:
-            game.step(actions)
-        except (IllegalActionError, SettingsError, LookupError, ValueError) as error:
-            raise ServerError(f"{where}, step {step}: {actions} cannot be played ({error}).") from error
+        legal = {player: game.legal(player) for player in game.to_act()}
+        if actions.keys() != legal.keys() or not all(
+            (allowed := legal[player]) is None or action in (*allowed, FORFEIT, SKIP)
+            for player, action in actions.items()
+        ):
+            raise ServerError(f"{where}, step {step}: {actions} cannot be played; legal is {legal}.")
+        game.step(actions)
     if dict(game.result()) != dict(episode.result):
         raise ServerError(f"{where}: its actions lead to {dict(game.result())}, it says {dict(episode.result)}.")
 

@@ -39,28 +39,24 @@ def episode_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluation(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an evaluation of version 0.1 in the words of `EvaluationResult`; one of this version is returned as it is.
+    """Return an evaluation of version 0.1 in the words of `EvaluationResult`; others, and malformed ones, as they are.
 
     Its boards dealt half of their decks, so nothing is known to be attainable there.
     """
-    if "decks" not in data or "starts" in data:
-        return data
-    same = ("scores", "bomb_share", "perfect_share", "truncated_share", "scores_kept", "decks", "reachable_max")
     kept = data.get("scores_kept")
-    figures = {
-        "score_kept": sum(kept) / len(kept) if kept else None,
-        **{name: data.get(f"{old}_share") for name, old in (("bombed", "bomb"), ("truncated", "truncated"))},
-        "perfect": data.get("perfect_share"),
-        **{name: data[name] for name in data if name.endswith(("_per_game", "_per_turn"))},
-    }
+    if "decks" not in data or not isinstance(kept, list) or not all(type(one) in (int, float) for one in kept or "x"):
+        return data
+    shares = {"bomb_share": "bombed", "truncated_share": "truncated", "perfect_share": "perfect"}
+    named = (item for item in data.items() if item[0].endswith(("_share", "_game", "_turn")))
+    figures = {shares.get(name, name): value for name, value in named}
     return {
-        **{name: value for name, value in data.items() if name not in same or name == "scores"},
+        **data,
         "env": "hanabi",
         "score": "score",
         "score_range": (0, data.get("reachable_max")),
         "attainable": None,
         "starts": data["decks"],
-        "figures": figures,
+        "figures": {"score_kept": sum(kept) / len(kept), **figures},
     }
 
 
