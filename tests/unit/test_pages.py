@@ -31,6 +31,7 @@ from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.incidents import IncidentLog
 from pages import Reader
 from tracked_runs import add_row, tracked_run
+from training_runs import LAPTOP as SETUP
 
 NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
@@ -49,7 +50,7 @@ def run_of(folder: Path, text: str) -> str:
     settings["settings"] |= {"HANABI_PRESET": text, text: text}
     (run / "settings.json").write_text(json.dumps(settings))
     add_row(run, 41, **{"games/" + text: 1.0, "score/" + text: 1.0})
-    result = evaluate_scripted("random", LAPTOP, 4)
+    result = evaluate_scripted("random", SETUP, 4)
     (run / "evil.json").write_text(json.dumps({**result_to_json(result), "label": text}))
     return run_page(read_report(run))[0]
 
