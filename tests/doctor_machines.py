@@ -13,7 +13,7 @@ import numpy
 from safetensors.numpy import save_file
 
 from hanabi_grpo.commands.doctor.check import Check, Role
-from hanabi_grpo.commands.doctor.run import Probe, run_checks
+from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.settings import load_settings
@@ -51,9 +51,8 @@ def find(function: Any, role: Role = "both", shell: dict[str, str] | None = None
     """Make one function's checks with these settings; `shell` holds what else the environment has."""
     environ = {name: str(value) for name, value in settings.items()}
     loaded = load_settings(environ, NOWHERE)
-    roles = ("server", "trainer", "both")
-    probes = [Probe(name="probe", find=function, roles=roles)]
-    return run_checks(loaded, role=role, shell={**environ, **(shell or {})}, probes=probes)[1:]
+    probes = [Probe("probe", function, ("server", "trainer", "both"))]
+    return make_checks(loaded, role=role, shell={**environ, **(shell or {})}, probes=probes)
 
 
 def free_port() -> int:

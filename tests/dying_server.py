@@ -28,7 +28,7 @@ from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.main import _end, _listen
-from hanabi_grpo.server.serving import exit_at_latest, serve_until_dead
+from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.server.supervisor import EXIT_CODE, fork_and_supervise
 
 _CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
@@ -102,7 +102,7 @@ async def _run(engine: _Engine, listener: socket.socket, instance: str) -> bool:
             listener,
             lambda: engine.is_dead,
             limits=Limits(),
-            on_death=lambda: exit_at_latest(EXIT_CODE, 1.0),
+            on_death=lambda: signal.alarm(1),
             poll=0.05,
             graceful_seconds=1,
         )

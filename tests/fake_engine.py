@@ -11,10 +11,11 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.messages import RolloutRequest
-from hanabi_grpo.rollout.tasks import Task, read_tasks
+from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
@@ -62,11 +63,11 @@ class FakeEngine:
         return None
 
 
-def make_scheduler(engine: FakeEngine, **other: Any) -> Scheduler:
+def make_scheduler(engine: FakeEngine, *, games_at_once: int = 64, **other: Any) -> Scheduler:
     """A scheduler on the base model; must be called where an event loop runs."""
     store = AdapterStore(engine, max_rank=16, shapes={"model.layers.0.self_attn.q_proj": (4, 4)})
-    given = {"max_model_len": 512, "games_at_once": 64, "instance_id": "here", "vocab_size": len(TOKENIZER)}
-    scheduler = Scheduler(engine, CHAT, store, **{**given, **other})
+    model = Model(sampler=engine, **{"chat": CHAT, "max_model_len": 512, "vocab_size": len(TOKENIZER), **other})
+    scheduler = Scheduler(model, store, games_at_once=games_at_once, instance_id="here")
     # Its folder lies in shared memory, outside the test's own.
     weakref.finalize(scheduler, store.close)
     return scheduler
@@ -77,7 +78,7 @@ def deal(seed: int, config: EnvConfig = LAPTOP) -> dict[str, Any]:
     return {"env_config": config.model_dump(mode="json"), "suite": "train", "seed": seed}
 
 
-def tasks_of(*deals: dict[str, Any], num_games: int = 1, seats: Sequence[str] | None = BASE) -> list[Task]:
+def tasks_of(*deals: dict[str, Any], num_games: int = 1, seats: Sequence[str] | None = BASE) -> list[RequestedTask]:
     """The tasks of a request for these deals, as `Scheduler.run` takes them."""
     given = {"tasks": deals, "num_games": num_games, "max_tokens": 4, "temperature": 1.0, "seats": seats}
     return read_tasks(msgspec.convert(given, RolloutRequest))

@@ -30,6 +30,7 @@ from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
 from hanabi_grpo.types import player_names
 
@@ -104,6 +105,16 @@ class WordEngine:
         self.stopped = True
 
 
+def read_to_end(connection: socket.socket) -> bytes:
+    """Everything that the server sends before it closes the connection."""
+    connection.settimeout(8)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
+
+
 @dataclass(slots=True, kw_only=True)
 class RunningApp:
     """A server of this process, and what a test may look at from outside its thread."""
@@ -161,15 +172,9 @@ def running_app(
     described = make_identity(**identity)
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
     limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
-    scheduler = Scheduler(
-        engine,
-        CHAT,
-        store,
-        max_model_len=described.max_model_len,
-        games_at_once=256,
-        instance_id=described.instance_id,
-        vocab_size=len(TOKENIZER),
-    )
+    size, vocab_size = described.max_model_len, len(TOKENIZER)
+    model = Model(sampler=engine, chat=CHAT, max_model_len=size, vocab_size=vocab_size)
+    scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
     running = RunningApp(
         port=listener.getsockname()[1],

@@ -13,6 +13,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims
+from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
@@ -79,8 +80,13 @@ def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionReq
     return SessionRequest(**{**given, **other})
 
 
+def sent(name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> Upload:
+    sha256 = hashlib.sha256(body).hexdigest()
+    return Upload(adapter=name, version=version, body=body, sha256=sha256, config=config)
+
+
 async def stage(store: AdapterStore, name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> None:
-    await store.stage(name, version, body, hashlib.sha256(body).hexdigest(), config)
+    await store.stage(sent(name, version, body, config))
 
 
 async def push(store: AdapterStore, version: int, value: float = 0.0) -> dict[str, dict[str, Any]]:
@@ -98,7 +104,7 @@ def served(store: AdapterStore) -> dict[str, Any]:
 
 
 def folders_on_disk(store: AdapterStore) -> list[str]:
-    return sorted(path.name.rpartition("-")[0] for path in store._folders.root.iterdir() if path.is_dir())
+    return sorted(path.name.rpartition("-")[0] for path in store.folder.path.iterdir() if path.is_dir())
 
 
 Scenario = Callable[[AdapterStore, Loads], Awaitable[None]]

@@ -1,19 +1,40 @@
 """Run folders as a trainer leaves them, written without one: settings, rows, games and checkpoints."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
+from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.settings import load_settings, settings_json
+from hanabi_grpo.types import Episode
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 PLAYERS = ("player_0", "player_1")
 SECRET = "a-key-that-no-file-may-hold"
+
+
+def scripted_games(
+    script: str, *seeds: int, config: EnvConfig = LAPTOP, suite: str = "train", noise: float = 0.0
+) -> list[Episode]:
+    """Return the games of a team of one script; with noise, of hint bots who err that often.
+
+    A seed that is there twice has two games.
+    """
+    setup = Setup(HANABI, config)
+    player = ScriptedPlayer(HanabiScript(HintBot(noise=noise))) if noise else make_script(setup, script)
+    groups = [
+        play_group(setup.task(suite, seed), [player] * config.players, num_games=seeds.count(seed))
+        for seed in dict.fromkeys(seeds)
+    ]
+    return [episode for group in groups for episode in asyncio.run(group)]
 
 
 def tracked_run(
@@ -27,8 +48,7 @@ def tracked_run(
     for step in range(1, steps + 1):
         add_row(folder, step)
     if games:
-        policies = [make_policy("random")] * LAPTOP.players
-        write_episodes(folder, steps, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(6)])
+        write_episodes(folder, steps, [scripted_games("random", seed) for seed in range(6)])
     for step in checkpoints:
         add_checkpoint(folder, step)
     return folder

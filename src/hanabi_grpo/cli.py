@@ -26,7 +26,6 @@ RENAMED = {
 }
 """Commands of earlier versions, and what takes their place."""
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
-_MODULES = {"doctor": "terminals", "serve": "terminals", "train": "terminals"}
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -70,7 +69,7 @@ class _Commands(Group):
 
 def _load(name: str) -> Any:
     """Return one command, or a group of commands, made from the module of its name."""
-    module = import_module(f"hanabi_grpo.commands.{_MODULES.get(name, name.replace('-', '_'))}")
+    module = import_module(f"hanabi_grpo.commands.{name.replace('-', '_')}")
     found = getattr(module, name.replace("-", "_"))
     if not isinstance(found, typer.Typer):
         single = typer.Typer()

@@ -7,8 +7,7 @@ from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.server.assembly import engine_config
-from hanabi_grpo.server.engine import engine_args
+from hanabi_grpo.server.engine import engine_args, engine_options
 from hanabi_grpo.settings import Settings
 from small_models import small_model
 
@@ -20,11 +19,11 @@ def made_of_settings(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
     folder = tmp_path_factory.mktemp("model")
     small_model(tie_word_embeddings=False).save_pretrained(folder)
     settings = Settings(model=str(folder), max_model_len=64)
-    config = engine_config(settings, str(folder), linear_shapes(folder))
+    options = engine_options(settings, str(folder), linear_shapes(folder))
     with pytest.MonkeyPatch.context() as patch:
         # As `prepare_environment` has it: no plugin of other packages.
         patch.setenv("VLLM_PLUGINS", "")
-        return engine_args(config, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]).create_engine_config()
+        return engine_args(options, ["--max-num-batched-tokens", "777", "--skip-tokenizer-init"]).create_engine_config()
 
 
 def test_vllm_adapts_the_linear_layers_and_nothing_else(made_of_settings: VllmConfig) -> None:
@@ -43,6 +42,6 @@ def test_vllms_own_options_win(made_of_settings: VllmConfig) -> None:
 
 
 def test_an_option_that_breaks_a_guarantee_does_not_reach_vllm() -> None:
-    config = engine_config(Settings(), "no/model")
+    options = engine_options(Settings(), "no/model")
     with pytest.raises(SettingsError, match=r"--no-enable-lora is not handed on to vLLM"):
-        engine_args(config, ["--no-enable-lora"])
+        engine_args(options, ["--no-enable-lora"])

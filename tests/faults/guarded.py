@@ -84,7 +84,7 @@ class Guarded:
             health = httpx.get(f"{app.url}/health/", timeout=PATIENCE, trust_env=False)
         assert health.status_code == 200 and health.json()["status"] == "ok"
         assert _served(app) == self.before
-        folders = [path for path in app.store._folders.root.iterdir() if path.is_dir()]
+        folders = [path for path in app.store.folder.path.iterdir() if path.is_dir()]
         assert len(folders) <= 2 * len(PLAYERS), f"uploads pile up: {folders}"
         assert "Traceback" not in "\n".join(app.ring.since(0)[1])
 

@@ -6,15 +6,18 @@ Every receipt, version and stamp stays right; only what is sampled is wrong. Not
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from hanabi_grpo.commands.serve import serve
+from hanabi_grpo.cli import app
+from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import ServedPlayer
+from hanabi_grpo.server.tables import Table, Tables
 from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {
@@ -30,7 +33,7 @@ FAULTS = {
 OVERFLOW = "overflow"
 """Lent adapters are loaded with values so large that they overflow, though each of them is finite."""
 
-_real_load, _real_unload, _real_policy = Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__
+_real_load, _real_unload, _real_seat = Engine.load_adapter, Engine.unload_adapter, Tables.seat
 _first: dict[str, str] = {}
 _handles: dict[str, Any] = {}
 
@@ -84,16 +87,18 @@ async def _unload(engine: Engine, number: int) -> None:
         await _real_unload(engine, number)
 
 
-def _policy(policy: ServedPolicy, *args: Any, loras: Any, **options: Any) -> None:
-    fault = _fault()
+def _seat(tables: Tables, task: RequestedTask) -> Table:
+    fault, table = _fault(), _real_seat(tables, task)
+    served = [player for player in table.players if isinstance(player, ServedPlayer) and player.lora]
+    loras = [player.lora for player in served]
     if fault == "base":
-        loras = {player: (None, version) for player, (_, version) in loras.items()}
+        loras = [None] * len(loras)
     if fault == "swapped" and len(loras) == 2:
-        (one, (lora, version)), (other, (other_lora, _)) = loras.items()
-        loras = {one: (other_lora, version), other: (lora, version)}
-    _real_policy(policy, *args, loras=loras, **options)
+        loras.reverse()
+    planted = {id(player): replace(player, lora=lora) for player, lora in zip(served, loras, strict=True)}
+    return replace(table, players=[planted.get(id(player), player) for player in table.players])
 
 
 if __name__ == "__main__":
-    Engine.load_adapter, Engine.unload_adapter, ServedPolicy.__init__ = _load, _unload, _policy
-    serve([])
+    Engine.load_adapter, Engine.unload_adapter, Tables.seat = _load, _unload, _seat
+    app(["serve"])

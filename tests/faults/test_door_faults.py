@@ -27,11 +27,11 @@ from server_app import (
     POST_ROLLOUT,
     RunningApp,
     adapter_bytes,
+    read_to_end,
     rollout_body,
     session_body,
     upload_headers,
 )
-from unit.test_server_connections import read_to_end
 
 Drills = Callable[..., Any]
 

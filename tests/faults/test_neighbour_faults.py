@@ -12,7 +12,7 @@ from guarded import guarded, http_of
 
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.run_folder import public_run
-from hanabi_grpo.server import adapter_store
+from hanabi_grpo.server import adapter_loader
 from server_app import JSON, rollout_body, session_body
 
 UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
@@ -24,14 +24,14 @@ def test_a_server_in_another_pid_namespace_leaves_the_adapters_of_a_living_one_a
 ) -> None:
     if not shutil.which("unshare") or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
         pytest.skip("this machine lets no user make a PID namespace")
-    monkeypatch.setattr(adapter_store, "adapter_home", lambda: tmp_path)
-    start = "import sys, pathlib; from hanabi_grpo.server.adapter_folders import AdapterFolders as F; "
+    monkeypatch.setattr(adapter_loader, "adapter_home", lambda: tmp_path)
+    start = "import sys, pathlib; from hanabi_grpo.server.adapter_folders import OwnedFolder as F; "
     with guarded() as one:
-        again = [sys.executable, "-c", start + "print(F(pathlib.Path(sys.argv[1])).root)", str(tmp_path)]
+        again = [sys.executable, "-c", start + "print(F(pathlib.Path(sys.argv[1])).path)", str(tmp_path)]
         other = subprocess.run([*UNSHARE, *again], capture_output=True, text=True, check=True)
         one.check()
         killed = Path(other.stdout.strip())
-        assert killed.is_dir() and killed != one.app.store._folders.root
+        assert killed.is_dir() and killed != one.app.store.folder.path
         subprocess.run([*UNSHARE, *again], capture_output=True, check=True)
         assert not killed.exists(), "what a killed server left is removed across namespaces too"
 

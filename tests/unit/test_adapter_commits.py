@@ -122,17 +122,6 @@ def test_a_commit_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
     run_scenario(scenario, tmp_path)
 
 
-def test_two_commits_at_once_load_once(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        for name in PLAYERS:
-            await stage(store, name, 1, upload())
-        first, second = await asyncio.gather(store.commit(1), store.commit(1))
-        assert first == second
-        assert engine.num_loads == 3
-
-    run_scenario(scenario, tmp_path)
-
-
 def test_an_upload_during_a_commit_is_not_lost(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         engine.gate = asyncio.Event()
@@ -194,7 +183,7 @@ def test_another_run_starts_with_no_versions_and_games_of_the_old_one_end_in_pea
     async def scenario(store: AdapterStore, engine: Loads) -> None:
         await push(store, 7)
         async with store.lease({"player_0": 7}) as leased:
-            store.release(session_headers("run", A))
+            store.ownership.release(session_headers("run", A))
             await store.open_session(wanted("another run", B, adapters=["shared"]))
             assert store.versions() == {}
             assert engine.names == ["player_0@7"]
@@ -210,7 +199,7 @@ def test_a_commit_that_waits_while_another_trainer_takes_over_does_nothing(tmp_p
         for name in PLAYERS:
             await stage(store, name, 1, upload())
         async with store._lock:
-            store.release(session_headers("run", A))
+            store.ownership.release(session_headers("run", A))
             opening = asyncio.ensure_future(store.open_session(wanted("another run", B)))
             await asyncio.sleep(0)
             commit = asyncio.ensure_future(store.commit(1))
@@ -225,7 +214,7 @@ def test_a_commit_that_waits_while_another_trainer_takes_over_does_nothing(tmp_p
 
 def test_of_two_trainers_that_wait_for_a_commit_only_the_first_is_let_in(tmp_path: Path) -> None:
     async def scenario(store: AdapterStore, engine: Loads) -> None:
-        store.release(session_headers("run", A))
+        store.ownership.release(session_headers("run", A))
         async with store._lock:
             first = asyncio.ensure_future(store.open_session(wanted("first", A)))
             second = asyncio.ensure_future(store.open_session(wanted("second", B)))

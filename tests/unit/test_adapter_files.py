@@ -1,4 +1,4 @@
-"""What an adapter upload may hold, checked from its header before a tensor is made."""
+"""What an adapter upload may hold."""
 
 import json
 import struct
@@ -13,6 +13,7 @@ from hanabi_grpo.server.adapter_files import check_adapter, max_adapter_bytes
 from server_app import PEFT_CONFIG, RANK, SHAPES, adapter_bytes
 
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+UNREADABLE = "not a readable safetensors file"
 
 
 def check(body: bytes, config: Any = PEFT_CONFIG, dtype: str = "float32") -> None:
@@ -30,108 +31,72 @@ def header_of(body: bytes) -> dict[str, Any]:
     return json.loads(body[8 : 8 + size])
 
 
-def with_header(header: dict[str, Any] | bytes, body: bytes | None = None) -> bytes:
-    body = adapter_bytes() if body is None else body
-    size = struct.unpack("<Q", body[:8])[0]
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + body[8 + size :]
+def with_header(**entries: Any) -> bytes:
+    body = adapter_bytes()
+    text = json.dumps({**header_of(body), **entries}).encode()
+    return struct.pack("<Q", len(text)) + text + body[8 + struct.unpack("<Q", body[:8])[0] :]
 
 
-def edited(name: str = FIRST, **fields: Any) -> bytes:
-    header = header_of(adapter_bytes())
-    header[name] = {**header[name], **fields}
-    return with_header(header)
+def edited(**fields: Any) -> bytes:
+    return with_header(**{FIRST: {**header_of(adapter_bytes())[FIRST], **fields}})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_three_number_formats_are_accepted(dtype: torch.dtype) -> None:
-    check(adapter_bytes(dtype=dtype))
+def test_three_number_formats_are_accepted_if_every_value_is_finite_and_others_are_refused_by_name() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        check(adapter_bytes(dtype=dtype))
+        for value in ("nan", "inf", "-inf"):
+            assert "holds values that are not finite" in refusal(adapter_bytes(float(value), dtype=dtype))
+    for dtype in (torch.float64, torch.int8, torch.bool, torch.float8_e4m3fn):
+        name = str(dtype).removeprefix("torch.")
+        expected = f"has dtype {name}; allowed are float32, bfloat16, float16."
+        assert expected in refusal(adapter_bytes(1.0, dtype=dtype))
 
 
 def test_the_largest_legal_upload_fits_the_limit_and_little_more_does() -> None:
-    body = adapter_bytes()
-    assert len(body) <= max_adapter_bytes(SHAPES, RANK)
+    assert len(adapter_bytes()) <= max_adapter_bytes(SHAPES, RANK)
     # 2 layers × 2 modules × rank 8 × (8 out + 6 in) × 4 bytes, 1 MiB of header, 8 bytes that say its length.
     assert max_adapter_bytes(SHAPES, RANK) == 4 * 8 * 14 * 4 + (1 << 20) + 8
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.int32, torch.bool, torch.float8_e4m3fn])
-def test_another_number_format_is_refused_by_name(dtype: torch.dtype) -> None:
-    names = {torch.float64: "F64", torch.int8: "I8", torch.int32: "I32", torch.bool: "BOOL"}
-    message = refusal(adapter_bytes(1.0, dtype=dtype))
-    assert f"has dtype '{names.get(dtype, 'F8_E4M3')}'; allowed are F32, BF16, F16." in message
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_values_that_are_not_finite_are_refused(value: float, dtype: torch.dtype) -> None:
-    assert "holds values that are not finite" in refusal(adapter_bytes(value, dtype=dtype))
-
-
-@pytest.mark.parametrize(
-    ("body", "problem"),
-    [
+def test_a_malformed_file_is_refused_with_the_reason() -> None:
+    shared = header_of(adapter_bytes())[FIRST]["data_offsets"]
+    for body, problem in (
         (b"", "0 bytes are not a safetensors file"),
         (b"\x00" * 8, "8 bytes are not a safetensors file"),
         (struct.pack("<Q", 2**63) + b"{}", "its header does not fit"),
         (struct.pack("<Q", 3) + b"{}", "its header does not fit"),
-        (struct.pack("<Q", 2) + b"{}", "0 tensors, the base model needs 8; missing"),
-        (struct.pack("<Q", 2) + b"[]", "its header is list, not an object"),
-        (struct.pack("<Q", 2) + b"\xff\xff", "its header is not UTF-8 text"),
-        (struct.pack("<Q", 30000) + b"[" * 30000, "its header is nested deeper than 32"),
         (struct.pack("<Q", 2 << 20) + b" " * (2 << 20), "its header does not fit"),
-        (adapter_bytes()[:-4], "safetensors header says 1792; send it again"),
-        (adapter_bytes() + b"\x00", "safetensors header says 1792; send it again"),
-        (edited(dtype="F64"), "has dtype 'F64'"),
-        (edited(dtype=["F32"]), "has dtype ['F32']"),
-        (edited(dtype=None), "has dtype None"),
-        (edited(shape=[8.0, 6]), "has shape (8.0, 6)"),
-        (edited(shape=[True, 6]), "has shape (True, 6), this model needs (8, 6)"),
-        (edited(shape=[6, 8]), "has shape (6, 8)"),
+        (struct.pack("<Q", 2) + b"{}", "0 tensors, the base model needs 8; missing"),
+        (struct.pack("<Q", 2) + b"[]", UNREADABLE),
+        (struct.pack("<Q", 2) + b"\xff\xff", UNREADABLE),
+        (struct.pack("<Q", 30000) + b"[" * 30000, UNREADABLE),
+        (adapter_bytes()[:-4], UNREADABLE),
+        (adapter_bytes() + b"\x00", UNREADABLE),
+        (edited(dtype=["F32"]), UNREADABLE),
+        (edited(dtype="F99"), UNREADABLE),
+        (edited(shape=[8.0, 6]), UNREADABLE),
+        (edited(shape=[True, 6]), UNREADABLE),
+        (edited(shape=[2**62, 2**62]), UNREADABLE),
+        (edited(shape=[6, 8]), "has shape (6, 8), this model needs (8, 6)"),
         (edited(shape=[48]), "has shape (48,)"),
-        (edited(shape=None), "has shape None"),
-        (edited(data_offsets=[0, 2**60]), "not a readable safetensors file"),
-        (edited(data_offsets=[-1, 5]), "not a readable safetensors file"),
-        (edited(data_offsets=[192, 0]), "not a readable safetensors file"),
-        (edited(data_offsets=[192, 384]), "not a readable safetensors file"),
-        (edited(data_offsets=None), "not a readable safetensors file"),
-        (with_header({**header_of(adapter_bytes()), FIRST: 3}), "has dtype None"),
-        (with_header({**header_of(adapter_bytes()), "__metadata__": {"a": 3}}), "not a readable safetensors file"),
-        (with_header({**header_of(adapter_bytes()), "__metadata__": "x"}), "not a readable safetensors file"),
+        (edited(data_offsets=[0, 2**60]), UNREADABLE),
+        (edited(data_offsets=[-1, 5]), UNREADABLE),
+        (edited(data_offsets=None), UNREADABLE),
+        (with_header(**{FIRST: 3}), UNREADABLE),
+        (with_header(**{FIRST.replace("q_proj", "v_proj"): {"dtype": "F32", "shape": [8, 6], "data_offsets": shared}}),
+         UNREADABLE),
+        (with_header(__metadata__={"a": 3}), UNREADABLE),
         (save({"x" * 5000: torch.zeros(1)}), "1 tensors, the base model needs 8"),
-    ],
-)
-def test_a_malformed_file_is_refused_with_the_reason(body: bytes, problem: str) -> None:
-    message = refusal(body)
-    assert problem in message
-    assert len(message) < 1000
+    ):  # fmt: skip
+        message = refusal(body)
+        assert problem in message and len(message) < 1000, body[:200]
+    check(with_header(__metadata__={"format": "pt"}))
 
 
-def test_a_name_that_is_there_twice_is_refused() -> None:
-    text = json.dumps(header_of(adapter_bytes()))
-    entry = json.dumps(FIRST) + ": " + json.dumps(header_of(adapter_bytes())[FIRST])
-    twice = text.replace("{", "{" + entry + ", ", 1).encode()
-    assert f"key {FIRST!r} is there twice" in refusal(with_header(twice))
-
-
-def test_two_tensors_that_share_their_bytes_are_refused() -> None:
-    header = header_of(adapter_bytes())
-    other = FIRST.replace("q_proj", "v_proj")
-    header[other]["data_offsets"] = header[FIRST]["data_offsets"]
-    assert "not a readable safetensors file" in refusal(with_header(header))
-
-
-def test_small_metadata_is_accepted() -> None:
-    check(with_header({**header_of(adapter_bytes()), "__metadata__": {"format": "pt"}}))
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
+def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
+    for change, problem in (
         ({"lora_alpha": 0}, "lora_alpha=0"),
-        ({"lora_alpha": -1.5}, "lora_alpha=-1.5"),
         ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
-        ({"lora_alpha": float("inf")}, "lora_alpha=inf"),
         ({"lora_alpha": 1e300}, "lora_alpha=1e+300"),
         ({"lora_alpha": "16"}, "lora_alpha='16'"),
         ({"lora_alpha": True}, "lora_alpha=True"),
@@ -141,30 +106,19 @@ def test_small_metadata_is_accepted() -> None:
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS'"),
         ({"target_modules": []}, "target_modules=[]"),
-        ({"target_modules": ["no_such"]}, "target_modules names 'no_such', which the base model does not have"),
-        ({"target_modules": ["proj"]}, "target_modules names 'proj'"),
+        ({"target_modules": ["proj"]}, "target_modules names 'proj', which the base model does not have"),
         ({"target_modules": ["(a+)+$"]}, "target_modules names '(a+)+$'"),
         ({"target_modules": "(a+)+$"}, "target_modules='(a+)+$'"),
         ({"target_modules": {"q_proj": 1}}, "target_modules={'q_proj': 1}"),
-        ({"target_modules": [3]}, "target_modules=3"),
         ({"target_modules": ["x" * 300]}, "target_modules='xxx"),
         ({"lora_dropout": 0.1}, "lora_dropout=0.1"),
         ({"bias": "all"}, "bias='all'"),
         ({"use_rslora": 1}, "use_rslora=1"),
-        ({"inference_mode": "yes"}, "inference_mode='yes'"),
         ({"use_dora": True}, "PEFT config keys ['use_dora'] are not accepted"),
-        ({"rank_pattern": {}}, "PEFT config keys ['rank_pattern'] are not accepted"),
         ({"base_model_name_or_path": "/etc"}, "base_model_name_or_path"),
-        ({"auto_mapping": {}}, "auto_mapping"),
-    ],
-)
-def test_a_configuration_that_is_no_plain_lora_is_refused(change: dict[str, Any], problem: str) -> None:
-    assert problem in refusal(adapter_bytes(), {**PEFT_CONFIG, **change})
-
-
-@pytest.mark.parametrize("config", [None, [], "x", 3, {}])
-def test_what_is_no_configuration_is_refused(config: Any) -> None:
-    assert refusal(adapter_bytes(), config).startswith("player_0: ")
+    ):
+        assert problem in refusal(adapter_bytes(), {**PEFT_CONFIG, **change})
+    assert refusal(adapter_bytes(), {}).startswith("player_0: peft_type=None")
 
 
 def test_the_configurations_that_training_writes_are_accepted() -> None:

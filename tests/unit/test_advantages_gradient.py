@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from hanabi_grpo.training.advantages import Estimator, choose_estimator, grpo, return_to_go, turn
-from hanabi_grpo.training.advantages.loss_unit import LossUnit
-from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
+from hanabi_grpo.training.advantages import Estimator, choose_estimator
+from hanabi_grpo.training.advantages.estimators import grpo, moving_baseline, return_to_go, turn
+from hanabi_grpo.training.advantages.step import LossUnit
 from hanabi_grpo.training.batching import plan_batches
 from hanabi_grpo.training.loss import PolicyLoss
 from hanabi_grpo.types import Episode

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import TrainerState
 
-from hanabi_grpo.envs.hanabi.dynamics import ALARMS, Alarm, AlarmChange, AlarmWatch, read_history
-from hanabi_grpo.envs.hanabi.dynamics.table import WARM_UP, WINDOW
+from hanabi_grpo.envs.alarms import WARM_UP, WINDOW, Alarm
+from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, alarms_of
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.callback import TrackingCallback
 
+ALARMS = alarms_of({"HANABI_ENV": "hanabi"})
 HEALTHY = {
     "score/normalized": 0.4, "score/laptop": 1.6, "over_blind/laptop": 1.4, "kl": 0.1, "clip_ratio/region_mean": 0.05,
     "flat_group_share": 0.15, "share/play": 0.35, "share/hint": 0.45, "hint_bits": 0.25,
@@ -57,7 +59,7 @@ def names(changes: list[AlarmChange]) -> set[tuple[str, str, bool]]:
 
 @pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
 def test_an_alarm_is_raised_once_and_over_once(alarm: Alarm) -> None:
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     for step in range(1, 61):
         assert watch.update(healthy(step)) == []
     changes = [change for step in range(61, 91) for change in watch.update(spoilt(step, alarm, BAD[alarm.name]))]
@@ -92,7 +94,7 @@ def test_the_table_is_consistent() -> None:
 
 def test_a_run_that_learns_raises_nothing() -> None:
     rng = random.Random(1)
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     for step in range(1, 301):
         row = healthy(step, rng)
         done = min(1.0, step / 200)
@@ -107,7 +109,7 @@ def test_a_run_that_learns_raises_nothing() -> None:
 
 
 def test_nothing_is_raised_before_the_warm_up_whatever_the_figures() -> None:
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     worst = {alarm.figure.format(player="player_0", board="laptop"): BAD[alarm.name] for alarm in ALARMS}
     for step in range(1, WARM_UP):
         assert watch.update({"step": step, "games/laptop": 9.0, **worst}) == []
@@ -118,7 +120,7 @@ def test_nothing_is_raised_before_the_warm_up_whatever_the_figures() -> None:
 
 def test_what_was_never_there_is_not_lost_and_a_rising_score_excuses() -> None:
     def after(first: float, score: float) -> set[str]:
-        watch = AlarmWatch()
+        watch = AlarmWatch(ALARMS)
         changes = []
         for step in range(1, 81):
             early = step <= 30
@@ -133,7 +135,7 @@ def test_what_was_never_there_is_not_lost_and_a_rising_score_excuses() -> None:
 
 
 def test_stopping_to_hint_is_never_excused() -> None:
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     changes = []
     for step in range(1, 81):
         done = min(1.0, step / 40)
@@ -144,10 +146,10 @@ def test_stopping_to_hint_is_never_excused() -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}])
 def test_figures_that_are_no_number_change_nothing(value: object) -> None:
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     for step in range(1, 41):
         watch.update(healthy(step))
-    before = AlarmWatch.after(healthy(step) for step in range(1, 41))
+    before = AlarmWatch.after((healthy(step) for step in range(1, 41)), ALARMS)
     spoilt_row = {name: value for name in healthy(41) if name not in ("step", "games/laptop")}
     for step in range(41, 80):
         assert watch.update({"step": step, "games/laptop": 1.0, **spoilt_row}) == []
@@ -167,10 +169,10 @@ def collapse() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("cut", [5, 25, 58, 66, 85])
 def test_a_resumed_watch_goes_on_as_if_it_had_not_stopped(cut: int) -> None:
     rows = list(collapse())
-    whole = AlarmWatch()
+    whole = AlarmWatch(ALARMS)
     expected = [names(whole.update(row)) for row in rows]
     # What is written and read again is what the file holds.
-    resumed = AlarmWatch.after(json.loads(json.dumps(row)) for row in rows[:cut])
+    resumed = AlarmWatch.after((json.loads(json.dumps(row)) for row in rows[:cut]), ALARMS)
     assert [names(resumed.update(row)) for row in rows[cut:]] == expected[cut:]
     assert resumed.raised == whole.raised
     assert any(expected[60:80]) and any(expected[80:])
@@ -187,7 +189,7 @@ def test_a_history_is_read_in_order_and_torn_lines_are_left_out(tmp_path: Path) 
 
 @given(st.lists(st.dictionaries(st.text(max_size=30), st.floats() | st.none() | st.text(max_size=3)), max_size=40))
 def test_no_row_can_end_a_run(rows: list[dict[str, Any]]) -> None:
-    watch = AlarmWatch()
+    watch = AlarmWatch(ALARMS)
     for step, row in enumerate(rows):
         watch.update({**row, "step": step, "games/": 1.0, "player_٣/x": 1.0, "games/{player}": 2.0})
 

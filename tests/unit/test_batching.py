@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import Estimator, choose_estimator, grpo
+from hanabi_grpo.training.advantages import Estimator, choose_estimator
+from hanabi_grpo.training.advantages.estimators import grpo
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode
@@ -76,27 +77,18 @@ def test_every_micro_batch_belongs_to_one_player_and_is_shifted_by_one() -> None
 
 @pytest.mark.parametrize("tokens", [0, 1, 8, 16, 1000])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(tokens: int, world_size: int) -> None:
-    plans = [_plan(rank, world_size, 2, tokens=tokens) for rank in range(world_size)]
-    players = {tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}
-    assert len(players) == 1
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
+    tokens: int, world_size: int, shared: bool
+) -> None:
+    plans = [_plan(rank, world_size, 2, tokens=tokens, shared=shared) for rank in range(world_size)]
+    assert len({tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}) == 1
     batches = [batch for plan in plans for batch in plan]
-    lengths = [int(length) for batch in batches for length in batch["grpo_batch"].seq_lengths]
-    # Player 0 has 8, 6 and 4 tokens, player 1 has 4 and 7; rows of two tokens stand for nothing.
-    assert sorted(length for length in lengths if length > 2) == [4, 4, 6, 7, 8]
-    assert sum(int(batch["grpo_batch"].completion_mask.sum()) for batch in batches) == 12
+    found = _rows_of(batches)
+    assert len(found) == 5 and found == _rows_of(_plan())
     for batch in batches:
         rows, width = batch["model_inputs"]["input_ids"].shape
-        assert rows == 1 or rows * width <= tokens or not tokens
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 8, 1000])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_shared_every_sequence_is_in_one_micro_batch_with_its_own_columns(tokens: int, world_size: int) -> None:
-    plans = [_plan(rank, world_size, 2, tokens=tokens, shared=True) for rank in range(world_size)]
-    assert len({tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}) == 1
-    found = _rows_of([batch for plan in plans for batch in plan])
-    assert len(found) == 5 and found == _rows_of(_plan())
+        assert shared or rows == 1 or rows * width <= tokens or not tokens
 
 
 def _rows_of(batches: list[dict]) -> list[list]:
@@ -120,16 +112,13 @@ def test_a_player_without_games_shares_nothing() -> None:
         assert [batch["grpo_batch"].tree.ids.tolist() for batch in alone] == [[0]] * parts
 
 
-def test_what_is_shared_counts_once_in_the_useful_share() -> None:
-    # Player 0: 100 101 102 7 8 100 7 and 100 101 102 103 7 and, shorter, 100 101 7: of 8 + 6 + 4 tokens 7 + 2 + 1.
-    # Player 1: 100 101 7 and 100 101 102 103 104 7: of 4 + 7 tokens 3 + 4.
-    assert useful_share(_plan(shared=True)) == pytest.approx((18 + 11) / (10 + 7))
-
-
-def test_the_useful_share_counts_what_is_no_padding() -> None:
+def test_the_useful_share_counts_what_is_no_padding_and_what_is_shared_once() -> None:
     # Player 0: 8 + 6 + 4 of 3 × 8; player 1: 7 + 4 of 2 × 7.
     assert useful_share(_plan()) == pytest.approx((18 + 11) / (24 + 14))
     assert useful_share(_plan(tokens=1)) == 1.0
+    # Player 0: 100 101 102 7 8 100 7 and 100 101 102 103 7 and, shorter, 100 101 7: of 8 + 6 + 4 tokens 7 + 2 + 1.
+    # Player 1: 100 101 7 and 100 101 102 103 104 7: of 4 + 7 tokens 3 + 4.
+    assert useful_share(_plan(shared=True)) == pytest.approx((18 + 11) / (10 + 7))
 
 
 def _deal(seed: int, *episodes: Episode) -> list[Episode]:
@@ -140,13 +129,9 @@ def _dropped(seed: int, game: int) -> DroppedGame:
     return DroppedGame(suite="train", seed=seed, game=game, reason=f"RuntimeError: {game}")
 
 
-def test_whole_groups_are_kept_without_a_word() -> None:
+def test_a_group_is_kept_while_two_games_remain_and_what_it_lost_is_named() -> None:
     groups = [_deal(1, *GROUP), _deal(2, *GROUP[:2])]
     assert usable_groups(groups, ()) == (groups, [])
-
-
-def test_a_group_that_lost_games_is_kept_and_named_while_two_remain() -> None:
-    groups = [_deal(1, *GROUP)]
     kept, sentences = usable_groups(groups, [_dropped(1, 3), _dropped(1, 4), _dropped(1, 5)])
     assert kept == groups
     assert sentences == [
@@ -166,7 +151,7 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
     ]
 
 
-def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> None:
+def test_players_with_data_have_said_something_in_any_game_on_whatever_rank() -> None:
     one_of_player_1 = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
     assert players_with_data(one_of_player_1, OWN) == {"player_0", "player_1"}
     shares = [
@@ -174,12 +159,8 @@ def test_players_with_data_come_from_all_games_and_not_from_a_rank_s_share() -> 
         for rank in range(2)
     ]
     assert shares == [{"player_0", "player_1"}, {"player_0"}]
-
-
-def test_a_player_that_never_spoke_has_no_data() -> None:
     said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
     assert players_with_data([[_episode(_turn(0, 1), said_nothing)]], OWN) == {"player_0"}
-    assert players_with_data([], OWN) == set()
 
 
 def _has_loss(batch: dict) -> bool:

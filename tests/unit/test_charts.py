@@ -14,9 +14,9 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.color_scale import color_at, contrast, ink_on
-from hanabi_grpo.report.charts.heat_map import draw_heat_map
+from hanabi_grpo.report.charts.heat_map import color_at, contrast, draw_heat_map, ink_on
 from hanabi_grpo.report.charts.run import PICTURES, Point, RunPictures, small_figure
+from hanabi_grpo.runs.alarms import alarms_of
 
 
 def test_a_line_ends_in_the_mean_of_the_last_steps_and_not_in_one_step() -> None:
@@ -42,8 +42,8 @@ def test_a_heat_map_shows_its_cells_in_their_colours(tmp_path: Path, count: int,
     picture = tmp_path / "new" / "map.png"
     errors = [[math.nan] * count] * count
     draw_heat_map(
-        picture, means, errors, [f"{label}{i}" for i in range(count)], maximum=25, title="a\nb", row_title="in seat 0",
-        column_title="in seat 1", note="c",
+        picture, means, errors, [f"{label}{i}" for i in range(count)], limits=(0, 25), title="a\nb",
+        row_title="in seat 0", column_title="in seat 1", note="c",
     )  # fmt: skip
     pixels = imread(picture)
     shown = {tuple(pixel) for pixel in (pixels[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()}
@@ -68,7 +68,7 @@ def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
 def test_a_learning_curve_names_every_line_at_its_end(num_steps: int) -> None:
     points = [Point(step=0, mean=0.6, error=0.1), Point(step=num_steps, mean=2.1, error=0.1)]
     run = RunPictures(
-        title="$a$: 30 steps", rows=rows_of(num_steps), most_points=4, levels={"hint-bot": 2.64}, points=points
+        title="$a$: 30 steps", rows=rows_of(num_steps), score_range=(0, 4), levels={"hint-bot": 2.64}, points=points
     )
     score, replies = run.score().axes
     end = 1.2 if num_steps == 30 else 2.8
@@ -79,9 +79,16 @@ def test_a_learning_curve_names_every_line_at_its_end(num_steps: int) -> None:
     assert score.get_title(loc="left") == "$a$: 30 steps" and score.get_ylim()[0] == 0
 
 
+def test_a_score_that_may_be_negative_has_room_below_and_only_within_what_is_possible() -> None:
+    rows = [{"step": step, "games": 1.0, "score/mean": -1.95 + 0.01 * step} for step in range(1, 11)]
+    axes = RunPictures(title="t", rows=rows, score_range=(-2, 2)).score().axes[0]
+    assert axes.get_ylim() == (pytest.approx(-2.12), pytest.approx(0.194))
+    assert axes.get_ylabel() == "mean score, -2 to 2"
+
+
 def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
     for num, players in ((1, 2), (11, 5), (700, 2)):
-        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players))
+        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players), alarms=alarms_of({}))
         for turn in ("a", "b"):
             assert run.save_all({name: tmp_path / turn / f"{name}.png" for name in PICTURES}) == {}
         for name in PICTURES:
@@ -124,5 +131,7 @@ def test_alarms_that_were_raised_come_first_and_constants_are_left_out() -> None
         {"step": step, "games": 1.0, "kl": 0.0, "flat_group_share": 0.1 + 0.001 * step, "player_0/blind_share": 0.95}
         for step in range(1, 41)
     ]
-    titles = [axes.get_title(loc="left") for axes in alarm_figure(rows, title="t").axes if axes.get_visible()]
-    assert titles == ["share of moves: play the oldest card", "share of deals without spread in rewards"]
+    titles = [
+        axes.get_title(loc="left") for axes in alarm_figure(rows, alarms_of({}), title="t").axes if axes.get_visible()
+    ]
+    assert titles == ["share of moves: play the oldest card", "share of tasks without spread in rewards"]

@@ -9,17 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, turn_prompt
-from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import Model, ServedPlayer, ServedSeat
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.types import Reply
 
-SPEC = make_spec("laptop")
-VOCABULARY = compact_vocabulary(SPEC)
+BOARD = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
+VOCABULARY = compact_vocabulary(BOARD.config.spec())
 TOKENIZER = build_tokenizer(VOCABULARY)
 CHAT = ChatFormat.from_tokenizer(TOKENIZER)
 THINKING_TEMPLATE = (
@@ -118,42 +121,36 @@ class _Says:
         return Sample(ids=self.ids, logprobs=(-0.5,) * len(self.ids), finish_reason="stop", num_cached_tokens=0)
 
 
-def _seat(sampler: _Says, player: int, max_model_len: int) -> object:
-    policy = ServedPolicy(
-        sampler,
-        CHAT,
-        loras={"player_1": ("lora of player 1", 7)},
-        sampling=SamplingConfig(max_tokens=4),
-        config=EnvConfig(preset="laptop", observation="compact", legal_moves=False),
-        max_model_len=max_model_len,
-    )
-    return policy.seat(player, spec=SPEC, suite="train", seed=0, game=0)
+def _seat(sampler: _Says, max_model_len: int) -> ServedSeat:
+    model = Model(sampler=sampler, chat=CHAT, max_model_len=max_model_len)  # type: ignore[arg-type]
+    player = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4), lora="lora of player 1", version=7)
+    return player.seat(0, task=BOARD.task("train", 3), game=0)
 
 
 def test_a_served_seat_appends_its_turns_and_uses_its_own_adapter() -> None:
     sampler = _Says("Discard 0")
-    game = Game(SPEC, shuffled_deck(SPEC, "train", 3))
-    view = game.view(1)
+    seen = Referee(BOARD.task("train", 3)).see(0)
 
-    async def two_turns() -> list[object]:
-        seat = _seat(sampler, 1, 1024)
-        return [await seat.reply(view, lambda: turn_prompt(view, style="compact", legal_moves=False)) for _ in range(2)]
+    async def two_turns() -> list[Reply]:
+        seat = _seat(sampler, 1024)
+        return [await seat.reply(seen) for _ in range(2)]
 
     first, second = asyncio.run(two_turns())
     assert first.text == "Discard 0"
     assert (first.version, sampler.loras) == (7, ["lora of player 1"] * 2)
     assert sampler.prompts[0] == list(first.prompt_ids)
     assert sampler.prompts[1] == [*first.prompt_ids, *first.reply_ids, *second.prompt_ids]
-    assert sampler.prompts[1][: len(sampler.prompts[0])] == sampler.prompts[0]
 
 
 def test_a_served_seat_stops_before_its_conversation_outgrows_the_budget() -> None:
     sampler = _Says("Play 0")
-    view = Game(SPEC, shuffled_deck(SPEC, "train", 3)).view(0)
+    seen = Referee(BOARD.task("train", 3)).see(0)
 
     async def turns() -> list[bool]:
-        seat = _seat(sampler, 0, 120)
-        return [(await seat.reply(view, lambda: "life1 " * 30)).out_of_tokens for _ in range(4)]
+        seat = _seat(sampler, 120)
+        return [(await seat.reply(seen)).out_of_tokens for _ in range(8)]
 
-    assert asyncio.run(turns()) == [False, False, False, True]
+    full = asyncio.run(turns())
+    assert full == [False] * len(sampler.prompts) + [True] * (8 - len(sampler.prompts))
+    assert 1 < len(sampler.prompts) < 8
     assert all(len(prompt) + 4 <= 120 for prompt in sampler.prompts)

@@ -1,5 +1,6 @@
 """The client's calls against servers that say nothing, too little, too late or something else."""
 
+import hashlib
 import json
 import socket
 import threading
@@ -94,50 +95,26 @@ def _http(status: str, body: bytes, *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_black_hole_ends_every_call_in_its_time_and_says_how_long_it_waited(name: str) -> None:
-    with _raw_server(None) as (url, accepted), RolloutClient(url, timeouts=QUICK) as client:
-        with pytest.raises(
-            ServerGoneError, match=rf"{url}: .*: no answer after [.\d]+ s .*ReadTimeout.*other terminal"
-        ):
-            CALLS[name](client)
-        assert len(accepted) == 1, "a call that took its whole time is not made again"
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_a_server_that_is_not_there_is_gone(name: str) -> None:
-    with (
-        RolloutClient(GONE, timeouts=QUICK) as client,
-        pytest.raises(ServerGoneError, match=r"127\.0\.0\.1:1: .*ConnectError.*Is the rollout server running\?"),
-    ):
-        CALLS[name](client)
-
-
 @pytest.mark.parametrize(("name", "tries"), [("identity", 3), ("push", 3), ("health", 1), ("play", 1), ("release", 1)])
 def test_a_server_that_hangs_up_is_asked_again_only_where_that_is_harmless(name: str, tries: int) -> None:
     with _raw_server(b"") as (url, accepted), RolloutClient(url, timeouts=QUICK) as client:
-        with pytest.raises(ServerGoneError, match=rf"{tries} attempt"):
+        with pytest.raises(ServerGoneError, match=rf"{url}: .*{tries} attempt.*Is the rollout server running\?"):
             CALLS[name](client)
         assert len(accepted) == tries
+    with RolloutClient(GONE, timeouts=QUICK) as client, pytest.raises(ServerGoneError, match=r"ConnectError"):
+        CALLS[name](client)
 
 
 _ANSWERS = {
     "not JSON": (_http("200 OK", b"<html>hello</html>"), ServerError, "not JSON, or only a part of it: '<html>hello"),
-    "empty": (_http("200 OK", b""), ServerError, "not JSON"),
     "cut JSON": (_http("200 OK", b'{"instance_id": "a", "ver'), ServerError, 'not JSON.*{"instance_id": "a", "ver'),
     "cut body": (_http("200 OK", b"{}" * 50)[:-30], ServerGoneError, "without sending complete message body"),
-    "deep JSON": (_http("200 OK", b"[" * 100000), ServerError, "not JSON"),
-    "bad UTF-8": (_http("200 OK", b'"\xff\xfe"'), ServerError, "not JSON"),
-    "bad gzip": (_http("200 OK", b"xxxx", "content-encoding: gzip"), ServerError, "the answer cannot be read"),
     "redirect": (
         _http("307 Temporary Redirect", b"", "location: http://other.example/"),
         ServerError,
         "answered 307 and points to 'http://other.example/'; redirects are not followed",
     ),
-    "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", ServerGoneError, "RemoteProtocolError"),
-    "a list": (_http("200 OK", b"[1, 2]"), ServerError, "no JSON object|does not fit|valid dictionary"),
-    "no content": (_http("204 No Content", b""), ServerError, "answered 204"),
-    "refusal": (_http("409 Conflict", b'{"detail": "no"}'), ServerError, "the server answered 409: no"),
+    "a list": (_http("200 OK", b"[1, 2]"), ServerError, r"does not fit \(.*Expected `object`, got `array`\)"),
     "refusal in parts": (
         _http("422 X", b'{"detail": [{"msg": "no"}]}'),
         ServerError,
@@ -145,28 +122,19 @@ _ANSWERS = {
     ),
     "plain refusal": (_http("500 X", b"oops"), ServerError, "the server answered 500: oops"),
     "engine dead": (_http("503 X", b'{"status": "engine dead"}'), ServerGoneError, "answered 503.*engine dead"),
-    "bad gateway": (_http("502 X", b"proxy"), ServerGoneError, "answered 502: proxy"),
-    "gateway time-out": (_http("504 X", b"proxy"), ServerGoneError, "answered 504: proxy"),
 }
+"""More of them, for every call, are in tests/faults/test_client_faults.py."""
 
 
 @pytest.mark.parametrize("case", _ANSWERS)
-@pytest.mark.parametrize("name", ["health", "log", "open_session", "push", "play"])
-def test_an_answer_that_is_none_of_ours_is_an_error_with_its_first_characters(case: str, name: str) -> None:
+def test_an_answer_that_is_none_of_ours_is_an_error_with_its_first_characters(case: str) -> None:
     answer, kind, message = _ANSWERS[case]
-    with (
-        _raw_server(answer) as (url, _),
-        RolloutClient(url, timeouts=QUICK) as client,
-        pytest.raises(ServerError) as caught,
-    ):
-        CALLS[name](client)
-    if case == "a list" and name == "push":
-        # The upload's answer is not looked at, the commit's is.
-        assert "committing version 1" in str(caught.value)
-    assert type(caught.value) is kind
-    assert caught.match(message)
-    assert url in str(caught.value)
-    assert len(str(caught.value)) < 1200
+    with _raw_server(answer) as (url, _), RolloutClient(url, timeouts=QUICK) as client:
+        for name in ("health", "log", "open_session", "push", "play"):
+            with pytest.raises(ServerError, match=message) as caught:
+                CALLS[name](client)
+            assert type(caught.value) is kind and url in str(caught.value)
+            assert len(str(caught.value)) < 1200
 
 
 def test_a_receipt_that_is_not_for_what_was_sent_is_an_error() -> None:
@@ -187,7 +155,8 @@ def test_a_receipt_that_is_not_for_what_was_sent_is_an_error() -> None:
             pass
 
     body = adapter_bytes(0.1)
-    right = {"version": 1, "sha256": _sha256(body), "config_sha256": config_digest(PEFT_CONFIG), "lora_name": "x"}
+    sha256 = hashlib.sha256(body).hexdigest()
+    right = {"version": 1, "sha256": sha256, "config_sha256": config_digest(PEFT_CONFIG), "lora_name": "x"}
     with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with RolloutClient(f"http://127.0.0.1:{server.server_port}") as client:
@@ -200,12 +169,6 @@ def test_a_receipt_that_is_not_for_what_was_sent_is_an_error() -> None:
             with pytest.raises(ServerError, match="receipt for player_1 is None"):
                 client.push(1, {"player_0": (body, PEFT_CONFIG), "player_1": (body, PEFT_CONFIG)})
         server.shutdown()
-
-
-def _sha256(body: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(body).hexdigest()
 
 
 def test_headers_name_the_run_from_the_opening_to_the_release_and_the_key_is_always_there() -> None:

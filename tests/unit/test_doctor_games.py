@@ -9,10 +9,10 @@ from doctor_machines import find, make_model, only
 from hanabi_grpo.commands.doctor import games, model, trackers
 from hanabi_grpo.commands.doctor.budget import measure_budget
 from hanabi_grpo.commands.doctor.context import read_chat
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.settings import Settings
 
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+LAPTOP = setup("hanabi", {"preset": "laptop", "players": 2, "observation": "compact", "legal_moves": False})
 
 
 @pytest.fixture(scope="module")
@@ -60,26 +60,23 @@ def test_a_model_of_a_hub_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.
     assert offline.status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "finding"),
-    [
-        (lambda file: file.write_bytes(file.read_bytes()[:-10]), "bytes are there"),
-        (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1"), "not a safetensors file"),
-        (lambda file: file.unlink(), "no config.json with *.safetensors weights"),
-    ],
-)
-def test_weights_that_are_not_whole_fail(tmp_path: Path, spoil: object, finding: str) -> None:
-    folder = make_model(tmp_path / "model")
-    spoil(folder / "model.safetensors")  # type: ignore[operator]
-    check = only(find(model.model_checks, MODEL=folder))
-    assert check.status == "fail" and finding in check.finding
-
-
-def test_a_missing_shard_fails(tmp_path: Path) -> None:
-    folder = make_model(tmp_path / "model")
+def test_weights_that_are_not_whole_fail(tmp_path: Path) -> None:
+    for number, (content, finding) in enumerate(
+        (
+            (lambda file: file.read_bytes()[:-10], "not a whole safetensors file"),
+            (lambda file: b"version https://git-lfs.github.com/spec/v1", "not a whole safetensors file"),
+        )
+    ):
+        folder = make_model(tmp_path / str(number))
+        (folder / "model.safetensors").write_bytes(content(folder / "model.safetensors"))
+        check = only(find(model.model_checks, MODEL=folder))
+        assert check.status == "fail" and finding in check.finding
+    (folder / "model.safetensors").unlink()
+    assert "no config.json with *.safetensors weights" in only(find(model.model_checks, MODEL=folder)).finding
+    shards = make_model(tmp_path / "shards")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "model-00002-of-00002.safetensors: missing" in only(find(model.model_checks, MODEL=folder)).finding
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-00002-of-00002.safetensors: missing" in only(find(model.model_checks, MODEL=shards)).finding
 
 
 def test_a_model_that_brings_code_or_cannot_be_split_fails(tmp_path: Path) -> None:
@@ -108,7 +105,7 @@ def test_memory_that_no_machine_has_is_warned_of(folder: Path) -> None:
 def test_a_dataset_is_summed_up_and_a_bad_row_fails(tmp_path: Path) -> None:
     good = dataset(tmp_path / "good.jsonl", seeds=[1, 2, 3])
     check = only(find(games.dataset_checks, DATASET=good))
-    assert check.finding.endswith("1 row(s), 3 fixed deals; laptop (2 players, compact)")
+    assert check.finding.endswith("1 row(s), 3 fixed deals; hanabi laptop (2 players)")
     bad = only(find(games.dataset_checks, DATASET=dataset(tmp_path / "bad.jsonl", seeds=[-1])))
     assert bad.status == "fail" and "bad.jsonl line 1" in bad.finding
     for function in (games.batch_checks, games.context_checks):
@@ -130,8 +127,10 @@ def test_the_batch_is_shown_in_the_words_of_train_or_what_train_would_refuse(tmp
 
 def test_a_budget_counts_every_message_and_full_replies(folder: Path) -> None:
     budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
-    assert budget.turns == 4 and budget.longest == budget.prompts + 40
+    assert budget.turns == 6 and budget.longest == budget.prompts + 60
     assert budget.opening <= budget.longest
+    # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
+    assert measure_budget([setup("kuhn", {"preset": "kuhn"})], read_chat(folder, False), 10).turns == 2
 
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
@@ -158,9 +157,9 @@ def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_
             assert Settings(device=device, thinking=thinking, max_completion_length=9).max_completion_length == 9
     usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl"), "HANABI_THINKING": "true"}
     fits = only(find(games.context_checks, **usual))
-    assert fits.status == "ok" and "4 turns a player" in fits.finding and "4 replies of 51 = " in fits.finding
+    assert fits.status == "ok" and "6 turns a player" in fits.finding and "6 replies of 51 = " in fits.finding
     long = only(find(games.context_checks, MAX_COMPLETION_LENGTH=250, **usual))
-    assert long.status == "warn" and "4 replies of 250 = " in long.finding
+    assert long.status == "warn" and "6 replies of 250 = " in long.finding
     reply, thinking = long.remedy.splitlines()[-2:]
     assert thinking == "export HANABI_THINKING=false"
     name, _, value = reply.removeprefix("export ").partition("=")

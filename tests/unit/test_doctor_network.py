@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from doctor_machines import answering, find, free_port, make_model, named, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.commands.doctor import network, server
-from hanabi_grpo.commands.doctor.answer import port_owner, rollout_servers
+from hanabi_grpo.commands.doctor.answer import port_owner
 from hanabi_grpo.commands.doctor.context import read_chat
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import public_run, run_identity
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.serving import StartingServer
+from hanabi_grpo.server.serving import starting_server
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 
@@ -48,17 +48,6 @@ def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
     move, stop = check.remedy.splitlines()
     assert move.startswith("export PORT=") and stop.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
     assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
-
-
-def test_ports_that_differ_are_warned_of() -> None:
-    check = only(find(network.port_agreement_checks, PORT=8001))
-    assert (check.status, check.remedy) == ("warn", "export VLLM_SERVER_PORT=8001")
-    assert only(find(network.port_agreement_checks)).status == "ok"
-    assert only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7")).status == "ok"
-    one = only(find(network.port_agreement_checks, PORT=8001, VLLM_SERVER_HOST="gpu7,localhost:8002"))
-    assert (one.status, one.remedy) == ("warn", "export PORT=8002")
-    two = only(find(network.port_agreement_checks, VLLM_SERVER_HOST="127.0.0.1:8001,127.0.0.1:8002"))
-    assert two.status == "ok" and "[8001, 8002]" in two.finding
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +77,8 @@ def test_a_server_that_fits_is_ok(folder: Path) -> None:
     assert check.status == "ok" and f"127.0.0.1:{port} fits (instance abc" in check.finding
 
 
-@pytest.mark.parametrize(
-    ("changes", "settings", "finding"),
-    [
+def test_every_difference_is_named(folder: Path) -> None:
+    for changes, settings, finding in (
         ({"protocol": -1}, {}, "protocol differs: server -1, trainer "),
         ({"dtype": "bfloat16"}, {}, "number format differs: server bfloat16 ("),
         ({}, {"LORA_RANK": 32}, "LORA_RANK=32: this server was started with LORA_RANK=16"),
@@ -98,13 +86,11 @@ def test_a_server_that_fits_is_ok(folder: Path) -> None:
         ({"model_fingerprint": "other"}, {}, "base model differs: server other ("),
         ({"chat_hash": "other"}, {}, "chat format differs: server other ("),
         ({"tokenizer_hash": "other"}, {}, "tokenizer differs: server other ("),
-    ],
-)
-def test_every_difference_is_named(folder: Path, changes: Any, settings: Any, finding: str) -> None:
-    with answering(200, identity(folder, **changes)) as port:
-        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
-    assert check.status == "fail" and finding in check.finding
-    assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
+    ):
+        with answering(200, identity(folder, **changes)) as port:
+            check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
+        assert check.status == "fail" and finding in check.finding
+        assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
 
 
 def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folder: Path, tmp_path: Path) -> None:
@@ -130,26 +116,22 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
         assert only(find(server.server_checks, "trainer", **given)).status == "ok"
 
 
-def test_a_server_that_does_not_say_what_it_is_may_be_of_another_version(folder: Path) -> None:
-    with answering(200, {"instance_id": "abc"}) as port:
-        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port))
-    assert check.status == "fail" and "does not say what it is" in check.finding
-
-
 def test_another_context_length_is_warned_of(folder: Path) -> None:
     with answering(200, identity(folder)) as port:
         checks = find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
     assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
 
 
-def test_a_wrong_key_a_dead_engine_and_a_stranger_fail(folder: Path) -> None:
-    with answering(200, identity(folder), key="k") as port:
-        check = only(find(server.server_checks, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
-        assert check.status == "fail" and check.remedy.startswith("export HANABI_API_KEY=")
-    with answering(503, {"instance_id": "abc", "status": "engine dead: restart this server"}) as port:
-        assert "engine dead" in only(find(server.server_checks, VLLM_SERVER_PORT=port)).finding
-    with answering(200, "hello") as port:
-        assert "but not as a rollout server" in only(find(server.server_checks, VLLM_SERVER_PORT=port)).finding
+def test_a_wrong_key_a_dead_engine_and_strangers_fail(folder: Path) -> None:
+    for status, body, key, said in (
+        (200, identity(folder), "k", "refuses this key"),
+        (503, {"instance_id": "abc", "status": "engine dead: restart this server"}, None, "engine dead"),
+        (200, "hello", None, "but not as a rollout server"),
+        (200, {"instance_id": "abc"}, None, "does not say what it is"),
+    ):
+        with answering(status, body, key=key) as port:
+            check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
+        assert check.status == "fail" and said in check.finding
 
 
 def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
@@ -159,55 +141,27 @@ def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
     assert away.status == "warn"
 
 
-def test_the_owner_of_a_port_is_found_and_nobody_where_none_listens(start_process: Callable[..., Any]) -> None:
-    process = start_process([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    owner = port_owner(int(process.stdout.readline()))
-    assert owner is not None and owner.pid == process.pid and owner.ppid() == os.getpid()
-    assert port_owner(free_port()) is None
-
-
-def test_of_two_processes_that_hold_one_port_the_parent_is_the_owner_and_the_server(
+def test_a_server_that_has_not_answered_yet_is_known_by_its_command_and_named_by_its_parent(
     tmp_path: Path, start_process: Callable[..., Any]
 ) -> None:
     script = tmp_path / "hanabi-grpo"
     script.write_text(LISTENER.replace("print", "import os; child = os.fork()\nif child: print"))
     process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    owner = port_owner(int(process.stdout.readline()))
-    assert owner is not None and owner.pid == process.pid
-    [child] = owner.children()
-    pids = {found.pid for found in rollout_servers()}
-    assert process.pid in pids and child.pid not in pids
-
-
-@pytest.fixture
-def fake_server(tmp_path: Path, start_process: Callable[..., Any]) -> Iterator[Any]:
-    """Start a process that looks like a rollout server whose engine is not ready: it listens and is silent."""
-    script = tmp_path / "hanabi-grpo"
-    script.write_text(LISTENER)
-    process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.port = int(process.stdout.readline())
-    yield process
-
-
-def test_a_server_that_is_starting_is_not_something_else(fake_server: Any) -> None:
-    assert only(find(network.port_checks, PORT=fake_server.port)).status == "ok"
-    check = only(find(server.server_checks, VLLM_SERVER_PORT=fake_server.port))
-    assert check.status == "skip" and f"pid {fake_server.pid} is starting its engine" in check.finding
+    port = int(process.stdout.readline())
+    assert port_owner(port) == (process.pid, f"{sys.executable} {script} serve", True)
+    assert only(find(network.port_checks, PORT=port)).status == "ok"
+    check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
+    assert check.status == "skip" and f"pid {process.pid} is starting its engine" in check.finding
+    assert port_owner(free_port()) is None
 
 
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, StartingServer(listener):
+    with socket.create_server(("127.0.0.1", 0)) as listener, starting_server(listener):
         port = listener.getsockname()[1]
         assert only(find(network.port_checks, PORT=port)).status == "ok"
         check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
     assert (check.status, check.remedy) == ("skip", "")
     assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
-
-
-def test_a_shell_that_started_a_server_is_none(start_process: Callable[..., Any]) -> None:
-    words = ["sh", "-c", "read line", "hanabi-grpo", "serve"]
-    process = start_process(words, stdin=subprocess.PIPE)
-    assert process.pid not in {found.pid for found in rollout_servers()}
 
 
 def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_one_that_it_does() -> None:

@@ -87,7 +87,7 @@ def test_a_dry_run_checks_shows_and_leaves_no_trace(
         assert "500 steps of 8 deals × 16 games = 128 games" in text
     else:
         assert "-m hanabi_grpo.cli serve --mine 1\n" in shown
-        assert f"model {sound}, dtype float32, max_model_len 1024," in shown and "lora_slots 6" in shown
+        assert f"model {sound}, dtype float32, max_model_len 1024," in shown and "max_loras 6" in shown
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:

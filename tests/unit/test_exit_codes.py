@@ -45,7 +45,7 @@ def test_a_dry_run_ends_with_0_1_or_2(tmp_path: Path, model: str) -> None:
     assert code_of(tmp_path, "train", "--dry-run", "--json", MODEL=model)[0] == 0
     assert code_of(tmp_path, "train", "--dry-run", MODEL=model, DATASET="no/such.jsonl") == (1, "")
     code, errors = code_of(tmp_path, "train", "--dry-run", MODEL=model, HANABI_PLAYERS="7")
-    assert code == 2 and errors == "error: HANABI_PLAYERS='7': Hanabi needs 2 to 5 players.\n"
+    assert code == 2 and errors == "error: HANABI_PLAYERS=7: Hanabi needs 2 to 5 players.\n"
     assert not (tmp_path / "run").exists()
 
 

@@ -17,10 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
@@ -31,7 +29,7 @@ from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
-from tracked_runs import LAPTOP, SECRET
+from tracked_runs import LAPTOP, SECRET, scripted_games
 from training_runs import LAPTOP as SETUP
 
 PLAYERS = ("player_0", "player_1")
@@ -127,9 +125,8 @@ def test_what_was_exported_is_a_checkpoint_as_a_team_and_as_one_player(trained: 
 
 def test_a_team_takes_recorded_games_along_which_view_shows(trained: Path) -> None:
     run = Path(shutil.copytree(trained / "run", "run"))
-    policies = [make_policy("random")] * LAPTOP.players
     for step in (40, 60):
-        write_episodes(run, step, [play_episodes_sync(LAPTOP, policies, "train", [seed] * 2) for seed in range(6)])
+        write_episodes(run, step, [scripted_games("random", seed) for seed in range(6)])
     assert run_export(run, "--out", "hub").exit_code == 0
     assert [path.name for path in Path("hub/episodes").iterdir()] == ["step_000040.jsonl"]
     check_checkpoint(Path("hub"))

@@ -167,16 +167,12 @@ def test_servers_that_differ_are_named_with_what_differs() -> None:
         check_alike({"a": one, "b": dict(one)})
 
 
-def test_one_server_keeps_its_plain_link(tmp_path: Path) -> None:
-    link = make_link(Settings(vllm_server_host="gpu7:8001"), tmp_path)
-    assert isinstance(link, ServerLink) and link.client.url == "http://gpu7:8001"
-    assert isinstance(make_link(Settings(vllm_server_host="gpu7,gpu8"), tmp_path), FleetLink)
-
-
 def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], tmp_path: Path
 ) -> None:
     both, alone = fleet(), fleet(apps[:1])
+    assert isinstance(make_link(alone.settings, tmp_path), ServerLink)
+    assert isinstance(make_link(both.settings, tmp_path), FleetLink)
     both.connect(0)
     both.push(None, PLAYERS, 7)
     assert [app.store.versions() for app in apps] == [{"player_0": 7, "player_1": 7}] * 2
@@ -187,7 +183,10 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert both.spec_hashes == [shared.groups[0][0].spec_hash]
     assert both.server_facts["model_fingerprint"] == "f" * 16
     both.disconnect()
-    assert [app.store.session is not None and app.store.session.released for app in apps] == [True, True]
+    assert [app.store.ownership.session is not None and app.store.ownership.session.released for app in apps] == [
+        True,
+        True,
+    ]
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
     assert told(alone.play(DEALS, PLAYERS, 7).groups) == told(shared.groups)
@@ -215,7 +214,7 @@ def test_mixed_groups_are_played_by_all_servers_as_by_one(
     both, alone = fleet(group="mixed"), fleet(apps[:1], group="mixed")
     [row] = load_rows(DATASET, both.settings)
     first = row["first_seed"]
-    same = {"env_config": row["env_config"], "suite": row["suite"]}
+    same = {name: row[name] for name in ("env", "env_config", "suite")}
     deals = [{**same, "seed": first + number, "deal": number} for number in range(3)]
     both.connect(0)
     both.push(None, PLAYERS, 7)
@@ -229,14 +228,16 @@ def test_mixed_groups_are_played_by_all_servers_as_by_one(
     assert told(alone.play(deals, PLAYERS, 7).groups) == told(played.groups)
 
 
-def test_a_server_of_another_model_is_named_and_no_session_is_opened(
+def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
 ) -> None:
     with running_app(instance_id="third", model_fingerprint="0" * 16) as third:
         link = fleet((apps[0], third))
         with pytest.raises(ServerError, match=rf"differ in base model: .*{apps[0].port} has f+, .*{third.port} has 0+"):
             link.connect(0)
-        assert [app.store.session for app in (apps[0], third)] == [None, None]
+        assert [app.store.ownership.session for app in (apps[0], third)] == [None, None]
+    with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
+        link.connect(0)
 
 
 def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_trainer(
@@ -318,15 +319,6 @@ def test_signs_of_life_and_log_lines_go_to_and_come_from_all(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         link.disconnect()
-
-
-def test_a_server_that_is_not_there_is_named(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    with running_app(instance_id="third") as third:
-        link = fleet((apps[0], third))
-    with pytest.raises(ServerGoneError, match=rf"127\.0\.0\.1:{third.port}: identity: no answer"):
-        link.connect(0)
 
 
 def test_a_command_that_only_plays_waits_for_the_first_and_says_so(apps: tuple[RunningApp, RunningApp]) -> None:

@@ -7,10 +7,10 @@ import pytest
 
 from doctor_machines import ROOT
 from hanabi_grpo.cli import all_commands
-from hanabi_grpo.settings import PASSED_THROUGH, Settings, variables
+from hanabi_grpo.settings import PASSED_THROUGH, variables
 
 COMMANDS = all_commands()
-OURS = {variable.env for variable in variables(Settings)} | set(PASSED_THROUGH)
+OURS = {variable.env for variable in variables()} | set(PASSED_THROUGH)
 # Of other software, read by the doctor, the W&B and hub libraries, or vLLM.
 OTHERS = {
     *("OMP_NUM_THREADS", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY", "NETRC", "VLLM_CPU_KVCACHE_SPACE"),

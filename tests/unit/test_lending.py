@@ -9,10 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
-from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from server_app import PEFT_CONFIG, adapter_bytes, push_to, running_app, upload_headers
 
 
@@ -45,9 +44,9 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
             ({"version": str(2**31)}, headers, 422, "version"),
             ({"version": "1"}, {**headers, "content-type": "text/plain"}, 415, "lent adapter: content-type"),
             ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
-            ({"version": "1"}, {**headers, "x-peft-config": "[" * 9000}, 422, "nested deeper"),
-            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "a JSON object is needed"),
-            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "NaN is not JSON"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r":' * 9000}, 422, "recursion depth"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "Expected `object`, got `array`"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "JSON is malformed"),
         ):
             answer = http.put("/frozen/", params=params, content=body, headers=sent)
             assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
@@ -55,20 +54,6 @@ def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
         assert too_long.status_code == 413
         assert http.get("/frozen/").status_code == 405
         assert (app.store.frozen.words(), app.engine.loaded) == ([], {})
-
-
-def test_a_seventeenth_while_all_are_in_use_is_409_and_the_client_says_what_to_do() -> None:
-    with running_app() as app, RolloutClient(app.url, timeouts=ClientTimeouts(busy=0.0)) as client:
-        seats = [client.lend(1, adapter_bytes(float(number)), PEFT_CONFIG) for number in range(MAX_FROZEN)]
-        for held in app.store.frozen._held.values():
-            held.users += 1
-        with pytest.raises(ServerError, match=r"answered 409: .*all 16 places for lent adapters are in use"):
-            client.lend(1, adapter_bytes(100.0), PEFT_CONFIG)
-        for held in app.store.frozen._held.values():
-            held.users -= 1
-        client.lend(1, adapter_bytes(100.0), PEFT_CONFIG)
-        with pytest.raises(ServerError, match=f"answered 409: {seats[0]} is required, .*lend it again"):
-            client.reply(seat=seats[0], system="", turns=[], prompt="life1", max_tokens=4, temperature=1.0)
 
 
 def test_a_receipt_for_another_adapter_is_refused() -> None:

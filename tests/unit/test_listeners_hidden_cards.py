@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
 from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -19,13 +20,12 @@ from transformers import PreTrainedTokenizerFast
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.client.remote_seat import RemotePolicy
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
 from hanabi_grpo.envs.hanabi.policies import Policy
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
 from hanabi_grpo.types import Reply
 from hidden_cards import swap_own_cards
@@ -69,9 +69,8 @@ class Ear:
 
 
 def served(config: EnvConfig, heard: list[str]) -> Policy:
-    return ServedPolicy(
-        Ear(heard), chat(), loras={}, sampling=SamplingConfig(max_tokens=4), config=config, max_model_len=10**9
-    )
+    model = Model(sampler=Ear(heard), chat=chat(), max_model_len=10**9)
+    return ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
 
 
 def remote(config: EnvConfig, heard: list[str]) -> Policy:

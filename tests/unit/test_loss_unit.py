@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.advantages import rloo
-from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
+from hanabi_grpo.training.advantages.estimators import rloo
+from hanabi_grpo.training.advantages.step import LossUnit, token_weights
 from hanabi_grpo.training.batching import plan_batches, sequences_of
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
@@ -56,24 +56,17 @@ def test_the_weights_of_all_tokens_sum_to_their_number(turns: list[list[int]], u
     assert total == pytest.approx(sum(map(sum, turns)))
 
 
-def _mean_of_tokens(turns: list[list[torch.Tensor]]) -> torch.Tensor:
-    return torch.cat([one for row in turns for one in row]).mean()
+MEANS: dict[LossUnit, Callable[[list[list[torch.Tensor]]], torch.Tensor]] = {
+    "token": lambda turns: torch.cat([one for row in turns for one in row]).mean(),
+    "turn": lambda turns: torch.stack([one.mean() for row in turns for one in row if len(one)]).mean(),
+    "sequence": lambda turns: torch.stack([torch.cat(row).mean() for row in turns if row]).mean(),
+}
 
 
-def _mean_of_turns(turns: list[list[torch.Tensor]]) -> torch.Tensor:
-    return torch.stack([one.mean() for row in turns for one in row if len(one)]).mean()
-
-
-def _mean_of_sequences(turns: list[list[torch.Tensor]]) -> torch.Tensor:
-    return torch.stack([torch.cat(row).mean() for row in turns if row]).mean()
-
-
-@pytest.mark.parametrize(
-    ("unit", "direct"), [("token", _mean_of_tokens), ("turn", _mean_of_turns), ("sequence", _mean_of_sequences)]
-)
+@pytest.mark.parametrize("unit", MEANS)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_the_loss_over_all_micro_batches_and_its_gradient_are_the_wanted_mean(
-    unit: LossUnit, direct: Callable[[list[list[torch.Tensor]]], torch.Tensor], micro_batches: int
+    unit: LossUnit, micro_batches: int
 ) -> None:
     torch.manual_seed(0)
     table = torch.randn(16, 16, dtype=torch.float64, requires_grad=True)
@@ -111,7 +104,7 @@ def test_the_loss_over_all_micro_batches_and_its_gradient_are_the_wanted_mean(
             ids = torch.tensor([2, *one.reply_ids])
             row.append(token_losses(ids[:-1], ids[1:], torch.full((len(one.reply_ids),), value, dtype=torch.float64)))
         expected_turns.append(row)
-    expected = direct(expected_turns)
+    expected = MEANS[unit](expected_turns)
     (expected_gradient,) = torch.autograd.grad(expected, table)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert torch.allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-8)

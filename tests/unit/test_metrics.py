@@ -1,14 +1,26 @@
 """Figures of a step: true ones, or none."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from hanabi_grpo.training.metrics import episode_metrics, step_warnings
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.kuhn import KUHN
+from hanabi_grpo.envs.registry import setup
+from hanabi_grpo.training import metrics
+from hanabi_grpo.training.metrics import step_warnings
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 from made_games import made_episode as game
 from made_games import made_turn
+
+SETUPS = {"x": setup("hanabi", {"preset": "laptop"}), "kuhn": setup("kuhn", {"preset": "kuhn"})}
+
+
+def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[str, float]:
+    return metrics.episode_metrics(groups, SETUPS, **other)
 
 
 def turn(player: int, kind: ReplyKind = ReplyKind.LEGAL, **rewards: float) -> Turn:
@@ -22,7 +34,7 @@ BAD = game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5), turn(1, ReplyKind.UNPARSABL
 def test_a_step_s_figures_are_counted_from_its_games() -> None:
     groups = [
         [game(turn(0, score=1.0), turn(1), score=1), game(turn(0, ReplyKind.ILLEGAL, illegal=-0.5))],
-        [game(turn(0), score_kept=2, status=EpisodeStatus.BOMBED), game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS)],
+        [game(turn(0), score_kept=2, bombed=1), game(turn(0), status=EpisodeStatus.TRUNCATED_TURNS)],
     ]
     assert episode_metrics(groups, games_dropped=3, groups_dropped=1) == {
         "games": 4.0,
@@ -34,16 +46,14 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "reply_tokens": 10.0,
         "games/laptop": 4.0,
         "score/laptop": 0.25,
-        "hint_pairs": 0.0,
+        # The board has 4 points.
+        "score/normalized": 0.0625,
         "score/mean": 0.25,
         "score/se": 0.25,
-        "score_kept/mean": 0.75,
-        "bombs_per_game": 0.25,
         "truncated_per_game": 0.25,
         "out_of_tokens_per_game": 0.0,
         "illegal_per_game": 0.25,
         "unparsable_per_game": 0.0,
-        "hints_per_game": 1.25,
         "turns_per_game": 1.25,
         "player_0/games_without_turn": 0.0,
         "player_0/bad_reply_share": 0.25,
@@ -57,7 +67,54 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "player_1/tokens_per_reply": 2.0,
         "player_1/reward": 1.0,
         "player_1/entropy_estimate": 0.5,
+        # Hanabi's own.
+        "score_kept/mean": 0.75,
+        "bombs_per_game": 0.25,
+        "hints_per_game": 1.25,
+        "hint_pairs": 0.0,
     }
+
+
+def _poker(first: float, *actions: str) -> Episode:
+    turns = []
+    for number, action in enumerate(actions):
+        paid = first if number == len(actions) - 1 else 0.0
+        one = replace(turn(number % 2), action=action, step=number, rewards=({"chips": paid}, {"chips": -paid}))
+        turns.append(one)
+    result = {"first_chips": first, "showdown": 1.0}
+    return replace(game(*turns), env="kuhn", preset="kuhn", spec_hash="kuhn", result=result)
+
+
+def test_a_zero_sum_game_is_scored_by_the_first_players_return_and_brings_figures_of_its_own() -> None:
+    group = [_poker(1.0, "check", "check"), _poker(-2.0, "bet", "call")]
+    found = episode_metrics([group])
+    expected = {
+        "score/mean": -0.5,
+        "score/kuhn": -0.5,
+        # Of at most 2 chips.
+        "score/normalized": -0.25,
+        "player_0/reward": -0.5,
+        "player_1/reward": 0.5,
+        "first_chips": -0.5,
+        "bets": 1 / 3,
+        "groups_without_spread": 0.0,
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert "hints_per_game" not in found
+    # Where a step has several environments, the figures of each say whose they are.
+    both = episode_metrics([group, [game(turn(0, score=1.0), score=3)]])
+    assert (both["kuhn/first_chips"], both["hanabi/hints_per_game"]) == (-0.5, 1.0)
+    assert (both["score/kuhn"], both["score/laptop"], both["games/kuhn"], both["games/laptop"]) == (-0.5, 3.0, 2.0, 1.0)
+
+
+def test_replies_that_are_cut_are_those_of_the_greatest_length_without_an_end() -> None:
+    group = [game(turn(0), turn(0), turn(1)), game(replace(turn(0), reply_ids=(2,)), made_turn(1))]
+    assert "player_0/cut_share" not in episode_metrics([group])
+    found = episode_metrics([group], reply_limit=2, end_id=9)
+    assert (found["player_0/cut_share"], found["player_1/cut_share"]) == (2 / 3, 1.0)
+    assert episode_metrics([group], reply_limit=2, end_id=3)["player_0/cut_share"] == 0.0
+    # A script's turn has no tokens.
+    assert found["player_1/tokens_per_reply"] == 2.0
 
 
 @pytest.mark.parametrize("groups", [[], [[]], [[], []]])
@@ -74,11 +131,11 @@ def test_a_step_without_games_has_counts_and_no_means(groups: list[list[Episode]
 
 
 def test_what_one_game_cannot_tell_is_absent() -> None:
-    metrics = episode_metrics([[game(turn(0))]])
-    assert metrics["score/mean"] == 0.0
-    assert metrics["player_1/games_without_turn"] == 1.0
-    assert not {"score/se", "player_1/reward", "player_1/entropy_estimate"} & set(metrics)
-    assert all(map(math.isfinite, metrics.values()))
+    found = episode_metrics([[game(turn(0))]])
+    assert found["score/mean"] == 0.0
+    assert found["player_1/games_without_turn"] == 1.0
+    assert not {"score/se", "player_1/reward", "player_1/entropy_estimate"} & set(found)
+    assert all(map(math.isfinite, found.values()))
 
 
 def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:
@@ -93,38 +150,46 @@ def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:
     assert flat(game(turn(0), turn(1, illegal=-0.5)), game(turn(0))) == 1
 
 
-def test_a_healthy_step_warns_of_nothing() -> None:
-    groups = [[game(turn(0, score=1.0)), game(turn(0)), BAD]]
-    assert step_warnings(episode_metrics(groups), 1) == []
+GOOD, FLAT = game(turn(0, score=1.0)), [game(turn(0)), game(turn(0))]
+OWN = ("player_0@0", "player_1@0")
+ENDED = replace(game(turn(0)), seats=("blind", OWN[1]))
 
 
-def test_a_step_of_bad_replies_warns_from_half_of_the_games_on() -> None:
-    good = game(turn(0, score=1.0))
-    assert step_warnings(episode_metrics([[good, good, BAD]]), 1) == []
-    (warning,) = step_warnings(episode_metrics([[good, BAD]]), 1)
-    assert warning.startswith("all replies were illegal or unparsable in 1 of 2 games")
+@pytest.mark.parametrize(
+    ("groups", "given", "warning"),
+    [
+        ([[GOOD, game(turn(0)), BAD]], {}, None),
+        # Bad replies warn from half of the games on.
+        ([[GOOD, GOOD, BAD]], {}, None),
+        ([[GOOD, BAD]], {}, "all replies were illegal or unparsable in 1 of 2 games"),
+        # Only when no group has any spread.
+        ([FLAT, [game(turn(0)), GOOD]], {}, None),
+        ([FLAT, FLAT], {}, "every group has zero variance in rewards (2 of 2): comparing their games teaches nothing"),
+        (
+            [[ENDED, ENDED]],
+            {"own": OWN},
+            "no trained player had a turn in any of 2 games, so nothing moves in this step; does a partner end them on "
+            "its first move?",
+        ),
+        ([[ENDED], [game(turn(0)), GOOD]], {"own": OWN}, None),
+        (
+            [],
+            {"games_dropped": 5, "groups_dropped": 2},
+            "5 game(s) and 2 whole group(s) were dropped; this step has 0 game(s) in 0 group(s).",
+        ),
+    ],
+)
+def test_a_step_that_teaches_less_than_it_seems_to_says_so(
+    groups: list[list[Episode]], given: dict[str, Any], warning: str | None
+) -> None:
+    found = step_warnings(episode_metrics(groups, **given), len(groups))
+    assert len(found) == (warning is not None)
+    assert warning is None or found[0].startswith(warning)
 
 
-def test_a_step_without_spread_warns_only_when_no_group_has_any() -> None:
-    flat, spread = [game(turn(0)), game(turn(0))], [game(turn(0)), game(turn(0, score=1.0))]
-    assert step_warnings(episode_metrics([flat, spread]), 2) == []
-    (warning,) = step_warnings(episode_metrics([flat, flat]), 2)
-    assert warning.startswith(
-        "every group has zero variance in rewards (2 of 2): comparing their games teaches nothing"
-    )
-
-
-def test_games_without_a_turn_of_a_trained_player_warn_and_say_why() -> None:
-    own = ("player_0@0", "player_1@0")
-    ended = replace(game(turn(0)), seats=("blind", own[1]))
-    (warning,) = step_warnings(episode_metrics([[ended, ended]], own=own), 1)
-    assert warning == (
-        "no trained player had a turn in any of 2 games, so nothing moves in this step; does a partner end them on its "
-        "first move?"
-    )
-    assert step_warnings(episode_metrics([[ended], [game(turn(0)), game(turn(0, score=1.0))]], own=own), 2) == []
-
-
-def test_dropped_games_are_told_with_what_is_left() -> None:
-    (warning,) = step_warnings(episode_metrics([], games_dropped=5, groups_dropped=2), 0)
-    assert warning == "5 game(s) and 2 whole group(s) were dropped; this step has 0 game(s) in 0 group(s)."
+def test_hanabis_figures_of_play_are_of_the_seats_that_the_runs_own_players_hold() -> None:
+    own = setup("hanabi", {"preset": "laptop"}).spec.hash
+    played = [game(turn(0), spec_hash=own, seats=seats) for seats in (OWN, ("iggi", OWN[1]))]
+    assert HANABI.metrics(HANABI.presets["laptop"], played)["player_0/share/hint"] == 1.0
+    assert "player_0/share/hint" not in HANABI.metrics(HANABI.presets["laptop"], played[1:])
+    assert KUHN.metrics(KUHN.presets["kuhn"], [])["bets"] == 0.0

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings import PASSED_THROUGH, Settings, variables
+from hanabi_grpo.settings import PASSED_THROUGH, variables
 from hanabi_grpo.settings.misspelt import check_names, misspelt_names
 
-KNOWN = [*(variable.env for variable in variables(Settings)), *PASSED_THROUGH]
+KNOWN = [*(variable.env for variable in variables()), *PASSED_THROUGH]
 ORDINARY = """
 BASH BASH_ENV BASHOPTS CDPATH COLORTERM COLUMNS CONDA_DEFAULT_ENV CONDA_PREFIX DBUS_SESSION_BUS_ADDRESS DEBUG DISPLAY
 EDITOR ENV EUID FPATH GID GROUP GROUPS HISTFILE HISTSIZE HOME HOST HOSTNAME HOSTTYPE IFS INVOCATION_ID JOURNAL_STREAM

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.server.adapter_folders import LOCK, OwnedFolder, leftovers
+from hanabi_grpo.server.adapter_folders import LOCK, OwnedFolder
 
 HOLD = """
 import sys
 from pathlib import Path
 from hanabi_grpo.server.adapter_folders import OwnedFolder
-print(OwnedFolder(Path(sys.argv[1]), "hanabi-test-").path, flush=True)
+print(OwnedFolder(Path(sys.argv[1])).path, flush=True)
 sys.stdin.read()
 """
 
@@ -22,12 +22,11 @@ def test_a_folder_lives_as_long_as_the_process_that_holds_its_lock(
 ) -> None:
     holder = start_process([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     theirs = Path(holder.stdout.readline().strip())
-    ours = OwnedFolder(tmp_path, "hanabi-test-")
-    assert theirs.is_dir() and leftovers(tmp_path, "hanabi-test-") == []
+    ours = OwnedFolder(tmp_path)
+    assert theirs.is_dir()
     holder.kill()
     holder.wait()
-    assert leftovers(tmp_path, "hanabi-test-") == [theirs]
-    later = OwnedFolder(tmp_path, "hanabi-test-")
+    later = OwnedFolder(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([ours.path, later.path])
     later.close()
     later.close()
@@ -40,12 +39,12 @@ def test_what_is_no_leftover_stays(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (elsewhere / LOCK).touch()
     (elsewhere / "precious").touch()
-    (tmp_path / "hanabi-test-link").symlink_to(elsewhere)
-    (tmp_path / "hanabi-test-without-lock").mkdir()
-    (tmp_path / "hanabi-test-file").touch()
-    linked_lock = tmp_path / "hanabi-test-linked-lock"
+    (tmp_path / "hanabi-adapters-link").symlink_to(elsewhere)
+    (tmp_path / "hanabi-adapters-without-lock").mkdir()
+    (tmp_path / "hanabi-adapters-file").touch()
+    linked_lock = tmp_path / "hanabi-adapters-linked-lock"
     linked_lock.mkdir()
     (linked_lock / LOCK).symlink_to(elsewhere / LOCK)
     before = sorted(tmp_path.rglob("*"))
-    OwnedFolder(tmp_path, "hanabi-test-").close()
+    OwnedFolder(tmp_path).close()
     assert sorted(tmp_path.rglob("*")) == before

@@ -1,22 +1,21 @@
 """Games, answers and the heap leave the event loop free, and the answers are those of the plain path."""
 
 import asyncio
-import gc
 import json
 from collections import Counter
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from fake_engine import BASE, CHAT, LAPTOP, SAMPLING, deal, make_scheduler, sample, tasks_of
+from fake_engine import BASE, CHAT, SAMPLING, deal, make_scheduler, sample, tasks_of
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.wire import episode_to_json
 from hanabi_grpo.server import pacing
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.pacing import Turnstile, heap_left_alone, in_slices
-from hanabi_grpo.server.seats import ServedPolicy
-from hanabi_grpo.server.tables import Table
+from hanabi_grpo.server.pacing import Turnstile, in_slices
+from hanabi_grpo.server.seats import Model, ServedPlayer
+from hanabi_grpo.types import Episode
 from server_app import WordEngine, rollout_body, running_app
 
 NUM_GAMES = 8
@@ -122,28 +121,15 @@ def test_a_list_is_worked_through_whole_and_others_go_on_after_each_slice(
 def _plain_answer(num_deals: int, num_games: int) -> dict[str, Any]:
     """What a server answers that plays one game after the other and encodes the answer at once."""
 
-    async def play() -> list[dict[str, Any]]:
-        served = ServedPolicy(
-            WordEngine(), CHAT, loras={}, sampling=SamplingConfig(max_tokens=4), config=LAPTOP, max_model_len=512
-        )
-        table = Table(("base", "base"), served)
+    async def play() -> list[Episode]:
+        players = [ServedPlayer(model=Model(sampler=WordEngine(), chat=CHAT, max_model_len=512), sampling=SAMPLING)] * 2
         return [
-            episode_to_json(
-                await play_episode(
-                    LAPTOP,
-                    table.policies,
-                    suite="train",
-                    seed=seed,
-                    game=game,
-                    names=table.seats,
-                    instance_id="test-instance",
-                )
-            )
-            for seed in range(num_deals)
-            for game in range(num_games)
+            await play_episode(task.task, players, game=game, names=BASE, instance_id="test-instance")
+            for task in tasks_of(*map(deal, range(num_deals)), num_games=num_games)
+            for game in task.games
         ]
 
-    return json.loads(json.dumps({"episodes": asyncio.run(play()), "dropped": []}))
+    return json.loads(msgspec.json.encode({"episodes": asyncio.run(play()), "dropped": []}))
 
 
 @pytest.mark.parametrize("slice_seconds", [pacing.SLICE, -1.0])
@@ -159,23 +145,3 @@ def test_a_rollout_is_answered_with_the_games_of_the_plain_path(
     assert answer.headers["content-length"] == str(len(answer.content))
     assert len(answer.json()["episodes"]) == 12
     assert answer.json() == _plain_answer(3, 4)
-
-
-def test_the_collector_leaves_alone_what_was_there_and_takes_what_comes() -> None:
-    class Knot:
-        alive = 0
-
-        def __init__(self) -> None:
-            self.me = self
-            Knot.alive += 1
-
-        def __del__(self) -> None:
-            Knot.alive -= 1
-
-    before = gc.get_freeze_count()
-    with heap_left_alone():
-        assert gc.get_freeze_count() > before + 1000
-        Knot()
-        gc.collect()
-        assert Knot.alive == 0
-    assert gc.get_freeze_count() == 0

@@ -1,6 +1,5 @@
-"""The four pages are one family: each is one file that fetches nothing, runs only its own code and escapes texts."""
+"""The pages are one family: each is one file that fetches nothing, runs only its own code and escapes texts."""
 
-import asyncio
 import base64
 import hashlib
 import json
@@ -13,25 +12,25 @@ import pytest
 
 from convention_games import some_counts
 from crossplay_parts import summary_of
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions import convention_report
-from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
-from hanabi_grpo.report.conventions_page import render_conventions
 from hanabi_grpo.report.cross_play_page import render_cross_play
+from hanabi_grpo.report.games import games_page
+from hanabi_grpo.report.hanabi.conventions_page import render_conventions
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.report.replay_page import render_games
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.types import Episode
 from pages import Reader
-from tracked_runs import add_row, tracked_run
-from training_runs import LAPTOP as SETUP
+from tracked_runs import add_row, scripted_games, tracked_run
 
 NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
@@ -50,20 +49,25 @@ def run_of(folder: Path, text: str) -> str:
     settings["settings"] |= {"HANABI_PRESET": text, text: text}
     (run / "settings.json").write_text(json.dumps(settings))
     add_row(run, 41, **{"games/" + text: 1.0, "score/" + text: 1.0})
-    result = evaluate_scripted("random", SETUP, 4)
+    result = evaluate_scripted("random", registry.setup("hanabi", {"preset": "laptop"}), 4)
     (run / "evil.json").write_text(json.dumps({**result_to_json(result), "label": text}))
     return run_page(read_report(run))[0]
 
 
-def games_of(folder: Path, text: str) -> str:
+def games_of(folder: Path, text: str, *episodes: Episode) -> str:
     """Return the page of games whose replies, prompts and players bear this text."""
-    episodes = asyncio.run(play_group(LAPTOP, [HintBot(noise=0.3)] * 2, suite="train", seed=0, num_games=2))
-    timelines = []
-    for number, one in enumerate(episodes):
+    recordings = []
+    for number, one in enumerate(episodes or scripted_games("", 0, 0, noise=0.3)):
         turns = tuple(replace(turn, reply=f"<think>{text}</think>{text}", prompt=text) for turn in one.turns)
-        recording = Recording(episode=replace(one, turns=turns), number=number, names=(text, "</script>"))
-        timelines.append(make_timeline(recording))
-    return render_games(timelines, title=text, prompts=True)
+        names = (text, "</script>")
+        recordings.append(Recording(episode=replace(one, turns=turns), number=number, names=names))
+    return games_page(recordings, recordings, title=text, settings={}, prompts=True)
+
+
+def kuhn_games_of(folder: Path, text: str) -> str:
+    """Return the page of games that are shown as text."""
+    setup = registry.setup("kuhn", {"preset": "kuhn"})
+    return games_of(folder, text, *play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(3)))
 
 
 def conventions_of(folder: Path, text: str) -> str:
@@ -76,12 +80,13 @@ def cross_play_of(folder: Path, text: str) -> str:
     """Return the page of a cross-play with an entry of this name."""
     summary = summary_of(folder, "hint-bot", "random", deals=4)
     entries = (replace(summary.plan.entries[0], label=text), *summary.plan.entries[1:])
-    return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries, no_swap={text: "no seats"})))
+    return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries)))
 
 
 PAGES: dict[str, Callable[[Path, str], str]] = {
     "run": run_of,
     "games": games_of,
+    "games as text": kuhn_games_of,
     "conventions": conventions_of,
     "cross-play": cross_play_of,
 }
@@ -137,9 +142,9 @@ def test_every_page_has_the_same_style(tmp_path: Path) -> None:
         folder.mkdir()
         page = make(folder, "name")
         styles.append(re.search("<style>(.*?)</style>", page, re.DOTALL)[1])  # type: ignore[index]
-        assert f'<body class="{ {"games": "replay"}.get(name, name) }">' in page
+        assert f'<body class="{"replay" if name.startswith("games") else name}">' in page
     # Cross-play has its colours behind it.
-    assert styles[0] == styles[1] == styles[2] and styles[3].startswith(styles[0])
+    assert len(set(styles[:-1])) == 1 and styles[-1].startswith(styles[0])
 
 
 def test_a_page_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.advantages import ESTIMATORS, grpo
+from hanabi_grpo.training import metrics as step_metrics
+from hanabi_grpo.training.advantages import ESTIMATORS
+from hanabi_grpo.training.advantages.estimators import grpo
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
-from hanabi_grpo.training.metrics import episode_metrics, step_warnings
+from hanabi_grpo.training.metrics import step_warnings
 from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
@@ -21,9 +24,15 @@ OWN3 = own_seats(3, player_names(3), 3)
 FROZEN = "frozen_0123456789abcdef@50"
 
 
+def episode_metrics(groups: Sequence[Sequence[Episode]], **other: Any) -> dict[str, float]:
+    return step_metrics.episode_metrics(groups, {"x": setup("hanabi", {"preset": "laptop"})}, **other)
+
+
 def turn(player: int, *ids: int, logprob: float = -0.5, version: int | None = 3, **rewards: float) -> Turn:
     prompt_ids = (1, 2, 3)[: len(ids)]
-    return made_turn(player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version)
+    return made_turn(
+        player, *ids, rewards=rewards, logprobs=logprob, prompt_ids=prompt_ids, version=version, num_players=3
+    )
 
 
 def script(player: int, **rewards: float) -> Turn:
@@ -75,7 +84,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS.values())
-def test_a_frozen_partner_has_no_sequence_although_its_turns_have_tokens(estimator: Any) -> None:
+def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: Any) -> None:
     groups = [with_frozen(), SELF_PLAY]
     batches = plan(groups, estimator=estimator)
     # Player 1 is exactly what it is without the partner's games: rows, advantages, and what the loss is divided by.
@@ -85,17 +94,12 @@ def test_a_frozen_partner_has_no_sequence_although_its_turns_have_tokens(estimat
     assert sequences_of([with_frozen()], 1, estimator, OWN) == []
     assert players_with_data([with_frozen()], OWN) == {"player_0"}
     assert players_with_data(groups, OWN) == {"player_0", "player_1"}
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS.values())
-def test_other_tokens_of_a_partner_leave_the_batch_of_the_trained_player_bit_identical(estimator: Any) -> None:
-    one = plan([with_frozen(), SELF_PLAY], estimator=estimator)
     other = plan([with_frozen(token=11, logprob=-3.0), SELF_PLAY], estimator=estimator)
     for player in ("player_0", "player_1"):
-        assert same(flat(one, player), flat(other, player))
+        assert same(flat(batches, player), flat(other, player))
     # The same tokens in the run's own seat do change its batch: the comparison can fail.
     trained = [replace(episode, seats=OWN) for episode in with_frozen(token=11)]
-    assert not same(flat(one, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
+    assert not same(flat(batches, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
 
 
 def test_a_script_in_the_middle_of_three_trains_the_two_beside_it() -> None:
@@ -185,13 +189,21 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
     assert [episode_metrics([group])["groups_without_spread"] for group in (penalised, other)] == [1, 0]
 
 
+def test_stamps_are_those_of_the_seats_that_were_asked_for() -> None:
+    for seats, *turns in (
+        ((OWN[0], FROZEN), turn(0, 4), turn(1, 4, version=50)),
+        (OWN, turn(0, 4), turn(1, 4)),
+        ((OWN[0], "iggi"), turn(0, 4), script(1)),
+        (("base", OWN[1]), turn(0, 4, version=None), turn(1, 4)),
+    ):
+        check_stamps([game(seats, *turns)], seats, "here")
+        with pytest.raises(ServerError, match=r"of instance here, required was .* of instance there"):
+            check_stamps([game(seats, *turns)], seats, "there")
+
+
 @pytest.mark.parametrize(
     ("seats", "turns", "message"),
     [
-        ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=50)), None),
-        (OWN, (turn(0, 4), turn(1, 4)), None),
-        ((OWN[0], "iggi"), (turn(0, 4), script(1)), None),
-        (("base", OWN[1]), (turn(0, 4, version=None), turn(1, 4)), None),
         ((OWN[0], FROZEN), (turn(0, 4), turn(1, 4, version=3)), r"player_1: a turn is stamped version 3 of instance"),
         ((OWN[0], "iggi"), (turn(0, 4, version=2), script(1)), r"player_0: .* version 2 .* required was version 3"),
         ((OWN[0], "iggi"), (turn(0, 4), turn(1, 4)), r"player_1: .* version 3 .* required was no version"),
@@ -199,17 +211,9 @@ def test_replies_that_are_all_bad_are_found_beside_a_script_whose_moves_are_lega
         (OWN, (turn(0, 4, version=None),), r"player_0: .* no version .* required was version 3"),
     ],
 )
-def test_stamps_are_those_of_the_seats_that_were_asked_for(
-    seats: tuple[str, ...], turns: tuple[Turn, ...], message: str | None
-) -> None:
-    group = [game(seats, *turns)]
-    if message is None:
-        check_stamps(group, seats, "here")
-        with pytest.raises(ServerError, match=r"of instance here, required was .* of instance there"):
-            check_stamps(group, seats, "there")
-        return
+def test_a_turn_by_somebody_else_is_refused(seats: tuple[str, ...], turns: tuple[Turn, ...], message: str) -> None:
     with pytest.raises(ServerError, match=message):
-        check_stamps(group, seats, "here")
+        check_stamps([game(seats, *turns)], seats, "here")
 
 
 def test_other_seats_than_asked_for_are_refused() -> None:

@@ -14,7 +14,6 @@ from fake_engine import deal
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
-from hanabi_grpo.runs.run_folder import SECRET
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_pool
@@ -279,20 +278,6 @@ def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(link.client, "introduce", introduce)
     return link
-
-
-def test_a_trainer_of_the_run_folder_takes_over_at_once_and_one_that_knows_its_name_does_not(
-    app: RunningApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alive = connectable(app, tmp_path / "run", monkeypatch)
-    alive.connect(0)
-    resumed = connectable(app, tmp_path / "run", monkeypatch)
-    resumed.connect(0)
-    (tmp_path / "run" / SECRET).unlink()
-    with pytest.raises(ServerError, match=r"409: this server works for run .*; this trainer has its name but not"):
-        connectable(app, tmp_path / "run", monkeypatch).connect(0)
-    resumed.disconnect()
-    alive.disconnect()
 
 
 def test_a_partner_that_does_not_fit_leaves_the_server_free_for_the_next_trainer(

@@ -1,4 +1,4 @@
-"""`hanabi-grpo play`: whole games, games that were left, and options that do not fit."""
+"""`hanabi-grpo play`: whole games of two environments, games that were left, and options that do not fit."""
 
 import contextlib
 import os
@@ -16,16 +16,13 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.play import read_game
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import read_recordings
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import Episode, ReplyKind
 from server_app import RunningApp, WordEngine, running_app
 
 RUNNER = CliRunner()
-MOVES = ["h1", "p0", "d0", "h2", "p1", "hr", "p0", "hy", "d1", "p2", "h1", "d0"] * 20
+MOVES = ["Hint 1", "Play 0", "Discard 0", "Hint 2", "Play 1", "Hint R", "Play 0", "Hint Y", "Discard 1", "Play 2"] * 20
 """More than any laptop game takes; a move that is not legal is asked for again."""
 NEVER_ENDING = 60
 """Seconds after which a test gives up."""
@@ -46,94 +43,64 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_whole_game_is_shown_scored_and_written_for_view() -> None:
+def test_a_whole_game_is_shown_and_written_for_view() -> None:
     result = play("random", "--preset", "marshal-mini", "--seed", "4", "--out", "games/one.jsonl")
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("games/one.jsonl"))
     assert (episode.suite, episode.seed, episode.seats) == ("human", 4, ("human", "random"))
     assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
-    assert os.listdir("games") == ["one.jsonl"]
-    assert f"Score: {episode.score} of 4, " in result.output
-    assert "Your last cards: " in result.output
-    assert result.output.endswith("wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl --hands\n")
-    watched = RUNNER.invoke(app, ["view", "games/one.jsonl", "--hands"])
-    assert watched.exit_code == 0 and "deal human/4" in watched.output
+    assert all(turn.prompt in result.output.replace("\n", " ") for turn in episode.trajectory(0))
+    score = f"{episode.result['score']:g}"
+    assert f"The game is over ({episode.status}): score {score}, " in result.output
+    assert result.output.endswith("wrote games/one.jsonl\nwatch it: hanabi-grpo view games/one.jsonl\n")
+    assert RUNNER.invoke(app, ["view", "games/one.jsonl"]).exit_code == 0
 
 
-def test_without_out_the_game_gets_a_file_of_its_own_and_its_seed_is_told() -> None:
-    result = play("--preset", "laptop")
+def test_a_person_plays_any_environment_and_is_asked_until_a_reply_is_legal() -> None:
+    replies = ["l", "raise", "fold", "**Check**", "fold", "call"]
+    result = play("random,human", "--env", "kuhn", "--seed", "1", "--out", "a.jsonl", moves=["l", "raise", *replies])
+    assert result.exit_code == 0, result.output
+    episode = episode_of(Path("a.jsonl"))
+    assert (episode.env, episode.seats) == ("kuhn", ("random", "human"))
+    assert {turn.kind for turn in episode.turns} == {ReplyKind.LEGAL}
+    said = result.output
+    assert said.count("You are the second player in a game of Kuhn poker.") == 1
+    assert "That names no action." in said
+    assert f"your return {episode.reward(1):g}" in said
+    assert play("--env", "kuhn", moves=["bet", "call"]).exit_code == 0
     [path] = Path("outputs/played").iterdir()
-    seed = episode_of(path).seed
-    assert path.name.endswith(f"-laptop-{seed}.jsonl")
-    assert f"deal human/{seed}" in result.output and "with you play player_1 iggi" in " ".join(result.output.split())
-
-
-def test_a_bomb_tells_both_scorings() -> None:
-    # Playing blindly loses the one life sooner or later.
-    outputs = [
-        play("hint-bot", "--preset", "laptop", "--seed", str(seed), "--out", f"{seed}.jsonl", moves=["p0"] * 20).output
-        for seed in range(6)
-    ]
-    told = [output for output in outputs if "A lost last life takes every point: 0." in output]
-    assert told and all("bombed" in output for output in told)
+    assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["igi"], "Did you mean 'iggi'?"),
-        (["human"], "one person and at least one partner"),
-        (["human,human"], "one person and at least one partner"),
-        (["human,iggi", "--seat", "player_1"], "names your seat already"),
-        (["human,iggi", "--players", "3"], "for 3 players: give one word for every partner"),
-        (["iggi,piers", "--players", "2"], "for 2 players: give one word for every partner"),
-        (["iggi", "--players", "1"], "Hanabi needs 2 to 5 players"),
-        (["iggi", "--players", "-3"], "Hanabi needs 2 to 5 players"),
-        (["iggi", "--players", "0"], "Hanabi needs 2 to 5 players"),
+        (["human"], "for 2 players: give one word for every partner"),
+        (["human,human"], "for 2 players: give one word for every partner"),
+        (["human,iggi", "--preset", "mini", "--players", "3"], "for 3 players: give one word for every partner"),
+        (["iggi,piers"], "for 2 players: give one word for every partner"),
         (["iggi", "--players", "6"], "Hanabi needs 2 to 5 players"),
-        (["iggi", "--seat", "player_2"], "the players are player_0 to player_1"),
-        (["iggi", "--seat", "me"], "the players are player_0 to player_1"),
         (["iggi", "--preset", "fulll"], "did you mean 'full'"),
-        (["iggi", "--seed", "-1"], "--seed -1: a deal's seed"),
+        (["iggi", "--env", "kuhn"], "iggi"),
+        (["iggi", "--env", "khun"], "did you mean 'kuhn'"),
+        (["iggi", "--seed", "-1"], "--seed -1: a start's seed"),
         (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
         (["iggi", "--out", "there.jsonl"], "there.jsonl: exists already"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_a_move(options: list[str], message: str) -> None:
     Path("there.jsonl").write_text("{}")
-    before = {path.name: path.read_text() for path in Path().iterdir()}
     result = play(*options)
     assert result.exit_code == 2 and message in result.stderr
     assert "Traceback" not in result.output
-    assert {path.name: path.read_text() for path in Path().iterdir()} == before
+    assert [path.name for path in Path().iterdir()] == ["there.jsonl"]
 
 
 def test_bytes_that_are_no_text_are_a_line_like_any_other() -> None:
-    result = RUNNER.invoke(app, ["play", "--preset", "laptop", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
-    assert result.exit_code == 130 and "That is no move." in result.output
+    result = RUNNER.invoke(app, ["play", "--out", "a.jsonl"], input=b"\xff\xfe\x00p0\nh1\nq\n")
+    assert result.exit_code == 130 and "That names no action." in result.output
     assert result.output.endswith("You left; the game is not kept.\n") and not Path("a.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("partners", "seat", "players", "words"),
-    [
-        ("iggi", None, None, ("human", "iggi")),
-        ("iggi", "player_1", None, ("iggi", "human")),
-        ("iggi", "2", 3, ("iggi", "iggi", "human")),
-        ("iggi,piers", "player_1", None, ("iggi", "human", "piers")),
-        (" iggi , human , blind ", None, None, ("iggi", "human", "blind")),
-    ],
-)
-def test_partners_fill_the_seats_around_the_person(
-    partners: str, seat: str | None, players: int | None, words: tuple[str, ...]
-) -> None:
-    found, config = read_game(partners, seat, None, players, Settings())
-    assert (found, config.players, config.preset) == (words, len(words), "full")
-
-
-def test_a_table_that_no_board_seats_is_refused() -> None:
-    with pytest.raises(SettingsError, match="laptop"):
-        read_game("iggi,iggi", None, "laptop", None, Settings())
 
 
 class Terminal:
@@ -199,9 +166,9 @@ def terminal(start_process: Callable[..., "subprocess.Popen[str]"]) -> Iterator[
 
 def test_ctrl_c_at_a_terminal_ends_the_game_in_one_line(terminal: Callable[..., Terminal]) -> None:
     screen = terminal("iggi", "--preset", "laptop", "--seed", "1", "--out", "a.jsonl")
-    screen.wait_for("Your move")
-    screen.type("h1\r")
-    screen.wait_for("Your move", count=2)
+    screen.wait_for("Your reply")
+    screen.type("Hint 1\r")
+    screen.wait_for("Your reply", count=2)
     screen.type("p\x03")
     screen.interrupt("the game is not kept")
     assert screen.process.wait(NEVER_ENDING) == 130
@@ -216,12 +183,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApp]:
 
 
 def test_a_model_may_be_the_partner(server: RunningApp) -> None:
-    result = play("base", "--preset", "laptop", "--seed", "2", "--out", "a.jsonl", moves=["h1", "h2", *["p0"] * 20])
+    result = play("base", "--seed", "2", "--out", "a.jsonl")
     assert result.exit_code == 0, result.output
     episode = episode_of(Path("a.jsonl"))
     assert episode.seats == ("human", "base")
     own = episode.trajectory(1)
-    assert len(own) >= 2 and all(turn.reply_ids and turn.prompt_ids for turn in own)
+    assert own and all(turn.reply_ids and turn.prompt_ids for turn in own)
 
 
 class _FailingEngine(WordEngine):
@@ -232,5 +199,5 @@ class _FailingEngine(WordEngine):
 def test_a_server_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_app(engine=_FailingEngine()) as running:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(running.port))
-        result = play("base", "--preset", "laptop", "--seed", "2", "--out", "a.jsonl", moves=["h1", "h2"])
+        result = play("base", "--seed", "2", "--out", "a.jsonl")
     assert result.exit_code == 2 and result.stderr.startswith("error: ") and "Traceback" not in result.output

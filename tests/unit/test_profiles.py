@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.commands.doctor import resolve_settings
-from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.environment import settings_checks
+from hanabi_grpo.commands.doctor.environment import settings_or_problems
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
@@ -127,16 +125,15 @@ def test_a_misspelt_profile_is_an_error_that_lists_what_there_is(folder: Path) -
         (b"HANABI_PROFILE=other.env\n", "HANABI_PROFILE='my.env' (from shell): names a profile itself"),
     ],
 )
-def test_a_wrong_profile_is_refused_and_the_doctor_goes_on_without_it(folder: Path, text: bytes, expected: str) -> None:
+def test_a_wrong_profile_is_refused_and_the_doctor_says_so(
+    folder: Path, text: bytes, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "my.env").write_bytes(text + b"LORA_ALPHA=7\n")
     shell = {"HANABI_PROFILE": "my.env"}
     assert message(shell).startswith(expected)
-    loaded, problems = resolve_settings(shell, NOWHERE)
-    assert [problem.startswith(expected) for problem in problems] == [True]
-    assert loaded.settings.nproc_per_node == 1
-    assert loaded.settings.lora_alpha == (32 if b"\xff" in text else 7)
-    [check] = settings_checks(Context(loaded=loaded, shell=shell), problems)
-    assert check.status == "fail" and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
+    monkeypatch.setenv("HANABI_PROFILE", "my.env")
+    _, [check] = settings_or_problems(NOWHERE)
+    assert check.finding.startswith(expected) and ("my.env" in check.remedy or "HANABI_PROFILE" in check.remedy)
 
 
 def test_the_gpus_of_a_terminal_are_those_of_the_highest_place(folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hanabi_grpo.cli import all_commands
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
-from hanabi_grpo.settings import PASSED_THROUGH, Settings, batch_plan, environment_markdown, load_settings, variables
+from hanabi_grpo.settings import PASSED_THROUGH, batch_plan, environment_markdown, load_settings, variables
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def test_every_command_exists_and_its_settings_are_accepted(words: list[str]) ->
     given = dict(
         match.groups() for match in map(ASSIGNMENT.fullmatch, itertools.takewhile(ASSIGNMENT.fullmatch, words)) if match
     )
-    ours = {variable.env for variable in variables(Settings)}
+    ours = {variable.env for variable in variables()}
     own = {name: value for name, value in given.items() if name in ours}
     batch_plan(load_settings(own, NOWHERE).settings)
     program, *rest = words[len(given) :]
@@ -98,7 +98,7 @@ def test_every_command_exists_and_its_settings_are_accepted(words: list[str]) ->
 def test_every_variable_that_is_given_a_value_or_named_as_ours_exists(document: str) -> None:
     text = text_of(document)
     named = set(re.findall(r"\b([A-Z][A-Z0-9_]+)=", text)) | set(re.findall(r"\b((?:HANABI|DEMO)_[A-Z0-9_]+)\b", text))
-    known = {variable.env for variable in variables(Settings)} | set(PASSED_THROUGH)
+    known = {variable.env for variable in variables()} | set(PASSED_THROUGH)
     unknown = {name for name in named - known if not re.search(rf"\b{name}\b", SCRIPTS)}
     assert unknown == set()
 

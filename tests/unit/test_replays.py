@@ -1,54 +1,58 @@
-import asyncio
 import io
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection, num_bad_replies
-from hanabi_grpo.envs.hanabi.replays.terminal import print_game
 from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import Card, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync, play_group
+from hanabi_grpo.report.games_screen import print_game
+from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_episodes, write_recordings
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import Episode, ReplyKind
+from tracked_runs import scripted_games
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
 
 def group(*, config: EnvConfig = LAPTOP, seed: int = 0, num_games: int = 4) -> list[Episode]:
-    players = [HintBot(noise=0.4)] * config.players
-    return asyncio.run(play_group(config, players, suite="train", seed=seed, num_games=num_games))
+    return scripted_games("", *[seed] * num_games, config=config, noise=0.4)
 
 
-def with_reply(episode: Episode, number: int, reply: str, kind: ReplyKind = ReplyKind.UNPARSABLE) -> Episode:
+def with_reply(episode: Episode, number: int, reply: str) -> Episode:
+    """Return a game one of whose replies was no move."""
     turns = list(episode.turns)
-    rewards = {**turns[number].rewards} | ({"unparsable": -0.5} if kind is ReplyKind.UNPARSABLE else {})
-    turns[number] = replace(turns[number], reply=reply, kind=kind, rewards=rewards)
+    rewards = tuple(
+        {**parts, "unparsable": -0.5} if player == turns[number].player else parts
+        for player, parts in enumerate(turns[number].rewards)
+    )
+    turns[number] = replace(turns[number], reply=reply, kind=ReplyKind.UNPARSABLE, rewards=rewards)
     return replace(episode, turns=tuple(turns))
 
 
-def printed(recording: Recording, **options: object) -> str:
+def printed(recording: Recording, **options: Any) -> str:
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    print_game(console, make_timeline(recording), **options)  # type: ignore[arg-type]
+    print_game(console, recording, {}, None, **options)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
+def test_thoughts_are_told_from_what_is_said() -> None:
+    for reply, expected in (
         ("Play 0", ("", "Play 0")),
         ("<think>The 1s\nare safe.</think>\n\nPlay 0", ("The 1s\nare safe.", "Play 0")),
         ("The prompt opened it.</think>Play 0", ("The prompt opened it.", "Play 0")),
@@ -56,25 +60,20 @@ def printed(recording: Recording, **options: object) -> str:
         ("<THINK>a</Think>x<think>b</think>Play 1", ("a\nb", "x\nPlay 1")),
         ("x<think>a</think>y</think>Play 0", ("a\nx\ny", "Play 0")),
         ("", ("", "")),
-    ],
-)
-def test_thoughts_are_told_from_what_is_said(reply: str, expected: tuple[str, str]) -> None:
-    assert split_reply(reply) == expected
+    ):
+        assert split_reply(reply) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_no_character_does_more_than_be_seen() -> None:
+    for text, expected in (
         ("Play 0\n\tyes", "Play 0\n\tyes"),
         ("a\r\nb\rc", "a\nb␍c"),
         ("\x1b[2J\x00\x7f\x9b", "␛[2J␀␡[U+009B]"),
         ("abc\u202edef\u2066\u200f\u200b\u2028", "abc[U+202E]def[U+2066][U+200F][U+200B][U+2028]"),
         ("\ud83d", "\ufffd"),
         ("שלום 😀 é", "שלום 😀 é"),
-    ],
-)
-def test_no_character_does_more_than_be_seen(text: str, expected: str) -> None:
-    assert visible(text) == expected
+    ):
+        assert visible(text) == expected
 
 
 def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
@@ -118,8 +117,8 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_said(tmp_path: Path) -> No
     path.write_text(whole[:100] + "\n" + whole)
     with pytest.raises(SettingsError, match=r"line 1 is no JSON"):
         read_recordings([path])
-    path.write_text('{"preset": "laptop"}\n')
-    with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*spec_hash"):
+    path.write_text('{"schema": 2, "preset": "laptop"}\n')
+    with pytest.raises(SettingsError, match=r"line 1 is no game of this version: .*env"):
         read_recordings([path])
     path.write_text("\n")
     with pytest.raises(SettingsError, match="no game in there"):
@@ -136,14 +135,14 @@ def test_half_a_character_in_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("preset", "players"), [("laptop", 2), ("mini", 5), ("full", 3), ("hle-small", 2)])
 def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(preset: str, players: int) -> None:
     config = EnvConfig(preset=preset, players=players)
-    for policy in (HintBot(), RandomPolicy()):
-        for episode in play_episodes_sync(config, [policy] * players, "train", range(3)):
+    for script in ("hint-bot", "random"):
+        for episode in scripted_games(script, 0, 1, 2, config=config):
             timeline = make_timeline(Recording(episode=episode))
             deck, size = shuffled_deck(config.spec(), "train", episode.seed), config.spec().hand_size
             assert timeline.boards[0].hands == tuple(deck[seat * size : (seat + 1) * size] for seat in range(players))
             assert len(timeline.boards) == len(timeline.moves) + 1 == len(episode.turns) + 1
             last = timeline.boards[-1]
-            assert sum(last.fireworks) == episode.score_kept
+            assert sum(last.fireworks) == episode.result["score_kept"]
             assert last.lives == 0 or episode.status.value == "finished"
             assert all(move.prompt.startswith(("The game begins.", "So far", "From your")) for move in timeline.moves)
 
@@ -169,7 +168,7 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
             "a move of player_1, but it is player_0",
         ),
         (replace(episode, turns=(*episode.turns, turn)), "after the end of the game"),
-        (replace(episode, score_kept=9), "recorded with 9 points on the table"),
+        (replace(episode, result={**episode.result, "score_kept": 9}), "recorded with 9 points on the table"),
         (replace(episode, spec_hash="0" * 12), "recorded on a board laptop with hash 000000000000"),
         (replace(episode, preset="nothing"), "no such board"),
         (replace(episode, suite="no suite"), "a suite is 1 to 64"),
@@ -203,9 +202,12 @@ def test_advantages_are_those_of_training_in_the_order_of_turns(name: str) -> No
             assert own == expected[player][number]
 
 
-def test_games_are_chosen_by_score_replies_and_number() -> None:
+def test_games_are_chosen_by_returns_replies_and_number() -> None:
     games = group(num_games=6)
-    games = [replace(one, score=score, score_kept=3) for one, score in zip(games, (2, 0, 4, 0, 1, 4), strict=True)]
+    for number, points in enumerate((2.0, 0.0, 4.0, 0.0, 1.0, 4.0)):
+        turns = [replace(turn, rewards=({}, {})) for turn in games[number].turns]
+        turns[0] = replace(turns[0], rewards=({"score": points},) * 2)
+        games[number] = replace(games[number], turns=tuple(turns))
     games[4] = with_reply(games[4], 1, "hm")
     recordings = [Recording(episode=one, number=number) for number, one in enumerate(games)]
 
@@ -230,24 +232,39 @@ def test_games_are_chosen_by_score_replies_and_number() -> None:
 
 def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None:
     episode = group()[0]
-    turns = (replace(episode.turns[0], version=30), *episode.turns[1:])
+    turns = (replace(episode.turns[0], version=30, prompt="It is your turn."), *episode.turns[1:])
     episode = with_reply(replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold].")
     text = printed(Recording(episode=episode), prompts=True)
     for part in ("player_0 · version 30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
-                 "unparsable -0.5", "The game begins.", "lives 1  hints 3  deck 2"):  # fmt: skip
+                 "unparsable -0.5", "It is your turn.", "lives 1  hints 3  deck 2"):  # fmt: skip
         assert part in text
     assert "\x1b" not in text
-    assert "The game begins." not in printed(Recording(episode=episode))
+    assert "It is your turn." not in printed(Recording(episode=episode))
+    only = printed(Recording(episode=episode), player=1)
+    assert "turn 2" in only and "turn 1\n" not in only
 
 
-def test_the_movers_own_cards_are_shown_only_on_request() -> None:
-    recording = Recording(episode=group()[0])
-    first = printed(recording).split("turn 2")[0]
-    own = " ".join(f"{card}(RY 12)" for card in make_timeline(recording).boards[0].hands[0])
-    assert "?(RY 12) ?(RY 12) ?(RY 12)" in first and own not in first
-    assert own in printed(recording, hands=True).split("turn 2")[0]
-    only = printed(recording, player=1)
-    assert "turn 2" in only and "turn 1 " not in only
+def test_an_imported_game_is_shown_with_the_deck_that_no_seed_deals() -> None:
+    deck = shuffled_deck(make_spec("laptop"), "train", 0)
+    episode = replace(group()[0], suite="hanab.live", seed=7)
+    text = printed(Recording(episode=episode, deck=deck, names=("Ann", "Bo")))
+    assert f"Ann (player_0)  {deck[0]}(RY 12)" in text
+
+
+def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:
+    setup = registry.setup("kuhn", {"preset": "kuhn"})
+    write_episodes(tmp_path, 0, [play_episodes_sync(setup, [make_script(setup, "random")] * 2, "train", range(4))])
+
+    def view(*words: str) -> str:
+        return CliRunner().invoke(app, ["view", str(tmp_path), *words]).output
+
+    assert "played to its end" in view() and "4 of 4 games" in view()
+    first = read_recordings(recording_files(tmp_path))[0][0].episode
+    text = view("--game", "0")
+    assert text.index("deal\nplayer_0 holds ") < text.index(f"did      {first.turns[0].action}") < text.index("end\n")
+    view("--html", str(tmp_path / "games.html"))
+    page = (tmp_path / "games.html").read_text()
+    assert page.count("<pre>player_0 holds ") == 4 and "<script" not in page
 
 
 def test_view_lists_many_games_and_prints_one(tmp_path: Path) -> None:
@@ -256,9 +273,9 @@ def test_view_lists_many_games_and_prints_one(tmp_path: Path) -> None:
     listed = runner.invoke(app, ["view", str(tmp_path)])
     assert listed.exit_code == 0 and "8 of 8 games" in listed.output and "turn 1" not in listed.output
     one = runner.invoke(app, ["view", str(tmp_path), "--game", "5", "--player", "player_1"])
-    assert one.exit_code == 0 and "deal train/1, game 1" in one.output and "advantage" in one.output
+    assert one.exit_code == 0 and "train/1, game 1" in one.output and "advantage" in one.output
     none = runner.invoke(app, ["view", str(tmp_path), "--illegal"])
-    assert none.exit_code == 0 and "every reply was a legal move" in none.output
+    assert none.exit_code == 0 and "every reply was a legal action" in none.output
     bad = runner.invoke(app, ["view", str(tmp_path), "--player", "ann"])
     assert bad.exit_code == 2 and "a player is one of player_0" in bad.stderr
 
@@ -273,5 +290,7 @@ def test_a_run_shows_the_advantages_of_its_own_estimator(tmp_path: Path) -> None
     # Only the estimator by turns charges the bad reply to its own turn: -0.5 times the weight of 2.
     assert float(shown["turn"][0]) == pytest.approx(float(shown["turn"][1]) - 1.0, abs=0.02)
     assert float(shown["grpo"][0]) == pytest.approx(float(shown["turn"][1]), abs=0.02)
-    (tmp_path / "settings.json").write_text("{}")
-    assert "not the settings of a run" in CliRunner().invoke(app, ["view", str(tmp_path)]).stderr
+    # Settings without an estimator that is known mean the default one.
+    (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "gone"}}))
+    answer = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
+    assert re.findall(r"advantage (\S+)", answer.output) == shown["turn"]

@@ -1,4 +1,3 @@
-import asyncio
 import json
 import re
 import shutil
@@ -13,56 +12,51 @@ from typer.testing import CliRunner
 from boards import ALL_BOARDS
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
-from hanabi_grpo.report import replay_page
-from hanabi_grpo.report.replay_page import board_data, render_games
-from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.report.games import games_page
+from hanabi_grpo.report.hanabi import replay_page
+from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.runs.recordings import write_recordings
-from hanabi_grpo.training.advantages import ESTIMATORS
-from hanabi_grpo.training.advantages.recorded import turn_advantages
 from hanabi_grpo.types import ReplyKind
+from tracked_runs import scripted_games
 
-SCRIPT = Path(replay_page.__file__).parent / "templates" / "replay.js"
-
-
-def timelines(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Timeline]:
-    players = [HintBot(noise=0.3)] * config.players
-    episodes = asyncio.run(play_group(config, players, suite="train", seed=seed, num_games=num_games))
-    recordings = [Recording(episode=one, number=number) for number, one in enumerate(episodes)]
-    values = turn_advantages(recordings, ESTIMATORS["turn"])
-    return [make_timeline(one, value) for one, value in zip(recordings, values, strict=True)]
+SCRIPT = Path(replay_page.__file__).parents[1] / "templates" / "replay.js"
 
 
-def with_reply(timeline: Timeline, reply: str, **changes: Any) -> Timeline:
-    """Return the same game, all of whose replies are this one."""
-    turns = tuple(replace(turn, reply=reply, **changes) for turn in timeline.recording.episode.turns)
-    return make_timeline(replace(timeline.recording, episode=replace(timeline.recording.episode, turns=turns)))
+def recordings(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Recording]:
+    episodes = scripted_games("", *[seed] * num_games, config=config, noise=0.3)
+    return [Recording(episode=one, number=number) for number, one in enumerate(episodes)]
+
+
+def page_of(games: list[Recording], **options: Any) -> str:
+    return games_page(games, games, title="a", settings={}, **options)
 
 
 def test_without_a_script_every_turn_is_there_to_read() -> None:
-    [one] = timelines(EnvConfig(preset="laptop"), num_games=1)
-    said = with_reply(one, "<think>They hinted 1s.</think>Let us play.", kind=ReplyKind.UNPARSABLE, version=7)
-    page = render_games([said], title="a")
-    assert page.count("They hinted 1s.") == page.count("Let us play.") == len(one.moves)
-    assert page.count("unparsable reply") == page.count("v7</small>") == len(one.moves)
+    [one] = recordings(EnvConfig(preset="laptop"), num_games=1)
+    changes = {"reply": "<think>They hinted 1s.</think>Let us play.", "kind": ReplyKind.UNPARSABLE, "version": 7}
+    turns = tuple(replace(turn, **changes) for turn in one.episode.turns)
+    said = replace(one, episode=replace(one.episode, turns=turns))
+    page = page_of([said])
+    assert page.count("They hinted 1s.") == page.count("Let us play.") == len(turns)
+    assert page.count("unparsable reply") == page.count("v7</small>") == len(turns)
     assert "hidden" not in re.findall(r"<section class=\"game\"[^>]*>", page)[0]
     assert "The game begins." not in page
-    assert "The game begins." in render_games([said], title="a", prompts=True)
+    assert "The game begins." in page_of([said], prompts=True)
 
 
 def test_a_page_of_128_full_games_stays_below_a_megabyte() -> None:
-    found = timelines(EnvConfig(preset="full"), num_games=4)
-    games = [replace(one, recording=replace(one.recording, number=number)) for number, one in enumerate(found * 32)]
-    assert sum(len(one.moves) for one in games) > 5000
-    assert len(render_games(games, title="a").encode()) < 1_000_000
+    found = recordings(EnvConfig(preset="full"), num_games=4)
+    games = [replace(one, number=number) for number, one in enumerate(found * 32)]
+    assert sum(len(one.episode.turns) for one in games) > 5000
+    assert len(page_of(games).encode()) < 1_000_000
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:
     games, page = tmp_path / "games.jsonl", tmp_path / "pages" / "games.html"
-    write_recordings(games, [one.recording for one in timelines(EnvConfig(preset="laptop"))])
+    write_recordings(games, recordings(EnvConfig(preset="laptop")))
     answer = CliRunner().invoke(app, ["view", str(games), "--html", str(page), "--best", "1"])
     assert answer.exit_code == 0 and f"wrote {page}" in answer.output
     text = page.read_text()
@@ -95,7 +89,9 @@ def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
 @pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is run by node, which is not here")
 def test_the_script_draws_the_boards_that_the_engine_has() -> None:
     games = [
-        one for preset, players in ALL_BOARDS for one in timelines(EnvConfig(preset=preset, players=players), seed=3)
+        make_timeline(one)
+        for preset, players in ALL_BOARDS
+        for one in recordings(EnvConfig(preset=preset, players=players), seed=3)
     ]
     program = f"""
       const {{ position }} = require({json.dumps(str(SCRIPT))});

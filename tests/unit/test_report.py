@@ -236,11 +236,11 @@ def test_the_page_has_curves_evaluations_replays_alarms_incidents_and_settings_a
     page, notes = run_page(read_report(run))
     reader = Reader(page)
     text = " ".join(reader.text.split())
-    for words in ("Hanabi run: my-run", "40 of 40", "server_gone my-run/x: lost",
+    for words in ("Run my-run", "40 of 40", "server_gone my-run/x: lost",
                   "HANABI_ADVANTAGEturn", "…/tiny", "iggi,…/other", "blind_playplayer_0"):  # fmt: skip
         assert words in text, words
-    # The score; return and the seconds; blind play and illegal replies behind "more".
-    assert reader.tags.count("figure") == reader.tags.count("img") == 5 and "2 more figures" in text
+    # The score; return, blind play and the seconds; illegal replies behind "more".
+    assert reader.tags.count("figure") == reader.tags.count("img") == 5 and "1 more figures" in text
     assert notes == [] and "<iframe" in page
     for private in (SECRET, "somebody", "10.1.2.3", str(tmp_path)):
         assert private not in page
@@ -262,8 +262,8 @@ def test_games_that_do_not_replay_are_said_and_the_rest_is_there(tmp_path: Path)
     run = whole_run(tmp_path / "run")
     next((run / "episodes").iterdir()).write_text('{"a": 1}\n')
     page, notes = run_page(read_report(run))
-    assert len(notes) == 1 and "preset: this field is missing" in notes[0]
-    assert "preset: this field is missing" in page and "<figure" in page and str(tmp_path) not in page
+    assert len(notes) == 1 and "step_000012.jsonl: episode" in notes[0]
+    assert "step_000012.jsonl: episode" in page and "<figure" in page and str(tmp_path) not in page
 
 
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
-from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import duration, phases, shown
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.report.run_views.state import RunState
-from hanabi_grpo.report.run_views.tail import LineTail
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
-from tracked_runs import add_checkpoint, add_row, tracked_run
-
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+from tracked_runs import add_checkpoint, add_row, scripted_games, tracked_run
 
 
 def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
@@ -39,33 +35,7 @@ def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
 
 
 def play(folder: Path, step: int, num_games: int = 3) -> None:
-    policies = [make_policy("hint-bot")] * 2
-    write_episodes(folder, step, [play_episodes_sync(LAPTOP, policies, "train", [seed]) for seed in range(num_games)])
-
-
-def test_a_tail_gives_each_whole_line_once_and_a_torn_one_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    tail = LineTail(path)
-    assert tail.read() == ([], False)
-    path.write_bytes(b"one\ntw")
-    assert tail.read() == ([b"one"], False)
-    assert tail.read() == ([], False)
-    with path.open("ab") as file:
-        file.write(b"o\n\nfour\nfi")
-    assert tail.read() == ([b"two", b"", b"four"], False)
-
-
-@pytest.mark.parametrize("new", [b"one\n", b"one\nother\nthree\nfour\nfive\n", b"", b"xxx\nyyy\n"])
-def test_a_tail_sees_that_its_file_was_replaced_even_by_a_longer_one(tmp_path: Path, new: bytes) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"one\ntwo\n")
-    tail = LineTail(path)
-    tail.read()
-    (tmp_path / "new").write_bytes(new)
-    os.replace(tmp_path / "new", path)
-    assert tail.read() == (new.splitlines(), True)
-    path.unlink()
-    assert tail.read() == ([], bool(new))
+    write_episodes(folder, step, [scripted_games("hint-bot", seed) for seed in range(num_games)])
 
 
 def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: Path) -> None:
@@ -130,7 +100,7 @@ def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(t
             watch.look()
     add_row(folder, 60, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
     state = watch.look()
-    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl")).raised
+    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
     assert {(one.name, one.subject): one.since for one in state.alarms} == expected
     assert ("blind_play", "player_0") in expected
     assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())
@@ -150,20 +120,17 @@ def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path)
     assert "[U+202E]" in text and "\x1b" not in text
 
 
-@pytest.mark.parametrize(
-    ("lock", "word"),
-    [
+def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path / "run", steps=1, games=False)
+    for lock, word in (
         ("pid {own} on {here}\n", "running"),
         ("pid 999999999 on {here}\n", "not running"),
         ("pid {own} on another-machine\n", "elsewhere"),
         ("", ""),
         ("pid x", ""),
-    ],
-)
-def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path, lock: str, word: str) -> None:
-    folder = tracked_run(tmp_path / "run", steps=1, games=False)
-    (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
-    assert RunWatch(folder).look().trainer == word
+    ):
+        (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
+        assert RunWatch(folder).look().trainer == word
 
 
 def test_the_last_game_is_the_newest_whole_line_and_one_that_does_not_replay_is_said(tmp_path: Path) -> None:
@@ -201,16 +168,15 @@ def test_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> Non
     assert (watch.look().step, watch.look().name) == (2, "demo")
 
 
-@pytest.mark.parametrize("width", [20, 50, 80, 107, 108, 250])
-@pytest.mark.parametrize("height", [None, 3, 24, 60])
-@pytest.mark.parametrize("players", [2, 5])
-def test_a_frame_fits_every_terminal(tmp_path: Path, width: int, height: int | None, players: int) -> None:
-    folder = tracked_run(tmp_path / "run", steps=4, games=True)
-    add_row(folder, 5, **{f"player_{player}/reward": 1.0 for player in range(players)}, step_time=1.0)
-    state = RunWatch(folder).look()
-    lines = frame(state, width, height).splitlines()
-    assert max(map(len, lines)) <= width
-    assert "run" in lines[0]
+def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
+    for players in (2, 5):
+        folder = tracked_run(tmp_path / f"run-{players}", steps=4, games=True)
+        add_row(folder, 5, **{f"player_{player}/reward": 1.0 for player in range(players)}, step_time=1.0)
+        state = RunWatch(folder).look()
+        for width, height in product([20, 50, 80, 107, 108, 250], [None, 3, 24, 60]):
+            lines = frame(state, width, height).splitlines()
+            assert max(map(len, lines)) <= width
+            assert "run" in lines[0]
 
 
 def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> None:

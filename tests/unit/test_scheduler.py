@@ -13,7 +13,7 @@ from fake_engine import SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, s
 from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places
-from hanabi_grpo.server.scheduler import Scheduler, unwrap
+from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode
 
 
@@ -34,16 +34,6 @@ def played(
     return asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
-def test_games_without_a_fault_are_all_played() -> None:
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (4, 0, 0)
-        assert scheduler.games_in_flight == 0
-
-    games = played(FakeEngine(), look=look)
-    assert [(game.suite, game.seed, game.game) for game in games] == [("train", 3, number) for number in range(4)]
-    assert all(isinstance(game, Episode) and game.turns for game in games)
-
-
 WIDE = dataclasses.replace(sample("Hint R"), ids=(len(TOKENIZER),), logprobs=(-0.5,))
 SHORT = dataclasses.replace(sample("Hint R"), logprobs=(-0.5,))
 FAULTS = {
@@ -56,29 +46,27 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("reason", FAULTS)
-def test_a_game_that_fails_once_is_played_again_from_its_start(reason: str, caplog: pytest.LogCaptureFixture) -> None:
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (4, 1, 0)
+def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts: list[tuple[int, ...]] = []
+
+    def look(one: Scheduler) -> None:
+        counts.append((one.games_played, one.games_retried, one.games_failed, one.games_in_flight))
 
     caplog.set_level(logging.WARNING)
     games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if (game, call) == (1, 0) else None), look=look)
-    assert all(isinstance(game, Episode) for game in games)
+    assert [(type(game), game.suite, game.seed, game.game) for game in games] == [
+        (Episode, "train", 3, number) for number in range(4)
+    ]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(f"deal train/3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
-
-
-@pytest.mark.parametrize("reason", FAULTS)
-def test_a_game_that_fails_twice_is_dropped_and_the_others_go_on(reason: str) -> None:
-    def look(scheduler: Scheduler) -> None:
-        assert (scheduler.games_played, scheduler.games_retried, scheduler.games_failed) == (3, 1, 1)
-        assert scheduler.games_in_flight == 0
-
+    assert line.startswith(f"hanabi train/3, game 1 failed, attempt 1 of 2 (it is played again): {reason}")
     games = played(FakeEngine(fault=lambda game, call: FAULTS[reason] if game == 1 else None), look=look)
     assert [type(game) for game in games] == [Episode, DroppedGame, Episode, Episode]
     dropped = games[1]
-    assert isinstance(dropped, DroppedGame)
+    assert isinstance(dropped, DroppedGame) and dropped.reason.startswith(reason)
     assert (dropped.suite, dropped.seed, dropped.game) == ("train", 3, 1)
-    assert dropped.reason.startswith(reason)
+    assert counts == [(4, 1, 0, 0), (3, 1, 1, 0)]
 
 
 def test_a_second_attempt_starts_with_an_empty_conversation() -> None:
@@ -104,7 +92,7 @@ def test_when_every_game_fails_the_request_fails_with_the_first_reason() -> None
         assert (scheduler.games_played, scheduler.games_failed, scheduler.games_in_flight) == (0, 4, 0)
 
     with pytest.raises(
-        ServerError, match=r"none of the 4 games .*deal train/3, game 0: RuntimeError: no 0\. "
+        ServerError, match=r"none of the 4 games .*hanabi train/3, game 0: RuntimeError: no 0\. "
     ) as caught:
         played(FakeEngine(fault=lambda game, call: RuntimeError(f"no {game}")), look=look)
     assert not isinstance(caught.value, ServerGoneError)
@@ -131,7 +119,7 @@ def test_a_dead_engine_ends_the_request_at_once_as_a_server_that_is_gone() -> No
     def look(scheduler: Scheduler) -> None:
         assert (scheduler.games_retried, scheduler.games_failed, scheduler.games_in_flight) == (0, 0, 0)
 
-    with pytest.raises(ServerGoneError, match=r"the engine is dead; deal train/3, game 2 ended with RuntimeError"):
+    with pytest.raises(ServerGoneError, match=r"the engine is dead; hanabi train/3, game 2 ended with RuntimeError"):
         played(engine, look=look)
 
 
@@ -199,20 +187,15 @@ def test_a_reply_limit_beyond_the_conversation_is_refused() -> None:
         asyncio.run(scenario())
 
 
-def test_an_error_of_ours_is_found_inside_groups() -> None:
-    ours = SettingsError("x")
-    assert unwrap(ExceptionGroup("", [ValueError("y"), ExceptionGroup("", [ours])])) is ours
-
-
 def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
     """Ask for so many games each under a letter, one request after the other; return the letters as games end."""
     ended: list[str] = []
 
     class Noting(Scheduler):
-        async def _attempt(self, task: Any, *args: Any) -> Any:
+        async def _attempt(self, table: Any, *args: Any) -> Any:
             await asyncio.sleep(0)
-            ended.append(chr(task.seed))
-            return await super()._attempt(task, *args)
+            ended.append(chr(table.task.task.seed))
+            return await super()._attempt(table, *args)
 
     async def scenario() -> None:
         scheduler = make_scheduler(FakeEngine(), games_at_once=at_once)

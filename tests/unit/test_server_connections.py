@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hanabi_grpo.server.limits import Limits
-from server_app import POST_ROLLOUT, RunningApp, running_app
+from server_app import POST_ROLLOUT, RunningApp, read_to_end, rollout_body, running_app
 
 QUICK = Limits(head_seconds=0.5, chunk_seconds=0.5, connections=4)
 GENEROUS = 8.0
@@ -23,15 +23,6 @@ GENEROUS = 8.0
 def quick() -> Iterator[RunningApp]:
     with running_app(limits=QUICK) as app:
         yield app
-
-
-def read_to_end(connection: socket.socket) -> bytes:
-    connection.settimeout(GENEROUS)
-    received = b""
-    with contextlib.suppress(ConnectionResetError):
-        while chunk := connection.recv(65536):
-            received += chunk
-    return received
 
 
 def wait_until_free(app: RunningApp) -> None:
@@ -77,8 +68,6 @@ def test_an_idle_connection_is_closed_after_its_answer_and_reused_before(quick: 
 
 
 def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningApp) -> None:
-    from server_app import rollout_body
-
     quick.engine.seconds = 1.0
     try:
         answer = httpx.post(f"{quick.url}/rollout/", json=rollout_body(), timeout=30.0, trust_env=False)
@@ -92,15 +81,12 @@ def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningAp
     ("sent", "status", "reason"),
     [
         (b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * (70 << 10), 431, b"65536 bytes of headers"),
-        (b"GET /" + b"a" * (70 << 10), 431, b"65536 bytes of headers"),
         (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40 + b"\r\n\r\n",
             400,
             b"not a valid HTTP request",
         ),
         (b"GET /health/ HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
-        (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, b"not a valid HTTP request"),
-        (POST_ROLLOUT + b"content-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
         (POST_ROLLOUT + b"content-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
         (POST_ROLLOUT + b"transfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
     ],
@@ -147,8 +133,6 @@ def open_at_the_server(app: RunningApp) -> int:
 @contextlib.contextmanager
 def large_answer(app: RunningApp, *, receive_buffer: int) -> Iterator[tuple[socket.socket, int]]:
     """Ask for more than the kernel keeps for a client; yields the connection and the answer's bytes still to come."""
-    from server_app import rollout_body
-
     wait_until_free(app)
     body = json.dumps(rollout_body(num_deals=1000, num_games=4)).encode()
     with socket.socket() as client:

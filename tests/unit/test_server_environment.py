@@ -1,11 +1,6 @@
 """What the server sets before vLLM is imported."""
 
 import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -45,37 +40,3 @@ def test_a_gpu_gets_no_settings_of_a_cpu() -> None:
     prepare_environment(on_cpu=False)
     assert BIND not in os.environ
     assert "OMP_WAIT_POLICY" not in os.environ
-
-
-@pytest.mark.parametrize(("length", "gathered"), [(30, True), (70, False)])
-def test_vllms_sockets_have_a_folder_where_their_paths_fit(
-    length: int, gathered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = Path(tempfile.mkdtemp(dir="/tmp", suffix="x" * (length - len("/tmp/tmp12345678"))))
-    assert len(str(folder)) == length
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    prepare_environment(on_cpu=False)
-    sockets = os.environ.get("VLLM_RPC_BASE_PATH")
-    assert (sockets is not None) == gathered
-    assert [str(path) for path in folder.iterdir()] == ([sockets] if gathered else [])
-    shutil.rmtree(folder)
-
-
-def test_the_next_start_removes_the_sockets_of_a_killed_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare = "from hanabi_grpo.server.assembly import prepare_environment; prepare_environment(False)"
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own has a path too long for sockets
-        subprocess.run(
-            [sys.executable, "-c", f"{prepare}; import os; os.kill(os.getpid(), 9)"],
-            env={**os.environ, "TMPDIR": folder},
-        )
-        [left] = Path(folder).iterdir()
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        prepare_environment(on_cpu=False)
-        [ours] = Path(folder).iterdir()
-        assert str(ours) == os.environ["VLLM_RPC_BASE_PATH"] != str(left)
-
-
-def test_a_folder_for_sockets_that_the_user_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/somewhere")
-    prepare_environment(on_cpu=False)
-    assert os.environ["VLLM_RPC_BASE_PATH"] == "/somewhere"

@@ -5,7 +5,6 @@ Uploads and rollouts by themselves are knocked with in tests/faults/test_door_fa
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,14 +22,12 @@ from server_app import (
     PLAYERS,
     RunningApp,
     adapter_bytes,
-    rollout_body,
     running_app,
     session_body,
 )
 from server_app import upload_headers as headers_of
 
-SERVED = [f"{player}@1" for player in PLAYERS]
-UPLOAD, ROLLOUT = adapter_bytes(0.25), json.dumps(rollout_body(seats=SERVED)).encode()
+UPLOAD = adapter_bytes(0.25)
 REPLY = json.dumps(
     {
         "seat": "player_0@1",
@@ -41,7 +38,7 @@ REPLY = json.dumps(
         "temperature": 1.0,
     }
 ).encode()
-BOUNDED = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BOUNDED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +69,6 @@ def state_of(app: RunningApp) -> tuple[object, ...]:
     return app.store.versions(), dict(app.engine.loaded), {name: one.lora for name, one in held.items()}, files
 
 
-def replies_of(client: httpx.Client) -> list[list[int]]:
-    answer = client.post("/rollout/", content=ROLLOUT, headers=JSON)
-    assert answer.status_code == 200, answer.text
-    return [turn["reply_ids"] for one in answer.json()["episodes"] for turn in one["turns"]]
-
-
 @BOUNDED
 @given(seed=st.integers(0, 2**32))
 def test_a_mutated_lending_is_taken_whole_or_refused_and_leaves_the_session_alone(
@@ -106,29 +97,3 @@ def test_a_mutated_reply_request_is_answered_or_refused(app: RunningApp, client:
     answer = client.post("/reply/", content=mutate_rollout(random.Random(seed), REPLY), headers=JSON)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
     assert state_of(app) == before
-
-
-def test_after_many_mutations_the_replies_are_those_of_before(app: RunningApp, client: httpx.Client) -> None:
-    before, statuses = replies_of(client), Counter[int]()
-    for seed in range(200):
-        rng = random.Random(seed)
-        body, headers = mutate_upload(rng, UPLOAD, PEFT_CONFIG)
-        sent = {name: value.encode("latin-1") for name, value in headers.items()}
-        answer = client.put("/adapters/player_1", params={"version": 2}, content=body, headers=sent)  # type: ignore[arg-type]
-        statuses[answer.status_code] += 1
-        statuses[client.post("/rollout/", content=mutate_rollout(rng, ROLLOUT), headers=JSON).status_code] += 1
-        statuses[client.put("/frozen/", params={"version": 1}, content=body, headers=sent).status_code] += 1  # type: ignore[arg-type]
-        statuses[client.post("/reply/", content=mutate_rollout(rng, REPLY), headers=JSON).status_code] += 1
-    assert replies_of(client) == before
-    assert set(statuses) <= {200, 409, 413, 415, 422}, statuses
-    assert statuses[422] > 200, "most mutations should be refused, or the mutators do nothing"
-    assert statuses[200] > 0, "some mutations are harmless, or everything is refused for one reason"
-
-
-def test_mutations_are_the_same_for_the_same_seed_and_not_for_another() -> None:
-    def made(seed: int) -> tuple[object, ...]:
-        rng = random.Random(seed)
-        return *mutate_upload(rng, UPLOAD, PEFT_CONFIG), mutate_rollout(rng, ROLLOUT)
-
-    assert made(7) == made(7)
-    assert len({repr(made(seed)) for seed in range(50)}) == 50

@@ -16,11 +16,10 @@ import pytest
 from fake_engine import LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import system_prompt
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import NonFiniteError, ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.rollout.messages import MAX_TEXT_BYTES, MAX_TURNS, ReplyRequest
+from hanabi_grpo.rollout.messages import MAX_TEXT, MAX_TURNS, ReplyRequest
 from hanabi_grpo.server.engine import Sample
-from hanabi_grpo.server.requests import parse_reply_request
 from hanabi_grpo.types import Episode, Reply
 from server_app import (
     JSON,
@@ -62,12 +61,12 @@ def changed(**other: Any) -> str:
 
 def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list[Reply]:
     """Ask for each reply of a game again, one request each, every player with its own conversation."""
-    spec, replies = config.spec(), []
+    replies = []
     turns: dict[int, list[tuple[str, tuple[int, ...]]]] = {player: [] for player in range(episode.num_players)}
     for turn in episode.turns:
         reply = client.reply(
             seat=episode.seats[turn.player],
-            system=system_prompt(spec, config.observation, turn.player, bomb_rule=config.bomb_rule),
+            system=HANABI.system(config, turn.player),
             turns=turns[turn.player],
             prompt=turn.prompt,
             max_tokens=4,
@@ -105,23 +104,6 @@ def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningAp
                     assert turn.prompt_ids and turn.reply_ids
 
 
-def test_each_seat_replies_with_its_own_adapter_and_is_stamped_with_its_version(app: RunningApp) -> None:
-    with RolloutClient(app.url) as client:
-        push_to(client, app, version=3)
-        lent = client.lend(50, adapter_bytes(9.0), PEFT_CONFIG)
-        versions = {"base": None, "player_0@3": 3, "player_1@3": 3, lent: 50}
-        asked: dict[str, Any] = {"system": "", "turns": [], "max_tokens": 4, "temperature": 1.0}
-        found = {
-            seat: [client.reply(seat=seat, prompt=f"life1 deck{number}", **asked) for number in range(12)]
-            for seat in versions
-        }
-        assert {seat: {reply.version for reply in replies} for seat, replies in found.items()} == {
-            seat: {version} for seat, version in versions.items()
-        }
-        assert len({str([reply.text for reply in replies]) for replies in found.values()}) == 4
-        assert all(held.users == 0 for held in app.store._served.values())
-
-
 def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_nothing_is_sampled() -> None:
     with running_app(max_model_len=64) as app, RolloutClient(app.url) as client:
         asked: dict[str, Any] = {"seat": "base", "system": "", "prompt": "life1", "temperature": 1.0}
@@ -141,40 +123,23 @@ def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_noth
     [
         ("", "reply request: not JSON"),
         (b'{"seat": "\xff"}', "reply request: not UTF-8 text"),
-        ("[]", "reply request: all of it=[]"),
-        ("{}", "reply request: seat: this field is missing"),
         (changed(extra=1), "extra=1: no such field"),
         (changed(seat="iggi"), "seat 'iggi' is a script, which needs no server"),
-        (changed(seat="igi"), "Did you mean 'iggi'?"),
         (changed(seat="player_0"), "seat 'player_0': allowed are adapter@version"),
         (changed(seat="../x@1"), "seat '../x@1': allowed are"),
-        (changed(seat=None), "seat=None"),
-        (changed(seat="x" * 81), "seat="),
-        (changed(system=None), "system=None"),
-        (changed(system="x" * (MAX_TEXT_BYTES + 1)), "system="),
-        (changed(prompt="ü" * MAX_TEXT_BYTES), f"prompt: {2 * MAX_TEXT_BYTES} bytes; allowed are at most 65536"),
-        (changed(turns=[{"prompt": "ü" * MAX_TEXT_BYTES, "reply_ids": [1]}]), "turns.0.prompt: 131072 bytes"),
+        (changed(system="x" * (MAX_TEXT + 1)), "system="),
         (changed(turns=[{"prompt": "x", "reply_ids": [1]}] * (MAX_TURNS + 1)), "turns="),
         (changed(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
         (changed(turns=[{"prompt": "x", "reply_ids": [-1]}]), "turns.0.reply_ids.0=-1"),
-        (changed(turns=[{"prompt": "x", "reply_ids": [1.0]}]), "turns.0.reply_ids.0=1.0"),
-        (changed(turns=[{"prompt": "x", "reply_ids": [True]}]), "turns.0.reply_ids.0=True"),
-        (changed(turns=[{"prompt": "x", "reply_ids": [2**31]}]), "turns.0.reply_ids.0=2147483648"),
         (
             changed(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
             f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to {len(TOKENIZER) - 1}",
         ),
         (changed(turns=[{"prompt": "x", "reply_ids": [1], "more": 1}]), "turns.0.more=1"),
-        (changed(turns={"prompt": "x"}), "turns={"),
-        (changed(prompt=3), "prompt=3"),
         (changed(max_tokens=0), "max_tokens=0"),
         (changed(max_tokens=20000), "MAX_COMPLETION_LENGTH=20000: a reply must be shorter than the conversation"),
-        (changed(max_tokens=True), "max_tokens=True"),
-        (changed(temperature=-1), "temperature=-1"),
         (changed(temperature=2.5), "temperature=2.5"),
-        (changed(temperature="1"), "temperature='1'"),
         (changed().replace("1.0}", "NaN}"), "reply request: not JSON"),
-        (changed().replace('"life1 info3"', '"\\ud800"'), "reply request: not JSON"),
     ],
 )
 def test_a_request_that_cannot_be_answered_is_422_with_the_reason(
@@ -198,7 +163,7 @@ def test_what_is_not_held_is_409_and_a_body_of_another_kind_is_refused_at_the_do
 
 
 def test_odd_texts_are_answered(app: RunningApp) -> None:
-    for text in ("", "\x00", "ü🂡", "<|im_end|>", "x" * MAX_TEXT_BYTES):
+    for text in ("", "\x00", "ü🂡", "<|im_end|>", "x" * MAX_TEXT):
         answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
         assert answer.status_code == 200, answer.text
 
@@ -294,7 +259,7 @@ def test_a_dead_engine_and_one_that_cancels_are_said_as_such() -> None:
         async def generate(self, *args: Any) -> Sample:
             raise asyncio.CancelledError
 
-    with pytest.raises(ServerError, match="a reply of base: the engine cancelled it"):
+    with pytest.raises(ServerError, match="a reply of base: the engine cancelled a reply"):
         _reply(Cancels())
 
 
@@ -308,7 +273,7 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
     with running_app(engine=Faulty()) as app, RolloutClient(app.url) as client:
         seat = client.lend(1, adapter_bytes(0.5), PEFT_CONFIG)
         for max_tokens, message in (
-            (3, "reply failed in the engine: RuntimeError: out of memory"),
+            (3, "the server failed: RuntimeError; its log, in the other terminal, says where."),
             (4, "logprob 0 is"),
         ):
             answer = ask(app, changed(seat=seat, max_tokens=max_tokens))
@@ -328,8 +293,7 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
     )
 
     async def scenario(system: str) -> Reply:
-        scheduler = make_scheduler(FakeEngine())
-        scheduler._chat = ChatFormat.from_tokenizer(tokenizer)
+        scheduler = make_scheduler(FakeEngine(), chat=ChatFormat.from_tokenizer(tokenizer))
         return await scheduler.reply(msgspec.convert({**ASKED, "system": system}, ReplyRequest))
 
     assert asyncio.run(scenario("")).reply_ids
@@ -371,8 +335,3 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused(other: dict[str, Any
     assert client_of(right).reply(seat="base", **asked).logprobs == (-0.5, -1.0)
     with pytest.raises(ServerError, match=message):
         client_of({**right, **other}).reply(seat="base", **asked)
-
-
-def test_a_request_is_read_as_it_was_sent() -> None:
-    wanted = parse_reply_request(changed(seat="player_0@7").encode(), vocab_size=len(TOKENIZER))
-    assert msgspec.json.decode(msgspec.json.encode(wanted)) == {**ASKED, "seat": "player_0@7"}

@@ -6,11 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hanabi_grpo.server.answers import problem
-from hanabi_grpo.server.strict_json import strict_json
 from server_app import JSON, OWNER, RunningApp, rollout_body, running_app, session_body
 
 DEEP = "[" * 100_000
@@ -44,36 +41,22 @@ def asked(**other: Any) -> str:
     [
         ("", "rollout request: not JSON"),
         (b'{"tasks": [{"suite": "\xff"}]}', "rollout request: not UTF-8 text"),
-        (b"\xef\xbb\xbf{}", "rollout request: not JSON"),
-        ("{}", "rollout request: tasks: this field is missing"),
         ("[]", "rollout request: all of it=[]: Expected `object`, got `array`"),
-        ("3", "rollout request: all of it=3"),
         (asked(tasks=[]), "tasks=[]: Expected `array` of length >= 1"),
-        (asked(tasks=[3]), "tasks.0=3: Expected `object`, got `int`"),
-        (asked(tasks=[{}]), "tasks.0.env_config: this field is missing"),
         (asked(top_p=0.9), "top_p=0.9: no such field"),
         (changed(player=0), "tasks.0.player=0: no such field"),
         ('{"tasks": NaN}', "rollout request: not JSON"),
-        ('{"tasks": -Infinity}', "rollout request: not JSON"),
         (asked().replace('ture": 1.0', 'ture": 1e999'), "temperature: Number out of range"),
-        (asked().replace('ture": 1.0', 'ture": ' + "9" * 5000), "temperature"),
         ('{"tasks": ' + DEEP, "tasks.0: Expected `object`, got `array`"),
         ('{"tasks": ' + DEEP_ENOUGH + "}", "tasks.0=[[["),
         (changed(env_config={"preset": [[]]}), "tasks.0.env_config={'preset': [[]]}: Expected"),
         (changed(env_config={"x" * 101: 1}), "tasks.0.env_config: Expected `str` of length <= 100"),
-        (changed(env_config={str(number): 1 for number in range(33)}), "Expected `object` of length <= 32"),
         (changed().replace("train", "\\ud800"), "rollout request: not JSON"),
         (changed(suite="a/b"), "tasks.0.suite='a/b': Expected `str` matching regex"),
-        (changed(suite=""), "tasks.0.suite=''"),
         (changed(suite="train\n"), "tasks.0.suite='train\\n'"),
-        (changed(suite="x" * 65), "tasks.0.suite="),
-        (changed(suite=3), "tasks.0.suite=3: Expected `str`, got `int`"),
         (changed(seed=-1), "tasks.0.seed=-1: Expected `int` >= 0"),
         (changed(seed=2**63), "tasks.0.seed=9223372036854775808: Expected `int` <= 9223372036854775807"),
         (changed(seed="0"), "tasks.0.seed='0'"),
-        (changed(seed=1.0), "tasks.0.seed=1.0"),
-        (changed(seed=True), "tasks.0.seed=True"),
-        (changed(env_config="laptop"), "tasks.0.env_config='laptop'"),
         (changed(env_config={}), "env_config: key 'preset' is missing"),
         (changed(env_config={"preset": "labtop"}), "did you mean"),
         (changed(env_config={"preset": "laptop", "players": 10**20}), "players"),
@@ -81,26 +64,17 @@ def asked(**other: Any) -> str:
             changed(env_config={"preset": "laptop", "reward_score": 1e300}),
             "tasks.0.env_config.reward_score=1e+300: allowed are -1e6 to 1e6",
         ),
-        (changed(env_config={"preset": "laptop", "reward_score": 10**400}), "env_config.reward_score=1000"),
         (changed(env_config={"preset": "laptop", "max_turns": -1}), "max_turns"),
         (asked(num_games=0), "num_games=0: Expected `int` >= 1"),
         (asked(num_games=32769), "num_games=32769: Expected `int` <= 32768"),
         (asked(max_tokens=0), "max_tokens=0"),
-        (asked(max_tokens="4"), "max_tokens='4'"),
-        (asked(max_tokens=True), "max_tokens=True"),
-        (asked(max_tokens=None), "max_tokens=None"),
         (asked(max_tokens=512), "MAX_COMPLETION_LENGTH=512: a reply must be shorter than the conversation"),
-        (asked(max_tokens=10**18), "max_tokens=1000000000000000000: Expected `int` <= 2147483647"),
         (asked(temperature=-0.1), "temperature=-0.1: Expected `float` >= 0"),
-        (asked(temperature=1e30), "temperature=1e+30"),
         (asked(temperature=2.5), "temperature=2.5: Expected `float` <= 2"),
-        (asked(temperature="hot"), "temperature='hot'"),
         (asked(seats={"player_0": "base"}), "seats={'player_0': 'base'}"),
         (asked(seats=["player_0", "base"]), "tasks.0: seat 'player_0': allowed are adapter@version"),
         (asked(seats=["../x@1", "base"]), "seat '../x@1'"),
-        (asked(seats=["player_0@" + "9" * 5000, "base"]), "seats.0="),
         (asked(seats=["base"]), "tasks.0: 2 players, but seats=('base',) names 1; name all."),
-        (asked(seats=["base"] * 6), "seats=["),
     ],
 )
 def test_a_request_that_cannot_be_played_is_422_with_the_reason(
@@ -155,30 +129,6 @@ def test_session_and_adapter_routes_answer_odd_input_with_4xx(app: RunningApp) -
         for name in ("player_9", "..%2f..%2fetc", "%00", "%ff%fe", "x" * 4000):
             answer = client.put(f"/adapters/{name}?version=1", content=b"x", headers=OWNER)
             assert 400 <= answer.status_code < 500, name[:50]
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(codec="utf-8")),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
-    max_leaves=20,
-)  # fmt: skip
-
-
-@given(json_values)
-def test_ordinary_json_is_read_as_python_reads_it(value: Any) -> None:
-    assert strict_json(json.dumps(value)) == value
-    assert strict_json(json.dumps(value, ensure_ascii=False).encode()) == value
-
-
-@given(st.binary(max_size=200) | st.text(max_size=200))
-def test_any_bytes_give_a_value_or_a_value_error(text: bytes | str) -> None:
-    try:
-        value = strict_json(text)
-    except ValueError as error:
-        assert str(error)
-    else:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
 def test_a_reason_that_quotes_what_is_no_text_or_is_endless_is_still_an_answer() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from starlette.responses import JSONResponse
 
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerGoneError
-from hanabi_grpo.server import assembly, main, serving
+from hanabi_grpo.server import assembly, main
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.settings import Settings
 
@@ -33,7 +34,7 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, Callab
     monkeypatch.setattr(assembly, "rollout_server", rollout_server)
     monkeypatch.setattr(assembly, "prepare_environment", lambda on_cpu: None)
     # The end below is an engine's death to it: later that would end the test process, in some other test.
-    monkeypatch.setattr(serving, "exit_at_latest", lambda _: None)
+    monkeypatch.setattr(signal, "alarm", lambda seconds: None)
     listener = main._listen("127.0.0.1", 0)
     settings = Settings(vllm_server_port=listener.getsockname()[1])
     run = main._run(settings, [], listener)

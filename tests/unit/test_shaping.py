@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.loss import entropy_part, kl_part, mean_logprob, shape_advantages
+from hanabi_grpo.training.loss import entropy_part, kl_part, shape_advantages
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
@@ -49,16 +49,15 @@ def test_the_entropy_part_follows_the_exact_gradient_of_the_entropy_whatever_the
     assert step.abs().max() > 0.01
 
 
-def test_golden_values_and_zero_where_nothing_was_sampled() -> None:
+def test_parts_are_zero_where_nothing_was_sampled() -> None:
     logps, reference = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-3.0, float("nan")]])
     mask = torch.tensor([[True, False]])
     assert kl_part(logps, reference, mask, 0.5).tolist() == [[-1.0, 0.0]]
     assert entropy_part(logps, mask, 0.5, -2.0).tolist() == [[-0.5, 0.0]]
-
-
-def test_the_mean_is_over_tokens_not_over_replies() -> None:
-    assert mean_logprob([[-1.0], [-4.0, -4.0, -3.0]]) == -3.0
-    assert mean_logprob([]) == mean_logprob([[]]) == 0.0
+    batch = _batch("player_0", [[0.0, 0.0]], [[False, False]])
+    settings = Settings(beta=0.5, kl="reward", entropy_bonus=0.1)
+    assert shape_advantages([batch], settings, [], ("player_0@0", "player_1@0")) == []
+    assert batch["grpo_batch"].advantages.tolist() == [[1.0, 1.0]]
 
 
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
@@ -96,10 +95,3 @@ def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> Non
     assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
     assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
     assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])
-
-
-def test_a_micro_batch_without_a_sampled_token_reports_no_gap_and_stays_as_it_is() -> None:
-    batch = _batch("player_0", [[0.0, 0.0]], [[False, False]])
-    settings = Settings(beta=0.5, kl="reward", entropy_bonus=0.1)
-    assert shape_advantages([batch], settings, [], ("player_0@0", "player_1@0")) == []
-    assert batch["grpo_batch"].advantages.tolist() == [[1.0, 1.0]]

@@ -4,13 +4,15 @@ import asyncio
 from typing import Any
 
 from fake_engine import TOKENIZER
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode
 
@@ -62,17 +64,17 @@ class Script:
 def _long_game() -> tuple[Episode, Counting, Script, ChatFormat]:
     counting = Counting(build_tokenizer(compact_vocabulary(FULL.spec())))
     chat = ChatFormat.from_tokenizer(counting)
-    bot = make_policy("iggi", style=ObservationStyle.COMPACT)
+    task = Setup(HANABI, FULL).task("train", 3)
 
     async def play() -> tuple[Episode, Script]:
-        first = await play_episode(FULL, [bot, bot], suite="train", seed=3)
+        bot = make_script(task.setup, "iggi")
+        first = await play_episode(task, [bot, bot])
         script = Script([(*chat.tokenizer.encode(turn.action), chat.eos_id) for turn in first.turns])
         counting.encoded.clear()
         counting.num_rendered = 0
-        served = ServedPolicy(
-            script, chat, loras={}, sampling=SamplingConfig(max_tokens=8), config=FULL, max_model_len=1 << 20
-        )
-        return await play_episode(FULL, [served, served], suite="train", seed=3), script
+        model = Model(sampler=script, chat=chat, max_model_len=1 << 20)
+        served = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=8))
+        return await play_episode(task, [served, served]), script
 
     episode, script = asyncio.run(play())
     return episode, counting, script, chat

@@ -64,7 +64,7 @@ def test_each_player_may_have_a_rate() -> None:
     [
         ({"freeze": ("player_2",)}, "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1"),
         ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
-        ({"learning_rates": (1e-3,)}, r"has 1 rate\(s\) for HANABI_PLAYERS=2"),
+        ({"learning_rates": (1e-3,)}, r"has 1 rate\(s\) for 2 players"),
         ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
         ({"adapters": "shared", "update": "alternating"}, "HANABI_UPDATE=alternating with HANABI_ADAPTERS=shared"),
         ({"adapters": "shared", "update": "sequential"}, "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared"),

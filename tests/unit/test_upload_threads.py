@@ -1,7 +1,6 @@
 """Uploads are checked beside the event loop, and nothing that happens meanwhile leaves half of one."""
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.server import adapter_loader
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
-from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, run_scenario, upload, wanted
+from store_parts import PLAYERS, A, B, Loads, folders_on_disk, push, run_scenario, sent, upload, wanted
 
 
 @contextmanager
@@ -37,8 +36,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 def stage(store: AdapterStore, version: int, value: float) -> "asyncio.Future[HeldAdapter]":
     """Begin an upload of player_0."""
-    body = upload(value)
-    return asyncio.ensure_future(store.stage("player_0", version, body, hashlib.sha256(body).hexdigest(), CONFIG))
+    return asyncio.ensure_future(store.stage(sent("player_0", version, upload(value))))
 
 
 def test_games_start_and_end_while_an_upload_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +60,7 @@ def test_an_upload_that_another_trainer_overtakes_is_refused_and_leaves_nothing(
         with held_up(monkeypatch) as gate:
             late = stage(store, 1, 1.0)
             await asyncio.sleep(0.01)
-            store.release(session_headers("run", A))
+            store.ownership.release(session_headers("run", A))
             await store.open_session(wanted("another run", B))
             gate.set()
             with pytest.raises(SessionError, match="upload of player_0@1: another trainer took over"):
@@ -85,20 +83,7 @@ def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
         (refused,) = [one for one in done if isinstance(one, VersionError)]
         assert str(refused).startswith("player_0@1 is held with other bytes")
         assert store._staged == {"player_0": held}
-        assert [path.name for path in store._folders.root.iterdir() if path.is_dir()] == [held.folder.name]
-
-    run_scenario(scenario, tmp_path)
-
-
-def test_the_same_upload_twice_at_once_is_held_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        with held_up(monkeypatch) as gate:
-            both = [stage(store, 1, 1.0), stage(store, 1, 1.0)]
-            await asyncio.sleep(0.01)
-            gate.set()
-            first, second = await asyncio.gather(*both)
-        assert first is second is store._staged["player_0"]
-        assert folders_on_disk(store) == ["player_0@1"]
+        assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [held.folder.name]
 
     run_scenario(scenario, tmp_path)
 
@@ -127,9 +112,7 @@ def test_the_version_that_is_served_meanwhile_bounds_an_upload_that_began_before
             old = stage(store, 1, 1.0)
             await asyncio.sleep(0.01)
             for name in PLAYERS:
-                body = upload(2.0)
-                held = store._loader.write(name, 2, body, hashlib.sha256(body).hexdigest(), CONFIG)
-                store._staged[name] = await held
+                store._staged[name] = await store._loader.write(sent(name, 2, upload(2.0)))
             await store.commit(2)
             gate.set()
             with pytest.raises(VersionError, match="player_0@1 is older than the served version 2"):

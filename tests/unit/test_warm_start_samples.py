@@ -23,7 +23,7 @@ from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
@@ -55,14 +55,8 @@ def taught_games(words: str = "hint-bot", noise: float = 0.0, num: int = 3) -> l
 
 def served_game(texts: Sequence[str], *, seed: int = 0, max_model_len: int = 1024) -> Episode:
     """A game of a served model that says these texts; its turns carry the rollout's own ids."""
-    policy = ServedPolicy(
-        Speaker(texts),
-        CHAT,
-        loras={},
-        sampling=SamplingConfig(max_tokens=4),
-        config=LAPTOP,
-        max_model_len=max_model_len,
-    )
+    model = Model(sampler=Speaker(texts), chat=CHAT, max_model_len=max_model_len)
+    policy = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
     return asyncio.run(play_episode(LAPTOP, [policy] * 2, suite=SUITE, seed=seed))
 
 

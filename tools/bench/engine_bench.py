@@ -20,6 +20,7 @@ from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import player_names
 
@@ -172,14 +173,9 @@ class EngineBench:
         )
 
     async def _play(self, sampler: Any, num_deals: int, seats: tuple[str, ...] | None = None) -> None:
-        scheduler = Scheduler(
-            sampler,
-            self.chat,
-            self.store,
-            max_model_len=self.settings.max_model_len,
-            games_at_once=max(self.settings.games_at_once, self.num_games),
-            instance_id="bench",
-        )
+        model = Model(sampler=sampler, chat=self.chat, max_model_len=self.settings.max_model_len)
+        at_once = max(self.settings.games_at_once, self.num_games)
+        scheduler = Scheduler(model, self.store, games_at_once=at_once, instance_id="bench")
         asked = first_deals(
             self.config, self.sampling, num_deals=num_deals, num_games=self.settings.num_generations, seats=seats
         )

@@ -9,6 +9,7 @@ from bench.pairing import Measure, measure_pairs, ratios_of
 from bench.prefix_trie import sharing
 from bench.recording import mean_active, tail_share
 from bench.row import Row, at_least, at_most
+from hanabi_grpo.server.engine import BLOCK_SIZE
 
 
 async def against_raw(bench: Bench) -> list[Row]:
@@ -36,9 +37,8 @@ async def against_raw(bench: Bench) -> list[Row]:
 async def cached_share(bench: Bench) -> list[Row]:
     """R4: cached prompt tokens over sharable ones."""
     engine = bench.needed_engine
-    size = engine.engine.config.block_size
     # Not forced: a forced reply takes the place of the one whose keys the engine holds.
-    counts = [sharing(games, block_size=size) for games in await engine.plays(bench.pairs)]
+    counts = [sharing(games, block_size=BLOCK_SIZE) for games in await engine.plays(bench.pairs)]
     reachable = statistics.median(count.sharable_in_blocks / max(1, count.sharable) for count in counts)
     return [
         Row(
@@ -47,7 +47,7 @@ async def cached_share(bench: Bench) -> list[Row]:
             arms=("tokens that the engine took from its cache", "trie of all prompts and replies, per adapter"),
             ratios=tuple(count.cached / max(1, count.sharable) for count in counts),
             target=at_least(0.85),
-            how=f"freely played steps, the engine's counters; whole blocks of {size} tokens could give {reachable:.2f}",
+            how=f"freely played steps, the engine's counters; blocks of {BLOCK_SIZE} tokens could give {reachable:.2f}",
             if_missed="only whole blocks are cached, and vLLM's CPU kernel takes no smaller ones than 32 tokens",
             details=asdict(counts[-1]),
         )

@@ -17,6 +17,7 @@ from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 
 SUITE = "bench"
 _MAX_MODEL_LEN = 1 << 20
@@ -94,9 +95,8 @@ def stand_in_scheduler(
     store: AdapterStore, chat: ChatFormat, sampler: ForcedSampler | Recorder, num_games: int
 ) -> Scheduler:
     """Return a scheduler that plays so many games at once."""
-    return Scheduler(
-        sampler, chat, store, max_model_len=_MAX_MODEL_LEN, games_at_once=max(1, num_games), instance_id="bench"
-    )
+    model = Model(sampler=sampler, chat=chat, max_model_len=_MAX_MODEL_LEN)
+    return Scheduler(model, store, games_at_once=max(1, num_games), instance_id="bench")
 
 
 def stand_in_store(engine: StandIn) -> AdapterStore:

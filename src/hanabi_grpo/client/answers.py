@@ -12,7 +12,7 @@ from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.runs.wire import episode_of
-from hanabi_grpo.types import DroppedGame, Episode, Turn, player_name
+from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class RolloutResult:
     groups: list[list[Episode]]
     """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
     dropped: tuple[DroppedGame, ...] = ()
-    """The games that the server gave up; they are in no group."""
+    """The games that the server gave up, and those whose returns overflow; they are in no group."""
 
 
 def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
@@ -111,7 +111,11 @@ def _named(fields: dict[str, Any]) -> str:
 
 def _check_numbers(episode: Episode) -> None:
     for index, turn in enumerate(episode.turns):
-        _check_turn(turn, f"{player_name(turn.player)}, turn {index}")
+        if len(turn.logprobs) != len(turn.reply_ids):
+            raise ServerError(
+                f"{player_name(turn.player)}, turn {index}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} "
+                "reply ids; each id needs its own."
+            )
     for player in range(episode.num_players):
         value = episode.reward(player)
         if not math.isfinite(value):
@@ -119,10 +123,3 @@ def _check_numbers(episode: Episode) -> None:
                 f"{player_name(player)}: its return over the game is {value}; a return must be finite. "
                 "Use smaller reward weights (reward_* in the dataset's env_config)."
             )
-
-
-def _check_turn(turn: Turn, where: str) -> None:
-    if len(turn.logprobs) != len(turn.reply_ids):
-        raise ServerError(
-            f"{where}: {len(turn.logprobs)} logprobs for {len(turn.reply_ids)} reply ids; each id needs its own."
-        )

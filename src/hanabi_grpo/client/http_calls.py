@@ -1,4 +1,4 @@
-"""One HTTP call to the rollout server: what came back as JSON, or an error that says whom to ask and what to do."""
+"""One HTTP call to the rollout server: its answer as a struct, or an error that says whom to ask and what to do."""
 
 import json
 import logging
@@ -7,15 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
-import msgspec
-from pydantic import BaseModel, ValidationError
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.runs.structs import read_struct
 
 logger = logging.getLogger(__name__)
-_Answer = TypeVar("_Answer", bound=BaseModel)
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_Answer = TypeVar("_Answer")
 WHO = "Does a rollout server of this version listen there? Check VLLM_SERVER_HOST and VLLM_SERVER_PORT."
 _PAUSE = 0.5
 _SAY_SECONDS = 60.0
@@ -23,54 +20,30 @@ _LATER = (408, 409, 429, 503)
 """Statuses that mean "later" where the answer has a Retry-After."""
 
 
-def call_json(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int, patience: float = 0.0) -> Any:
-    """Make a call and return the JSON of its answer, see `call_bytes`.
+def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _Answer:
+    """Return the content of an answer as `kind`, a struct or `dict`.
 
     Raises:
-        ServerGoneError: As `call_bytes`.
-        ServerError: As `call_bytes`, and an answer that is not JSON.
+        ServerError: It is not JSON, or does not fit; with the field and the first characters.
     """
-    content = call_bytes(url, call, what, tries=tries, patience=patience)
-    data = _parsed(content)
-    if data is None:
-        raise _no_json(url, content, what)
-    return data
-
-
-def call_struct(
-    url: str,
-    call: Callable[[], httpx.Response],
-    kind: type[_Struct],
-    what: str,
-    *,
-    tries: int,
-    patience: float = 0.0,
-) -> _Struct:
-    """Make a call and return its answer as a struct, see `call_bytes`.
-
-    Raises:
-        ServerGoneError: As `call_bytes`.
-        ServerError: As `call_bytes`, and an answer that does not fit; it names the field.
-    """
-    content = call_bytes(url, call, what, tries=tries, patience=patience)
     try:
         return read_struct(kind, content)
     except ValueError as error:
-        if _parsed(content) is None:
-            raise _no_json(url, content, what) from None
-        raise ServerError(f"{url}: {what}: the answer does not fit ({error}): {_start(content)!r}. {WHO}") from None
+        problem = f"does not fit ({error})" if _parsed(content) is not None else "is not JSON, or only a part of it"
+        start = content[:200].decode("utf-8", "replace")
+        raise ServerError(f"{url}: {what}: the answer {problem}: {start!r}. {WHO}") from None
 
 
-def call_bytes(url: str, call: Callable[[], httpx.Response], what: str, *, tries: int, patience: float = 0.0) -> bytes:
-    """Make a call and return its answer.
+def call_bytes(url: str, request: Callable[[], httpx.Response], what: str, *, tries: int, patience: float) -> bytes:
+    """Make a request and return the content of its answer.
 
     A server that is busy with what others asked for says so, with a Retry-After: the call is made again after that
     time, which does no harm, since a server that says so did nothing.
 
     Args:
         url: Of the server, for messages.
-        call: Makes the request; called again after a lost connection.
-        what: Name of the call, for messages.
+        request: Makes it; called again after a lost connection.
+        what: Its name, for messages.
         tries: How often a connection may be lost; 1 where a repeat would do harm.
         patience: Seconds to go on asking a busy server, all together.
 
@@ -80,7 +53,7 @@ def call_bytes(url: str, call: Callable[[], httpx.Response], what: str, *, tries
     """
     start, said = time.monotonic(), float("-inf")
     while True:
-        response = _response(url, call, what, tries)
+        response = _response(url, request, what, tries)
         if response.status_code == 200:
             return response.content
         error, later = _refusal(url, response, _parsed(response.content), what), _retry_after(response)
@@ -93,14 +66,6 @@ def call_bytes(url: str, call: Callable[[], httpx.Response], what: str, *, tries
         time.sleep(later)
 
 
-def _no_json(url: str, content: bytes, what: str) -> ServerError:
-    return ServerError(f"{url}: {what}: the answer is not JSON, or only a part of it: {_start(content)!r}. {WHO}")
-
-
-def _start(content: bytes) -> str:
-    return content[:200].decode("utf-8", "replace")
-
-
 def _parsed(content: bytes) -> Any:
     try:
         return json.loads(content)
@@ -108,38 +73,11 @@ def _parsed(content: bytes) -> Any:
         return None
 
 
-def as_object(url: str, data: Any, what: str) -> dict[str, Any]:
-    """Return an answer that must be a JSON object.
-
-    Raises:
-        ServerError: It is not.
-    """
-    if not isinstance(data, dict):
-        raise ServerError(f"{url}: {what}: the answer is no JSON object: {str(data)[:200]!r}. {WHO}")
-    return data
-
-
-def as_model(url: str, model: type[_Answer], data: Any, what: str) -> _Answer:
-    """Return an answer with its fields checked.
-
-    Raises:
-        ServerError: A field is missing or malformed.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "all of it"
-        raise ServerError(
-            f"{url}: {what}: the answer does not fit ({name}: {first['msg']}): {str(data)[:200]!r}. {WHO}"
-        ) from error
-
-
-def _response(url: str, call: Callable[[], httpx.Response], what: str, tries: int) -> httpx.Response:
+def _response(url: str, request: Callable[[], httpx.Response], what: str, tries: int) -> httpx.Response:
     start, attempt = time.monotonic(), 1
     while True:
         try:
-            return call()
+            return request()
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise ServerError(f"{url}: {what} cannot be sent: {error}. Check VLLM_SERVER_HOST.") from error
         except httpx.TransportError as error:

@@ -5,19 +5,19 @@ How calls end, and when they are repeated, is said in `session_client`.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import httpx
 import msgspec
+from msgspec import Struct
 
 from hanabi_grpo.client.answers import RolloutResult, checked_games
 from hanabi_grpo.client.http_bounds import MAX_ANSWER
-from hanabi_grpo.client.http_calls import WHO, as_model
+from hanabi_grpo.client.http_calls import WHO
 from hanabi_grpo.client.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.handshake import CommitAnswer, LendAnswer
 from hanabi_grpo.rollout.messages import (
     EarlierTurn,
     ReplyAnswer,
@@ -28,6 +28,7 @@ from hanabi_grpo.rollout.messages import (
 )
 from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
+from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import Reply
 
@@ -38,6 +39,30 @@ _PLAYER_BYTES = 4 << 20
 """Of one player's part of a game: 40,960 tokens at 30 bytes for id and logprob, and as much text again, fit twice."""
 _UPLOAD_PACE = 1 << 20
 """Bytes a second of the slowest link that an adapter may be pushed over."""
+
+
+class _Receipt(Struct):
+    """What the server serves of one adapter: the digests are of the tensors as loaded and of `config_digest`."""
+
+    version: int
+    sha256: str
+    config_sha256: str
+    lora_name: str
+
+
+class _Commit(Struct):
+    instance_id: str
+    receipts: dict[str, _Receipt]
+
+
+class _Lent(Struct):
+    """Receipt of a lent adapter; `seat` is its word, e.g. "frozen_0123456789abcdef@50"."""
+
+    seat: str
+    name: str
+    version: int
+    sha256: str
+    config_sha256: str
 
 
 class RolloutClient(SessionClient):
@@ -59,10 +84,9 @@ class RolloutClient(SessionClient):
         sent = {}
         for name, (body, config) in adapters.items():
             sent[name] = (version, hashlib.sha256(body).hexdigest(), config_digest(config))
-            self._upload(f"/adapters/{name}", version, body, config, f"pushing {name}@{version}")
-        what = f"committing version {version}"
-        data = self._json(lambda: self._http.post("/adapters/commit", params={"version": version}), what)
-        answer = as_model(self.url, CommitAnswer, data, what)
+            self._call(dict, self._upload(f"/adapters/{name}", version, body, config), f"pushing {name}@{version}")
+        commit = partial(self._http.post, "/adapters/commit", params={"version": version})
+        answer = self._call(_Commit, commit, f"committing version {version}")
         for name, pushed in sent.items():
             receipt = answer.receipts.get(name)
             if receipt is None or (receipt.version, receipt.sha256, receipt.config_sha256) != pushed:
@@ -71,7 +95,7 @@ class RolloutClient(SessionClient):
                     f"{pushed[1][:16]}… and config {pushed[2][:16]}…; the server does not serve what was trained. "
                     "Restart it."
                 )
-        return answer.model_dump()
+        return dict(msgspec.to_builtins(answer))
 
     def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
         """Give the server an adapter that it keeps beside those of its session, and check the receipt.
@@ -91,8 +115,7 @@ class RolloutClient(SessionClient):
         """
         sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
         name = frozen_name(sha256, config)
-        what = f"lending {name}@{version}"
-        answer = as_model(self.url, LendAnswer, self._upload("/frozen/", version, weights, config, what), what)
+        answer = self._call(_Lent, self._upload("/frozen/", version, weights, config), f"lending {name}@{version}")
         got = (answer.seat, answer.name, answer.version, answer.sha256, answer.config_sha256)
         if got != (f"{name}@{version}", name, version, sha256, digest):
             raise ServerError(
@@ -133,7 +156,7 @@ class RolloutClient(SessionClient):
             temperature=temperature,
         )
         what = f"a reply of {seat}"
-        answer = self._struct("/reply/", body, ReplyAnswer, what)
+        answer = self._call(ReplyAnswer, self._games("/reply/", body), what)
         named = seat_adapter(seat)
         if not answer.out_of_tokens and answer.version != (named[1] if named else None):
             raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
@@ -171,20 +194,23 @@ class RolloutClient(SessionClient):
             "temperature": temperature,
             "seats": seats,
         }
+        what = "playing games"
         try:
-            request = msgspec.convert(given, RolloutRequest)
-        except msgspec.ValidationError as error:
-            raise SettingsError(f"playing games: {error}.") from error
+            request = read_struct(RolloutRequest, given)
+        except ValueError as error:
+            raise SettingsError(f"{what}: {error}.") from error
         tasks = read_tasks(request)
         max_bytes = MAX_ANSWER + num_games * sum(task.task.setup.spec.num_players for task in tasks) * _PLAYER_BYTES
-        what = "playing games"
-        answer = self._struct("/rollout/", request, RolloutAnswer, what, tries=1, max_bytes=max_bytes)
+        answer = self._call(
+            RolloutAnswer, self._games("/rollout/", request, max_bytes=max_bytes), what, tries=1
+        )
         try:
             return checked_games(answer, tasks)
         except ServerError as error:
             raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
 
-    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any], what: str) -> Any:
+    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any]) -> Callable[[], httpx.Response]:
+        """Return the request that uploads an adapter; the larger it is the more time it has."""
         headers = {
             "x-sha256": hashlib.sha256(body).hexdigest(),
             "x-peft-config": json.dumps(config),
@@ -192,5 +218,5 @@ class RolloutClient(SessionClient):
         }
         seconds = self._answer_timeout.as_dict()
         timeout = httpx.Timeout(**{**seconds, "read": (seconds["read"] or 0.0) + len(body) / _UPLOAD_PACE})
-        put = partial(self._http.put, path, params={"version": version}, content=body, headers=headers, timeout=timeout)
-        return self._json(put, what)
+        params = {"version": version}
+        return partial(self._http.put, path, params=params, content=body, headers=headers, timeout=timeout)

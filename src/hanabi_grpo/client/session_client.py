@@ -9,34 +9,27 @@ cannot help.
 import logging
 import secrets
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import httpx
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from hanabi_grpo.client.http_bounds import MAX_ANSWER, bounded_client
-from hanabi_grpo.client.http_calls import as_model, as_object, call_json, call_struct
+from hanabi_grpo.client.http_calls import call_bytes, read_answer
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.handshake import (
-    PROTOCOL,
-    LogAnswer,
-    SessionAnswer,
-    game_claims,
-    session_headers,
-    tokenizer_hash,
-)
+from hanabi_grpo.rollout.handshake import PROTOCOL, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.values import split_address
 
 logger = logging.getLogger(__name__)
 _TRIES = 3
-_Answer = TypeVar("_Answer", bound=Struct)
+_Answer = TypeVar("_Answer")
 
 
 def server_url(settings: Settings) -> str:
@@ -87,6 +80,20 @@ class ClientTimeouts:
     """For guests of the server to be done with what a call needs; health, heartbeats and releases do not wait."""
 
 
+class _Session(Struct):
+    """What the server answers to a session's request; it holds the whole identity beside these."""
+
+    instance_id: str
+    session_timeout: Annotated[float, Meta(gt=0)]
+    """Seconds of silence after which another trainer may take over."""
+    versions: dict[str, int]
+
+
+class _Log(Struct):
+    next: int
+    lines: list[str]
+
+
 class SessionClient:
     """One connection to one rollout server; used as a context it releases its session at the end."""
 
@@ -127,42 +134,25 @@ class SessionClient:
 
     def health(self) -> dict[str, Any]:
         """Return the server's state; ServerGoneError when it is unreachable or its engine is dead."""
-        call = partial(self._http.get, "/health/", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "health check", tries=1, patient=False), "health check")
+        request = partial(self._http.get, "/health/", timeout=self._short_timeout)
+        return self._call(dict, request, "health check", tries=1, patient=False)
 
     def identity(self) -> dict[str, Any]:
         """Return what the server is: instance, base model, dtype, largest rank, versions held."""
-        return as_object(self.url, self._json(lambda: self._http.get("/identity/"), "identity"), "identity")
+        return self._call(dict, lambda: self._http.get("/identity/"), "identity")
 
     def log(self, after: int) -> tuple[int, list[str]]:
         """Return (the number to ask for next time, the server's log lines from number `after` on)."""
-        data = self._json(lambda: self._http.get("/log/", params={"after": after}), "log")
-        answer = as_model(self.url, LogAnswer, data, "log")
+        answer = self._call(_Log, lambda: self._http.get("/log/", params={"after": after}), "log")
         return answer.next, answer.lines
 
-    def introduce(
-        self,
-        settings: Settings,
-        *,
-        run_id: str,
-        adapters: Sequence[str],
-        lora_rank: int,
-        setups: Sequence[Setup[Any]],
-        secret: str | None = None,
-        version: int = 0,
-        replaces: Mapping[str, int] | None = None,
-    ) -> dict[str, Any]:
+    def introduce(self, settings: Settings, *, setups: Sequence[Setup[Any]], **claims: Any) -> dict[str, Any]:
         """Open a session with what these settings say of base model, tokenizer, chat format and number format.
 
         Args:
             settings: MODEL, HANABI_THINKING and HANABI_DTYPE.
-            run_id: See `open_session`, as the next ones.
-            adapters: Names.
-            lora_rank: Of every adapter.
             setups: The games that this run will ask for.
-            secret: See `open_session`.
-            version: The first version that will be pushed.
-            replaces: Newer versions of the same run that the server may drop.
+            claims: The other fields of `SessionRequest`, see `open_session`.
         """
         # Imported here: it takes seconds, which a health check need not wait for.
         from transformers import AutoTokenizer
@@ -173,49 +163,22 @@ class SessionClient:
         folder = resolve_model(settings.model)
         chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
         return self.open_session(
-            run_id=run_id,
-            adapters=adapters,
-            lora_rank=lora_rank,
             model_fingerprint=model_fingerprint(folder),
             tokenizer_hash=tokenizer_hash(chat.tokenizer),
             chat_hash=chat.hash,
             dtype=settings.dtype,
             games=game_claims(setups),
-            secret=secret,
-            version=version,
-            replaces=replaces,
+            **claims,
         )
 
-    def open_session(
-        self,
-        *,
-        run_id: str,
-        adapters: Sequence[str],
-        lora_rank: int,
-        model_fingerprint: str,
-        tokenizer_hash: str,
-        chat_hash: str,
-        dtype: str,
-        games: Sequence[Mapping[str, Any]],
-        secret: str | None = None,
-        version: int = 0,
-        replaces: Mapping[str, int] | None = None,
-    ) -> dict[str, Any]:
+    def open_session(self, *, run_id: str, secret: str | None = None, **claims: Any) -> dict[str, Any]:
         """Introduce a run; the server compares both sides and refuses what differs.
 
         Args:
             run_id: Path of the run folder.
-            adapters: ("shared",), or player_0 and the others in turn order.
-            lora_rank: Of every adapter.
-            model_fingerprint: See `fingerprint.model_fingerprint`.
-            tokenizer_hash: See `handshake.tokenizer_hash`.
-            chat_hash: See `ChatFormat.hash`.
-            dtype: Number format of the base model.
-            games: See `handshake.game_claims`.
             secret: Of the run folder, see `runs.run_secret`; None: one of this client, so that no other trainer
                 succeeds it while it lives.
-            version: The first version that will be pushed.
-            replaces: Newer versions of the same run that the server may drop; exactly those that it holds.
+            claims: The other fields of `SessionRequest` but `protocol` and `trainer_id`.
 
         Returns:
             The server's identity, the run and the versions that it serves of it.
@@ -228,27 +191,14 @@ class SessionClient:
             names = session_headers(run_id, self.trainer_id)
         except UnicodeEncodeError as error:
             raise SettingsError(f"OUTPUT_DIR={run_id!r}: not UTF-8 text; choose another folder.") from error
-        body = {
-            "protocol": PROTOCOL,
-            "run_id": run_id,
-            "trainer_id": self.trainer_id,
-            "secret": secret or self._secret,
-            "adapters": list(adapters),
-            "lora_rank": lora_rank,
-            "model_fingerprint": model_fingerprint,
-            "tokenizer_hash": tokenizer_hash,
-            "chat_hash": chat_hash,
-            "dtype": dtype,
-            "games": [dict(game) for game in games],
-            "version": version,
-            "replaces": None if replaces is None else dict(replaces),
-        }
-        data = self._json(lambda: self._http.post("/session/", json=body), "opening a session")
-        answer = as_model(self.url, SessionAnswer, data, "opening a session")
+        own = {"protocol": PROTOCOL, "trainer_id": self.trainer_id, "secret": secret or self._secret}
+        body = {**claims, "run_id": run_id, **own}
+        content = self._bytes(lambda: self._http.post("/session/", json=body), "opening a session")
+        answer = read_answer(self.url, _Session, content, "opening a session")
         # From here on the server knows whose requests these are, and refuses them once another trainer took over.
         self._http.headers.update(names)
         self.session_timeout = answer.session_timeout
-        return answer.model_dump()
+        return read_answer(self.url, dict, content, "opening a session")
 
     def heartbeat(self) -> dict[str, Any]:
         """Tell the server that this trainer is alive; returns its instance, run and versions.
@@ -256,8 +206,8 @@ class SessionClient:
         Raises:
             ServerError: No session, or another trainer has taken over.
         """
-        call = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
-        return as_object(self.url, self._json(call, "heartbeat", tries=1, patient=False), "heartbeat")
+        request = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
+        return self._call(dict, request, "heartbeat", tries=1, patient=False)
 
     def release(self) -> None:
         """End the session, so that another trainer may open one at once; without a session nothing happens.
@@ -270,8 +220,8 @@ class SessionClient:
         if self.session_timeout is None:
             return
         try:
-            call = partial(self._http.delete, "/session/", timeout=self._short_timeout)
-            self._json(call, "releasing the session", tries=1, patient=False)
+            request = partial(self._http.delete, "/session/", timeout=self._short_timeout)
+            self._call(dict, request, "releasing the session", tries=1, patient=False)
         finally:
             self.session_timeout = None
             for name in ("x-run-id", "x-trainer-id"):
@@ -296,21 +246,26 @@ class SessionClient:
         finally:
             self.close()
 
-    def _json(self, call: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True) -> Any:
-        return call_json(self.url, call, what, tries=tries, patience=self._patience if patient else 0.0)
-
-    def _struct(
+    def _call(
         self,
-        path: str,
-        body: Struct,
         kind: type[_Answer],
+        request: Callable[[], httpx.Response],
         what: str,
         *,
         tries: int = _TRIES,
-        max_bytes: int = MAX_ANSWER,
+        patient: bool = True,
     ) -> _Answer:
-        """Post a struct and return the answer as one."""
-        post = partial(
+        """Make a request and return its answer as `kind`."""
+        return read_answer(self.url, kind, self._bytes(request, what, tries=tries, patient=patient), what)
+
+    def _bytes(
+        self, request: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True
+    ) -> bytes:
+        return call_bytes(self.url, request, what, tries=tries, patience=self._patience if patient else 0.0)
+
+    def _games(self, path: str, body: Struct, *, max_bytes: int = MAX_ANSWER) -> Callable[[], httpx.Response]:
+        """Return the request that posts a struct and may take as long as games take."""
+        return partial(
             self._http.post,
             path,
             content=msgspec.json.encode(body),
@@ -318,4 +273,3 @@ class SessionClient:
             timeout=self._rollout_timeout,
             extensions={"max_bytes": max_bytes},
         )
-        return call_struct(self.url, post, kind, what, tries=tries, patience=self._patience)

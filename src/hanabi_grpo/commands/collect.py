@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
+    Env,
     OwnServer,
     Players,
     Preset,
@@ -18,7 +19,6 @@ from hanabi_grpo.commands.playing import (
     game_setup,
     progress_bar,
     serving,
-    stderr_console,
 )
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
@@ -33,6 +33,7 @@ def collect(
     deals: Annotated[int, typer.Option(help="Number of deals.")] = 100,
     games: Annotated[int, typer.Option(help="Games of each deal.")] = 1,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "collect",
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     temperature: Temperature = None,
@@ -49,7 +50,7 @@ def collect(
             raise SettingsError(f"{name} {number}: must be 1 or more.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players)
+    game = game_setup(loaded.settings, preset, players, env=env)
     game.environment.reset(game.config, split=suite, seed=0)  # refuses a malformed name before anything is written
     what = Collection(
         line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
@@ -60,17 +61,14 @@ def collect(
         rotate=not no_rotate,
         prompts=prompts,
     )
-    aside, console = stderr_console(), make_console()
+    aside = stderr_console()
     if is_held_out(suite):
         aside.print(
             f"warning: suite {suite} is held out; training on these games spoils evaluations on it.", style="yellow"
         )
-    done = [0, 0]
-    first: list[int] = []
-    with (
-        interruptible(lambda: f"stopped: {done[0]} of {deals} deals are done and kept; the same command goes on."),
-        ExitStack() as stack,
-    ):
+    done, first = 0, None
+    stopped = "stopped: {} of {} deals are done and kept; the same command goes on."
+    with interruptible(lambda: stopped.format(done, deals)), ExitStack() as stack:
         served = None
         if what.line_up.needs_server:
             _, served = stack.enter_context(serving(loaded, game, heat, aside, own=own_server))
@@ -78,16 +76,13 @@ def collect(
         start = time.monotonic()
 
         def progress(num_deals: int, num_games: int) -> None:
-            done[:] = num_deals, num_games
-            first.append(num_games)
+            nonlocal done, first
+            done, first = num_deals, num_games if first is None else first
             show(num_deals)
 
         state = collect_games(what, out, served=served, progress=progress)
         seconds = time.monotonic() - start
-    fresh = state.games - first[0]
+    fresh = state.games - (first or 0)
     speed = f"; {fresh} played now, {fresh / seconds:.1f} games/s" if fresh else "; nothing was left to play"
-    console.print(
-        f"{out}: {state.games} games of {state.deals} deals, mean score {state.score / state.games:.3f}{speed}",
-        markup=False,
-        soft_wrap=True,
-    )
+    mean = f"mean score {state.score / state.games:.3f}"
+    sayer(make_console())(f"{out}: {state.games} games of {state.deals} deals, {mean}{speed}")

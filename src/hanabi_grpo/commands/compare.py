@@ -28,7 +28,7 @@ def compare(
     out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
-    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.console import make_console, sayer
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.evaluation.comparison.curves import Axis
     from hanabi_grpo.evaluation.comparison.runs import load_arms
@@ -57,10 +57,11 @@ def compare(
         references=dict(map(parse_reference, reference or [])),
     )
     console = make_console()
+    say = sayer(console)
     for sheet in comparison_sheets(found):
         console.print(sheet.rich())
     for note in comparison_notes(found):
-        console.print(f"- {note}", markup=False, soft_wrap=True)
+        say(f"- {note}")
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
@@ -74,7 +75,7 @@ def compare(
             score_range=found.score_range,
             references=found.references,
         )
-        console.print(f"picture: {out_png}", markup=False, soft_wrap=True)
+        say(f"picture: {out_png}")
     for path, option in ((out_markdown, "--out-markdown"), (out_json, "--out-json")):
         if path is None:
             continue
@@ -86,4 +87,4 @@ def compare(
                 write_json_atomic(path, comparison_to_json(found, title))
         except OSError as error:
             raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another {option}.") from error
-        console.print(f"{'tables' if path is out_markdown else 'figures'}: {path}", markup=False, soft_wrap=True)
+        say(f"{'tables' if path is out_markdown else 'figures'}: {path}")

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hanabi_grpo.runs.run_folder import finite
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
-from hanabi_grpo.settings.variables import is_secret, typed
+from hanabi_grpo.settings.variables import typed
 
 SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
     "server": ("run", "server", "game"),
@@ -30,9 +30,23 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 120, highlight=False, emoji=False)
 
 
-def print_json(document: Any) -> None:
-    """Write a document as one line to standard output; a number that is not finite becomes null."""
-    sys.stdout.write(json.dumps(finite(document), ensure_ascii=False, allow_nan=False) + "\n")
+def stderr_console() -> Console:
+    """Return a console for progress and messages that are no result."""
+    return Console(stderr=True, highlight=False, emoji=False)
+
+
+def sayer(console: Console) -> Callable[..., None]:
+    """Return what prints a text as it is, each line whole so that it can be copied; `style` is rich's."""
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    return say
+
+
+def print_json(document: Any, indent: int | None = None) -> None:
+    """Write a document to standard output, on one line without `indent`; a number that is not finite becomes null."""
+    sys.stdout.write(json.dumps(finite(document), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> LoadedSettings:
@@ -40,7 +54,7 @@ def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> L
     loaded = load_settings()
     console.print(settings_table(loaded, sections))
     if why := set_environ(loaded, terminal):
-        console.print(why, soft_wrap=True, markup=False)
+        sayer(console)(why)
     return loaded
 
 
@@ -76,32 +90,37 @@ def offline_environ(settings: Settings) -> dict[str, str]:
 
 def server_command(loaded: LoadedSettings) -> str:
     """Return the command that starts a server for this trainer, as typed in the other terminal."""
-    settings = loaded.settings
-    words = _shared_words(loaded)
-    if settings.vllm_server_port != Settings().port:
+    settings, default = loaded.settings, Settings()
+    words = typed_words(loaded, both=True)
+    if settings.vllm_server_port != default.port:
         words.append(f"PORT={settings.vllm_server_port}")
-    if settings.vllm_server_host not in ("localhost", Settings().host):
+    if settings.vllm_server_host not in ("localhost", default.host):
         words.append(f"HANABI_HOST={settings.vllm_server_host}")
     return " ".join([*words, "bash", ROLLOUT_SCRIPT])
 
 
 def trainer_command(loaded: LoadedSettings) -> str:
     """Return the command that starts a trainer on this server, as typed in the other terminal."""
-    settings = loaded.settings
-    words = _shared_words(loaded)
-    if settings.port != Settings().vllm_server_port:
+    settings, default = loaded.settings, Settings()
+    words = typed_words(loaded, both=True)
+    if settings.port != default.vllm_server_port:
         words.append(f"VLLM_SERVER_PORT={settings.port}")
-    if settings.host not in ("localhost", "0.0.0.0", "::", Settings().vllm_server_host):
+    if settings.host not in ("localhost", "0.0.0.0", "::", default.vllm_server_host):
         words.append(f"VLLM_SERVER_HOST={settings.host}")
     return " ".join([*words, "bash", TRAIN_SCRIPT])
 
 
-def _shared_words(loaded: LoadedSettings) -> list[str]:
-    # `.env` is read by both terminals; what only this shell knows must be typed again.
+def typed_words(loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()) -> list[str]:
+    """Return NAME=value of what only this shell knows; `.env` is read by every terminal. Keys are named, not shown.
+
+    Args:
+        loaded: The settings.
+        both: Only settings that server and trainer share.
+        without: Names to leave out.
+    """
     words = []
-    for variable in variables(Settings):
-        if variable.both and loaded.origins[variable.field] == "shell":
-            secret = is_secret(Settings.model_fields[variable.field])
+    for variable in variables(loaded.settings.env):
+        if loaded.origins[variable.field] == "shell" and variable.env not in without and (variable.both or not both):
             value = typed(getattr(loaded.settings, variable.field))
-            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+            words.append(f"{variable.env}=" + (f'"${variable.env}"' if variable.secret else shlex.quote(value)))
     return words

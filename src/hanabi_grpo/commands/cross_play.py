@@ -11,10 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hanabi_grpo.commands.console import make_console, print_json
+from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
     AsJson,
+    Env,
     OwnServer,
     Players,
     Preset,
@@ -22,13 +23,12 @@ from hanabi_grpo.commands.playing import (
     chosen_temperature,
     game_setup,
     serving,
-    stderr_console,
 )
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation.crossplay.cells import CellStore
 from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
 from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
-from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise, summary_json
+from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
@@ -52,6 +52,7 @@ def cross_play(
             "NAME=WORD names it.",
         ),
     ],
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals that every pair plays.")] = 1000,
@@ -68,49 +69,60 @@ def cross_play(
     check_deals(deals, suite)
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players)
+    game = game_setup(loaded.settings, preset, players, env=env)
     entries = parse_entries(texts, game)
     folder = out or Path("outputs") / f"cross-play-{game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    options = {"preset": preset, "players": players, "deals": deals, "suite": suite, "temperature": temperature}
+    options = {
+        "env": env,
+        "preset": preset,
+        "players": players,
+        "deals": deals,
+        "suite": suite,
+        "temperature": temperature,
+    }
     again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
     aside = stderr_console()
     console = aside if as_json else make_console()
-    store, cells = CellStore(folder), dict[str, EvaluationResult]()
-    plans: list[Plan] = []
+    store, cells, tell = CellStore(folder), dict[str, EvaluationResult](), sayer(aside)
+    plan: Plan | None = None
 
     def standing() -> str:
-        if not plans:
-            return f"stopped before the games began. To go on: {again}"
-        if not cells:
-            return f"stopped before the first pair was finished; its finished deals are kept. To go on: {again}"
-        summary = summarise(plans[0], cells)
-        write_cross_play(folder, summary)
-        return (
-            f"stopped: {len(cells)} of {len(plans[0].cells)} pairs are done and in {folder}, with a report on "
-            f"them. To go on: {again}"
-        )
+        done = " before the games began"
+        if plan is not None and cells:
+            summary = summarise(plan, cells)
+            write_cross_play(folder, summary)
+            done = f": {len(cells)} of {len(plan.cells)} pairs are done and in {folder}, with a report on them"
+        elif plan is not None:
+            done = " before the first pair was finished; its finished deals are kept"
+        return f"stopped{done}. To go on: {again}"
 
     with interruptible(standing), ExitStack() as stack:
         served = None
         if any(not isinstance(entry.ref, ScriptRef) for entry in entries):
             _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
-        plans.append(make_plan(entries, game, deals, suite=suite, served=served))
-        cells.update(store.find(plans[0]))
+        plan = make_plan(entries, game, deals, suite=suite, served=served)
+        cells.update(store.find(plan))
         if cells:
-            aside.print(f"{len(cells)} of {len(plans[0].cells)} cells are in {folder} already", markup=False)
+            tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
         try:
-            _play(plans[0], store, cells, served, aside)
+            _play(plan, store, cells, served, aside)
         except HanabiGrpoError:
-            aside.print(standing(), markup=False, soft_wrap=True)
+            tell(standing())
             raise
-        summary = summarise(plans[0], cells)
+        summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
+    say = sayer(console)
     if as_json:
         print_json(summary_json(summary))
     else:
-        _show(summary, console)
+        for line in describe(summary):
+            say(line)
+        if len(summary.labels) <= _WITHOUT_ERRORS:
+            console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
+        for sheet in all_sheets(summary)[1:]:
+            console.print(sheet.rich())
     for file in files:
-        console.print(f"wrote {file}", markup=False, soft_wrap=True)
+        say(f"wrote {file}")
 
 
 def _play(
@@ -125,18 +137,12 @@ def _play(
             bars.update(of_cells, completed=len(cells))
             bars.update(of_deals, completed=0, description=cell.label)
 
-        store.play(plan, cells, served=served, begin=begin, progress=lambda done: bars.update(of_deals, completed=done))
+        def progress(done: int) -> None:
+            bars.update(of_deals, completed=done)
+
+        store.play(plan, cells, served=served, begin=begin, progress=progress)
         bars.update(of_cells, completed=len(cells))
         bars.update(of_deals, completed=plan.num_deals, description="deals")
-
-
-def _show(summary: Summary, console: Console) -> None:
-    for line in describe(summary):
-        console.print(line, markup=False, soft_wrap=True)
-    if len(summary.labels) <= _WITHOUT_ERRORS:
-        console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
-    for sheet in all_sheets(summary)[1:]:
-        console.print(sheet.rich())
 
 
 def _command(entries: Sequence[Entry], options: dict[str, object], *, as_json: bool, own: bool) -> str:

@@ -1,43 +1,47 @@
 """`--print-config` and `--dry-run` of both terminals: what would be started, with which settings; nothing is."""
 
 import contextlib
-import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from hanabi_grpo.commands.console import SECTIONS, announce, make_console, offline_environ, set_environ
+from hanabi_grpo.commands.console import (
+    SECTIONS,
+    announce,
+    make_console,
+    offline_environ,
+    print_json,
+    sayer,
+    set_environ,
+)
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
 from hanabi_grpo.settings.gpus import Terminal
-from hanabi_grpo.settings.pass_through import check_options
 
-_OUTPUTS = Path("outputs")
+PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Check everything and show what would start; start nothing. Exits with 1 when a check fails."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one of the other two.")]
 
 
 def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:
-    """Do what --print-config or --dry-run asks for.
-
-    Args:
-        terminal: Whose command it is.
-        extra_args: Options that would be handed on, to vLLM or to ms-swift. They are shown.
-        print_config: Show every setting with its origin.
-        dry_run: Check everything, and show what would be started.
-        as_json: Print one JSON object.
+    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown.
 
     Raises:
-        SettingsError: Not exactly one of the two, or settings or options that are refused.
+        SettingsError: Not exactly one of the two, or settings that are refused.
         typer.Exit: With 1, when a check of the dry run failed.
     """
-    check_options(terminal, extra_args)
     if print_config == dry_run:
         raise SettingsError(
             "choose one of --print-config and --dry-run; the latter prints settings too."
@@ -47,7 +51,7 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
     if dry_run:
         _dry_run(terminal, extra_args, as_json=as_json)
     elif as_json:
-        _write_json(settings_json(load_settings()))
+        print_json(settings_json(load_settings()), indent=2)
     else:
         make_console().print(settings_table(load_settings()))
 
@@ -57,7 +61,7 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
 
     Returns:
         {"command": [word, …], "environ": {name: value}, "waits_for" or "listens_on": URL, "gpus": str or None, and for
-        the server "engine": {field of EngineConfig: value}}.
+        the server "engine": {vLLM's option: value}}.
 
     Raises:
         HanabiGrpoError: RESUME cannot be followed.
@@ -67,15 +71,15 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
     environ = {**({"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}), **offline_environ(settings)}
     plan: dict[str, Any] = {"gpus": chosen}
     if terminal == "server":
-        from hanabi_grpo.server.assembly import engine_config
+        from hanabi_grpo.server.engine import engine_options
 
-        config = engine_config(settings, settings.model)
-        slots = {"lora_slots": config.lora_slots, "loras_in_memory": config.loras_in_memory}
+        options = engine_options(settings, settings.model)
+        # What adapters cover is read from the model when it is started, and it may not be here yet.
+        del options["lora_target_modules"]
         plan |= {
             "command": [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
             "listens_on": f"http://{settings.host}:{settings.port}",
-            # What adapters cover is read from the model when it is started, and it may not be here yet.
-            "engine": {**{key: value for key, value in asdict(config).items() if key != "lora_modules"}, **slots},
+            "engine": options,
         }
     else:
         from hanabi_grpo.client.rollout_client import each_server, server_url
@@ -85,7 +89,7 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         from hanabi_grpo.runs.run_folder import run_folder_name
 
         resume = plan_resume(settings)
-        new = settings.output_dir or _OUTPUTS / run_folder_name(settings, datetime.now())
+        new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
         run_folder = resume.run_folder if resume else new
         if settings.api_key:
             environ["HANABI_API_KEY"] = "********"
@@ -99,10 +103,8 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
 
 
 def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> None:
-    # Imported here: `doctor` takes what a plan looks like from the commands.
-    from hanabi_grpo.commands.doctor import report_json
+    from hanabi_grpo.commands.doctor.check import report_json, summary_line
     from hanabi_grpo.commands.doctor.command import make_checks
-    from hanabi_grpo.commands.doctor.show import summary_line
 
     console, shell = make_console(), dict(os.environ)
     if as_json:
@@ -117,7 +119,7 @@ def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> Non
     with contextlib.suppress(HanabiGrpoError):  # a check has said why
         plan = launch_plan(terminal, loaded, extra_args)
     if as_json:
-        _write_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan})
+        print_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan}, indent=2)
     else:
         console.print(summary_line(checks))
         _show(console, plan, extra_args)
@@ -141,9 +143,4 @@ def _show(console: Console, plan: Mapping[str, Any] | None, extra_args: list[str
             lines.append(f"    {plan['processes']} trainer process(es), after waiting {wait}")
         if extra_args:
             lines.append(f"    handed on as they are: {shlex.join(extra_args)}")
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def _write_json(data: Any) -> None:
-    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    sayer(console)("\n".join(lines))

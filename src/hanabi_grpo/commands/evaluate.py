@@ -1,18 +1,18 @@
 """`hanabi-grpo evaluate`: line-ups on held-out deals, beside what the scripts score on them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from hanabi_grpo.commands.console import make_console, print_json
+from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
     AsJson,
+    Env,
     OwnServer,
     Players,
     Preset,
@@ -21,12 +21,9 @@ from hanabi_grpo.commands.playing import (
     game_setup,
     progress_bar,
     serving,
-    stderr_console,
 )
-from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
-from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
@@ -50,6 +47,7 @@ def evaluate(
     ] = None,
     deals: Annotated[int, typer.Option(help="Number of held-out deals, each played in every seat order.")] = 1000,
     suite: Annotated[str, typer.Option(help="Stream of held-out deals.")] = "eval",
+    env: Env = None,
     preset: Preset = None,
     players: Players = None,
     temperature: Temperature = None,
@@ -76,40 +74,70 @@ def evaluate(
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players)
+    game = game_setup(loaded.settings, preset, players, env=env)
     teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
     aside = stderr_console()
     console = aside if as_json else make_console()
+    tell = sayer(aside)
     done: dict[str, int] = dict.fromkeys(labels, 0)
     books: list[Path] = []
     digests: list[str] = []
-    with interruptible(lambda: f"stopped: {_standing(done, deals)}"):
-        with ExitStack() as stack:
-            served = None
-            if any(team.needs_server for team in teams):
-                _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
-            results = []
-            try:
-                for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
-                    key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
-                    digests.append(key_digest(key))
-                    books.append(_ledger_path(out, number if len(teams) > 1 else None, game, key))
-                    results.append(
-                        _measure(team, name, game, deals, suite, served, not no_rotate, books[-1], done, aside)
+    results: list[EvaluationResult] = []
+    with interruptible(lambda: f"stopped: {_standing(done, deals)}"), ExitStack() as stack:
+        served = None
+        if any(team.needs_server for team in teams):
+            _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
+        for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
+            key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
+            digests.append(key_digest(key))
+            books.append(_ledger_path(out, number if len(teams) > 1 else None, game.spec.preset, digests[-1]))
+            orders = len(team.orders(rotate=not no_rotate))
+            title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
+            with progress_bar(aside, title, deals) as show:
+
+                def progress(count: int, name: str = name, show: Callable[[int], None] = show) -> None:
+                    done[name] = count
+                    show(count)
+
+                try:
+                    result = evaluate_line_up(
+                        team,
+                        game,
+                        deals,
+                        suite=suite,
+                        served=served,
+                        rotate=not no_rotate,
+                        label=name,
+                        ledger=books[-1],
+                        progress=progress,
+                        clear=False,
                     )
-            except ServerError:
-                if any(done.values()):
-                    aside.print(_standing(done, deals), markup=False, soft_wrap=True)
-                raise
+                except ServerError:
+                    if any(done.values()):
+                        tell(_standing(done, deals))
+                    raise
+            results.append(result)
+        stack.close()
         # Not again what was evaluated anyway.
         names = [name for name in reference_names(game) if name not in texts]
         with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
             references = reference_results(results[0], names, progress=show)
-        _publish(results, references, console, out, as_json=as_json)
-        for team, result, digest in zip(teams, results, digests, strict=True):
-            document = _document(result, references)
-            _keep(team, result.label, document, served, digest, None if len(teams) > 1 else out, aside)
+        document = evaluation_document(results, references)
+        # One result as `report` and others read it; its references are rows of its run's tables.
+        each = [{**result_to_json(one), "references": document["references"]} for one in results]
+        if out is not None:
+            write_document(out, each[0] if len(each) == 1 else document)
+        if as_json:
+            print_json(document)
+        else:
+            for sheet in evaluation_sheets(results, references):
+                console.print(sheet.rich())
+        if out is not None:
+            sayer(console)(f"wrote {out}")
+        for team, own, digest in zip(teams, each, digests, strict=True):
+            runs = served.resolver.run_folders(team.refs) if served else ()
+            _keep(runs, own, digest, None if len(teams) > 1 else out, tell)
         for book in books:
             book.unlink(missing_ok=True)
 
@@ -120,99 +148,32 @@ def _labels(teams: Sequence[LineUp]) -> list[str]:
     return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
 
 
-def _ledger_path(out: Path | None, number: int | None, game: Setup[Any], key: dict[str, Any]) -> Path:
+def _ledger_path(out: Path | None, number: int | None, preset: str, digest: str) -> Path:
     if out is None:
-        return _FOLDER / f"{game.spec.preset}-{key_digest(key)}.part.jsonl"
+        return _FOLDER / f"{preset}-{digest}.part.jsonl"
     return out.with_suffix(".part.jsonl" if number is None else f".{number}.part.jsonl")
 
 
-def _measure(
-    team: LineUp,
-    label: str,
-    game: Setup[Any],
-    deals: int,
-    suite: str,
-    served: Served | None,
-    rotate: bool,
-    book: Path,
-    done: dict[str, int],
-    aside: Console,
-) -> EvaluationResult:
-    orders = len(team.orders(rotate=rotate))
-    title = f"{label}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
-    with progress_bar(aside, title, deals) as show:
-
-        def progress(count: int) -> None:
-            done[label] = count
-            show(count)
-
-        return evaluate_line_up(
-            team,
-            game,
-            deals,
-            suite=suite,
-            served=served,
-            rotate=rotate,
-            label=label,
-            ledger=book,
-            progress=progress,
-            clear=False,
-        )
-
-
-def _document(result: EvaluationResult, references: Sequence[EvaluationResult]) -> dict[str, Any]:
-    """Return one result as `report` and others read it; its references are rows of its run's tables."""
-    return {**result_to_json(result), "references": [result_to_json(one) for one in references]}
-
-
 def _keep(
-    team: LineUp,
-    label: str,
-    document: dict[str, Any],
-    served: Served | None,
-    digest: str,
-    out: Path | None,
-    aside: Console,
+    runs: Iterable[Path], document: dict[str, Any], digest: str, out: Path | None, tell: Callable[[str], None]
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
-    for run in served.resolver.run_folders(team.refs) if served else ():
+    temperature, num_deals = document["temperature"], len(document["scores"])
+    heat = "greedy" if temperature == 0 else f"T{temperature:g}"
+    stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
+    for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        temperature, num_deals = document["temperature"], len(document["scores"])
-        heat = "greedy" if temperature == 0 else f"T{temperature:g}"
-        stem = re.sub(r"[^\w@.-]+", "_", label)[-60:]
-        name = f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
+        path = run / EVALUATIONS / f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
         try:
-            write_document(run / EVALUATIONS / name, document)
+            write_document(path, document)
         except SettingsError as error:
-            aside.print(f"not kept with the run: {error}", markup=False, soft_wrap=True)
+            tell(f"not kept with the run: {error}")
         else:
-            aside.print(f"kept with the run: {run / EVALUATIONS / name}", markup=False, soft_wrap=True)
+            tell(f"kept with the run: {path}")
 
 
 def _standing(done: dict[str, int], deals: int) -> str:
     each = f" ({', '.join(f'{label}: {count}' for label, count in done.items())})" if len(done) > 1 else ""
-    return (
-        f"{sum(done.values())} of {len(done) * deals} deals are done{each} and kept; the same command goes on from "
-        "there."
-    )
-
-
-def _publish(
-    results: Sequence[EvaluationResult],
-    references: Sequence[EvaluationResult],
-    console: Console,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    document = evaluation_document(results, references)
-    if out is not None:
-        write_document(out, _document(results[0], references) if len(results) == 1 else document)
-    if as_json:
-        print_json(document)
-    else:
-        for sheet in evaluation_sheets(results, references):
-            console.print(sheet.rich())
-    if out is not None:
-        console.print(f"wrote {out}", markup=False, soft_wrap=True)
+    total = f"{sum(done.values())} of {len(done) * deals} deals are done{each}"
+    return f"{total} and kept; the same command goes on from there."

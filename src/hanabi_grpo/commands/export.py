@@ -1,15 +1,14 @@
 """`hanabi-grpo export`: folders that are ready for a hub."""
 
-import json
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 
 
@@ -49,36 +48,25 @@ def export(
     from hanabi_grpo.settings.refs import parse_checkpoint
     from hanabi_grpo.tracking.checkpoints import local_folder
 
-    console = make_console()
-
-    def say(text: str) -> None:
-        if as_json:
-            sys.stderr.write(f"{text}\n")
-        else:
-            console.print(text, soft_wrap=True, markup=False)
-
-    with ExitStack() as stack:
-        stack.enter_context(interruptible(lambda: f"Stopped; nothing was written to {out}."))
-        if as_json:
-            # DeepSpeed, which PEFT loads, prints to standard output.
-            stack.enter_context(redirect_stdout(sys.stderr))
-        if base_model is not None:
-            check_base_model(base_model)
+    if base_model is not None:
+        check_base_model(base_model)
+    say = sayer(stderr_console() if as_json else make_console())
+    # DeepSpeed, which PEFT loads, prints to standard output.
+    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
+    with interruptible(lambda: f"Stopped; nothing was written to {out}."), aside:
         loaded = load_settings()
         ref = parse_checkpoint(source)
-        adapter = ref.adapter
         origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
         for text in origin.left_out:
             say(f"left out: {text}")
-        if adapter is not None:
-            origin.saved.choose(adapter, adapter)
-        model = None if loaded.origins["model"].startswith("default") else loaded.settings.model
+        if ref.adapter is not None:
+            origin.saved.choose(ref.adapter, ref.adapter)
         done = write(
             origin,
             out,
-            players=[adapter] if adapter else list(origin.saved.adapters),
+            players=[ref.adapter] if ref.adapter else list(origin.saved.adapters),
             base_model=base_model,
-            model=model,
+            model=None if loaded.origins["model"].startswith("default") else loaded.settings.model,
             merged=merged,
             say=say,
         )
@@ -91,21 +79,21 @@ def export(
     if not done.is_on_hub:
         say(f"the base model is called {done.base} in the cards; --base-model ORG/NAME says what it is on the hub.")
     if as_json:
+        results = [
+            {"line_up": one.line_up, "mean": one.result.mean, "standard_error": one.result.standard_error}
+            for one in origin.results
+        ]
         document = {
             "folder": str(done.folder),
             "step": origin.saved.step,
             "players": list(done.players),
             "base_model": done.base,
-            "results": [
-                {"line_up": one.line_up, "mean": one.result.mean, "standard_error": one.result.standard_error}
-                for one in origin.results
-            ],
+            "results": results,
             "merged": {name: asdict(check) for name, check in done.merged.items()},
         }
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        print_json(document)
         return
     say(f"wrote {out}: {', '.join(done.players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
     say("to publish a player, or all as one repository:")
-    for name in done.players:
-        say(f"  .venv/bin/hf upload ORG/NAME {out / name}")
-    say(f"  .venv/bin/hf upload ORG/NAME {out}")
+    for folder in (*(out / name for name in done.players), out):
+        say(f"  .venv/bin/hf upload ORG/NAME {folder}")

@@ -1,22 +1,17 @@
 """`hanabi-grpo hanab-live export` and `import`: games of the board `full` there and back."""
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from hanabi_grpo.commands.console import sayer, stderr_console
 from hanabi_grpo.commands.view import choose_recordings
-from hanabi_grpo.envs.hanabi.replays.compact import URL, compact, expand, looks_compact
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
-from hanabi_grpo.envs.hanabi.replays.live_game import LiveGame, live_game_to_json, live_games_from_text
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.live_game import live_game_to_json, live_games_from_text
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import write_recordings
-from hanabi_grpo.runs.run_folder import sync_folder
 
 hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board full with hanab.live.")
 
@@ -24,73 +19,45 @@ hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board
 @hanab_live.command("export")
 def export_hanab_live(
     path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
-    out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
-    url: Annotated[bool, typer.Option("--url", help="Links that open the games instead of JSON.")] = False,
+    out: Annotated[Path, typer.Option(help="New file, one game a line.")],
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
     step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
 ) -> None:
     """Write games of the board full as hanab.live reads them."""
+    say = sayer(stderr_console())
     recordings, notes = choose_recordings(path, step=step, game=game)
-    lines = []
-    for recording in recordings:
-        exported = export_game(recording)
-        notes += exported.notes
-        live = exported.game
-        lines.append(URL + compact(live) if url else json.dumps(live_game_to_json(live), ensure_ascii=False))
-    text = "".join(f"{line}\n" for line in lines)
-    _tell(notes)
-    if out is None:
-        sys.stdout.write(text)
-        return
+    exported = [export_game(recording) for recording in recordings]
+    for note in [*notes, *(note for one in exported for note in one.notes)]:
+        say(note)
+    lines = (json.dumps(live_game_to_json(one.game), ensure_ascii=False) for one in exported)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with out.open("x", encoding="utf-8") as file:
-            file.write(text)
-        sync_folder(out.parent)
+            file.writelines(f"{line}\n" for line in lines)
     except FileExistsError as error:
         raise SettingsError(f"--out {out}: exists already; choose another name or remove it.") from error
     except OSError as error:
         raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
-    _tell([f"wrote {len(lines)} game{'s' * (len(lines) != 1)} to {out}"])
+    say(f"wrote {len(exported)} game(s) to {out}")
 
 
 @hanab_live.command("import")
 def import_hanab_live(
-    sources: Annotated[list[str], typer.Argument(help="JSON files, - for standard input, URLs or their fragments.")],
+    sources: Annotated[list[Path], typer.Argument(help="JSON files.")],
     out: Annotated[Path, typer.Option(help="New file of games, for hanabi-grpo view.")],
 ) -> None:
     """Replay games of hanab.live in our engine; games of other rules are refused, and then none is written."""
-    recordings: list[Recording] = []
+    say, recordings = sayer(stderr_console()), []
     for source in sources:
-        lives = _read(source)
+        try:
+            lives = live_games_from_text(source.read_bytes().decode("utf-8"), str(source))
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise SettingsError(f"{source}: cannot be read ({why}); give a JSON file.") from error
         for number, live in enumerate(lives):
-            name = "standard input" if source == "-" else source if len(source) < 80 else f"{source[:40]}…"
-            imported = import_game(live, name if len(lives) == 1 else f"{name}, game {number}")
+            imported = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
             recordings.append(imported.recording)
-            _tell(imported.notes)
+            for note in imported.notes:
+                say(note)
     write_recordings(out, recordings)
-    word = "game" if len(recordings) == 1 else "games"
-    _tell([f"wrote {len(recordings)} {word} to {out}; watch with: hanabi-grpo view {out}"])
-
-
-def _read(source: str) -> list[LiveGame]:
-    if source == "-":
-        return live_games_from_text(sys.stdin.read(), "standard input")
-    # A fragment can be longer than a file's name may be, and asking for such a file is an error of its own.
-    if looks_compact(source) and not (len(source) < 200 and Path(source).is_file()):
-        return [expand(source)]
-    try:
-        text = Path(source).read_bytes().decode("utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"{source[:80]}: cannot be read ({why}); give a JSON file, a hanab.live URL or its fragment."
-        ) from error
-    return live_games_from_text(text, source)
-
-
-def _tell(notes: Sequence[str]) -> None:
-    # To stderr: standard output may be the game itself.
-    console = Console(stderr=True, highlight=False, emoji=False)
-    for note in notes:
-        console.print(note, markup=False, soft_wrap=True)
+    say(f"wrote {len(recordings)} game(s) to {out}; watch with: hanabi-grpo view {out}")

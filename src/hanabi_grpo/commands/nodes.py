@@ -39,22 +39,18 @@ class Nodes:
         return ["--nnodes", str(self.count), "--node_rank", str(self.rank), *where]
 
 
-def read_nodes(environ: Mapping[str, str] | None = None) -> Nodes:
+def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
     """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset.
-
-    Args:
-        environ: None: this process's.
 
     Raises:
         SettingsError: Not whole numbers, a rank beyond the nodes, or no address of node 0.
     """
-    source = os.environ if environ is None else environ
-    count = _number(source, "NNODES", 1, 1, 4096)
+    count = _number(environ, "NNODES", 1, 1, 4096)
     if count == 1:
         return Nodes()
-    rank = _number(source, "NODE_RANK", None, 0, count - 1)
-    port = _number(source, "MASTER_PORT", DEFAULT_PORT, 1, 65535)
-    address = source.get("MASTER_ADDR", "").strip()
+    rank = _number(environ, "NODE_RANK", None, 0, count - 1)
+    port = _number(environ, "MASTER_PORT", DEFAULT_PORT, 1, 65535)
+    address = environ.get("MASTER_ADDR", "").strip()
     if not address:
         raise SettingsError(f"NNODES={count}: MASTER_ADDR must be the address of node 0 as the other nodes reach it.")
     return Nodes(count=count, rank=rank, address=address, port=port)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json
-from hanabi_grpo.commands.playing import stderr_console
+from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.run_folder import run_home, write_text_atomic
+from hanabi_grpo.runs.run_folder import run_home
 
 if TYPE_CHECKING:
     from hanabi_grpo.report.run_report import RunReport
@@ -42,7 +41,8 @@ def report(
     Evaluations are files of evaluate --out in the run folder, in its evaluations/, and those given. The rise is from
     the first to the last one of the same deals, in the order of training.
     """
-    from hanabi_grpo.report.conventions_page import write_conventions
+    from hanabi_grpo.report.hanabi.conventions_page import write_conventions
+    from hanabi_grpo.report.page import save_text, write_page
     from hanabi_grpo.report.run_report import read_report
 
     if not 0 <= replays <= 100:
@@ -51,9 +51,7 @@ def report(
         raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = stderr_console() if as_json else make_console()
 
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, markup=False, soft_wrap=True)
-
+    say = sayer(console)
     if conventions is not None:
         for line in write_conventions(conventions, [run, *(beside or [])]):
             say(line)
@@ -70,7 +68,6 @@ def report(
             say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
-        from hanabi_grpo.report.page import write_page
         from hanabi_grpo.report.run_page import run_page
 
         page, notes = run_page(found, num_replays=replays)
@@ -80,7 +77,7 @@ def report(
     if png is not None:
         _draw(found, png, say)
     if markdown is not None:
-        _write(markdown, "\n".join(sheet.markdown() for sheet in found.sheets))
+        save_text(markdown, "\n".join(sheet.markdown() for sheet in found.sheets), "--markdown")
         say(f"tables: {markdown}")
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
@@ -113,11 +110,3 @@ def _draw(found: "RunReport", path: Path, say: Callable[..., None]) -> None:
     left_out = found.pictures.save_all(files)
     for name, file in files.items():
         say(f"no picture {name}: {left_out[name]}" if name in left_out else f"picture: {file}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, text)
-    except OSError as error:
-        raise SettingsError(f"--markdown {path}: cannot be written ({error.strerror}).") from error

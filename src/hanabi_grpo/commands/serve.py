@@ -1,24 +1,30 @@
-"""`hanabi-grpo serve`: the rollout server, in this process."""
+"""`hanabi-grpo serve`: the rollout server. This process holds the port and restarts its child, which has the engine."""
 
-from hanabi_grpo.commands.console import SECTIONS, announce, make_console, trainer_command
+import typer
+
+from hanabi_grpo.commands.console import SECTIONS, announce, make_console, sayer, trainer_command
+from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
 
 
-def serve(extra_args: list[str]) -> None:
-    """Print the settings and the other terminal's command, then serve until stopped.
+def serve(
+    ctx: typer.Context, print_config: PrintConfig = False, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Start the rollout server (terminal 1). Further options go to vLLM, see docs/pass-through.md.
 
-    Args:
-        extra_args: vLLM's own options.
+    Environment: MODEL, PORT, HANABI_HOST, HANABI_API_KEY, VLLM_TENSOR_PARALLEL_SIZE, HANABI_MAX_MODEL_LEN,
+    HANABI_DTYPE, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
     check_names()
-    check_options("server", extra_args)
+    check_options("server", ctx.args)
+    if print_config or dry_run or as_json:
+        look("server", ctx.args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        return
     console = make_console()
     loaded = announce(console, SECTIONS["server"], "server")
-    console.print(
-        f"For training, type in another terminal:\n    {trainer_command(loaded)}", soft_wrap=True, markup=False
-    )
+    sayer(console)(f"For training, type in another terminal:\n    {trainer_command(loaded)}")
     # Imported here: the offline switches must be set before a hub library reads them.
     from hanabi_grpo.server.main import serve as run_server
 
-    run_server(loaded.settings, extra_args)
+    run_server(loaded.settings, ctx.args)

@@ -1,6 +1,5 @@
 """`hanabi-grpo settings`: every setting, its value and its origin."""
 
-import json
 import sys
 from typing import Annotated
 
@@ -15,7 +14,7 @@ def settings(
     ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
-    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.console import make_console, print_json
     from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
     from hanabi_grpo.settings.pass_through import pass_through_markdown
 
@@ -24,6 +23,6 @@ def settings(
     elif as_markdown:
         sys.stdout.write(environment_markdown())
     elif as_json:
-        sys.stdout.write(json.dumps(settings_json(load_settings()), indent=2, ensure_ascii=False) + "\n")
+        print_json(settings_json(load_settings()), indent=2)
     else:
         make_console().print(settings_table(load_settings()))

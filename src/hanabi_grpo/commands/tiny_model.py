@@ -38,14 +38,14 @@ def tiny_model(
             )
         from hanabi_grpo.sft.tiny_model.shipped import check_shipped
 
-        check_shipped(folder, legal_moves=settings.legal_moves)
+        check_shipped(folder, legal_moves=settings.env_config["legal_moves"])
         return
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 
     recipe = Recipe(
         presets=boards,
         players=count,
-        legal_moves=settings.legal_moves,
+        legal_moves=settings.env_config["legal_moves"],
         seed=settings.seed if seed is None else seed,
         steps=900 if steps is None else steps,
     )

@@ -3,16 +3,26 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from hanabi_grpo.client import waiting
 from hanabi_grpo.client.rollout_client import each_server, server_name
-from hanabi_grpo.commands.console import SECTIONS, TRAIN_SCRIPT, announce, make_console, server_command
+from hanabi_grpo.commands.console import (
+    SECTIONS,
+    TRAIN_SCRIPT,
+    announce,
+    make_console,
+    sayer,
+    server_command,
+    typed_words,
+)
+from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
@@ -30,30 +40,32 @@ from hanabi_grpo.runs.run_folder import (
     prepare_run_folder,
     write_json_atomic,
 )
-from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json, variables
+from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json
 from hanabi_grpo.settings.batch import plan_line
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
-from hanabi_grpo.settings.variables import is_secret, typed
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 
 _TRAINER = "hanabi_grpo.training.main"
-_REMIND_SECONDS = 10.0
-_POLL_SECONDS = 1.0
 
 
-def train(extra_args: list[str]) -> None:
-    """Check the settings, batch sizes, dataset, model and run folder; wait for the server; start the trainer.
+def train(
+    ctx: typer.Context, print_config: PrintConfig = False, dry_run: DryRun = False, as_json: AsJson = False
+) -> None:
+    """Wait for the server, then train (terminal 2). Further options go to ms-swift, see docs/pass-through.md.
 
-    The trainer replaces this process, so that a signal from the terminal reaches it directly.
-
-    Args:
-        extra_args: ms-swift's own options, handed on.
+    Environment: MODEL, DATASET, OUTPUT_DIR, RESUME, MAX_STEPS, VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY,
+    NPROC_PER_NODE, DEEPSPEED, REPORT_TO, CUDA_VISIBLE_DEVICES and all others that --print-config shows.
     """
+    extra_args = ctx.args
     check_names()
     check_options("trainer", extra_args)
+    if print_config or dry_run or as_json:
+        look("trainer", extra_args, print_config=print_config, dry_run=dry_run, as_json=as_json)
+        return
     console = make_console()
+    say = sayer(console)
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
@@ -64,39 +76,35 @@ def train(extra_args: list[str]) -> None:
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)
     if nodes.joins and loaded.settings.output_dir is not None:
-        _start(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, console, "joining node 0")
+        say("joining node 0")
+        _become_trainer(loaded, loaded.settings.output_dir / "settings.json", extra_args, nodes, say)
         return
     with _run_folder(loaded.settings) as (folder, resume):
         loaded = replace(loaded, settings=loaded.settings.model_copy(update={"output_dir": folder}))
-        console.print(plan_line(loaded.settings, plan, steps), soft_wrap=True)
-        console.print(f"boards: {mix_line(rows, loaded.settings)}", soft_wrap=True, markup=False)
-        console.print(f"run folder: {folder}", soft_wrap=True, markup=False)
+        say(plan_line(loaded.settings, plan, steps))
+        say(f"boards: {mix_line(rows, loaded.settings)}")
+        say(f"run folder: {folder}")
         for line in resume_lines(resume, loaded.settings, steps):
-            console.print(line, soft_wrap=True, markup=False)
+            say(line)
         if resume is not None and resume.step >= steps:
-            console.print(
-                f"To go on: {resume_command(loaded, folder, extra_args, max_steps=2 * steps)}",
-                soft_wrap=True,
-                markup=False,
-            )
+            say(f"To go on: {resume_command(loaded, folder, extra_args, max_steps=2 * steps)}")
             return
-        used = fetch_used(
-            loaded.settings,
-            folder,
-            is_resumed=resume is not None and resume.checkpoint is not None,
-            say=lambda text: console.print(text, soft_wrap=True, markup=False),
-        )
+        is_resumed = resume is not None and resume.checkpoint is not None
+        used = fetch_used(loaded.settings, folder, is_resumed=is_resumed, say=say)
         for one in each_server(loaded.settings):
             wait_for_server(replace(loaded, settings=one), console)
-        settings_path = folder / "settings.json"
         if resume is not None:
-            _set_aside(resume, console)
-        beside = {"dataset_sha256": dataset_sha256(loaded.settings), KEY: used}
-        beside[RESUME_COMMAND] = resume_command(loaded, folder, extra_args)
-        write_json_atomic(settings_path, {**settings_json(loaded), **beside})
+            _set_aside(resume, say)
+        document = {
+            **settings_json(loaded),
+            "dataset_sha256": dataset_sha256(loaded.settings),
+            KEY: used,
+            RESUME_COMMAND: resume_command(loaded, folder, extra_args),
+        }
+        write_json_atomic(folder / "settings.json", document)
         write_resume(resume, folder)
         # Inside the block: the trainer inherits the lock.
-        _start(loaded, settings_path, extra_args, nodes, console, "server is ready")
+        _become_trainer(loaded, folder / "settings.json", extra_args, nodes, say)
 
 
 def resume_command(
@@ -111,13 +119,7 @@ def resume_command(
         max_steps: Steps of the whole run; None: as before.
     """
     given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
-    left_out = {*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())}
-    words = []
-    for variable in variables(Settings):
-        if loaded.origins[variable.field] == "shell" and variable.env not in left_out:
-            secret = is_secret(Settings.model_fields[variable.field])
-            value = typed(getattr(loaded.settings, variable.field))
-            words.append(f"{variable.env}=" + (f'"${variable.env}"' if secret else shlex.quote(value)))
+    words = typed_words(loaded, without={*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())})
     passed = ((name, value) for name, (value, origin) in loaded.passed_through.items() if origin == "shell")
     words += [f"{name}={shlex.quote(value)}" for name, value in (*passed, *given.items())]
     here = Path(TRAIN_SCRIPT).is_file()
@@ -142,40 +144,27 @@ def trainer_environ(loaded: LoadedSettings) -> dict[str, str]:
     return {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
 
 
-def wait_for_server(
-    loaded: LoadedSettings, console: Console, *, remind: float = _REMIND_SECONDS, poll: float = _POLL_SECONDS
-) -> None:
+def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float = 10.0, poll: float = 1.0) -> None:
     """Return once the server answers that it is healthy; remind of the command that starts it meanwhile.
 
     Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
 
-    Args:
-        loaded: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_SERVER_TIMEOUT and the key.
-        console: Where reminders go.
-        remind: Seconds between reminders.
-        poll: Seconds between questions.
-
     Raises:
         ServerError: The time is up, or the server refuses the key.
     """
-    servers = each_server(loaded.settings)
+    servers, say = each_server(loaded.settings), sayer(console)
     if len(servers) > 1:
-        first = f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, {server_name(servers[0])}"
-        console.print(first, soft_wrap=True, markup=False)
-    waiting.wait_for_server(
-        servers[0],
-        lambda text: console.print(text, soft_wrap=True, markup=False),
-        server_command=server_command(replace(loaded, settings=servers[0])),
-        remind=remind,
-        poll=poll,
-    )
+        say(f"VLLM_SERVER_HOST lists {len(servers)} servers; this command uses the first, {server_name(servers[0])}")
+    command = server_command(replace(loaded, settings=servers[0]))
+    waiting.wait_for_server(servers[0], say, server_command=command, remind=remind, poll=poll)
 
 
-def _start(
-    loaded: LoadedSettings, settings_path: Path, extra_args: list[str], nodes: Nodes, console: Console, why: str
+def _become_trainer(
+    loaded: LoadedSettings, settings_path: Path, extra_args: list[str], nodes: Nodes, say: Callable[[str], None]
 ) -> None:
+    # This process becomes the trainer, so that a signal from the terminal reaches it directly.
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
-    console.print(f"{why}; starting {shlex.join(command)}", soft_wrap=True, markup=False)
+    say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
     os.execvpe(command[0], command, trainer_environ(loaded))
 
@@ -208,13 +197,12 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
             leave_run_folder(folder)
 
 
-def _set_aside(resume: ResumePlan, console: Console) -> None:
+def _set_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
     cut = cut_records(resume.run_folder, resume.step)
     if cut.rows or cut.episodes:
-        console.print(
+        say(
             f"records after step {resume.step} moved aside: {cut.rows} rows to metrics.discarded.jsonl, "
-            f"{cut.episodes} files to episodes/discarded/",
-            soft_wrap=True,
+            f"{cut.episodes} files to episodes/discarded/"
         )
     if kept := keep_settings(resume.run_folder, resume.step):
-        console.print(f"settings until here: {kept}", soft_wrap=True, markup=False)
+        say(f"settings until here: {kept}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import run_home
@@ -33,11 +33,8 @@ def upload(
         raise SettingsError(f"{run}: no settings.json in it; give the folder of a run (OUTPUT_DIR).")
     for path in evaluation or []:
         read_result(path)
-    console = make_console()
+    say = sayer(make_console())
     again = f"hanabi-grpo upload {shlex.quote(str(run))}"
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
 
     with interruptible(lambda: f"Stopped; what went up stays there. To go on: {again}"):
         if not upload_run(run, load_settings(), say, showcase=samples, evaluations=evaluation or []):

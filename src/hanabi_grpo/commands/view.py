@@ -1,6 +1,5 @@
 """`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +10,12 @@ import typer
 from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection
-from hanabi_grpo.envs.hanabi.replays.terminal import games_table, print_game
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.report.replay_page import render_games, timelines_of
-from hanabi_grpo.runs.manifest import MANIFEST
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.checkpoints import games_place
-from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 _LARGE_PAGE = 4_000_000
@@ -31,17 +27,16 @@ def view(
         Path,
         typer.Argument(help="Run folder, folder of games, a *.jsonl file of games, or wandb:team/project/name:alias."),
     ],
-    worst: Annotated[int | None, typer.Option(help="This many games of the lowest score.")] = None,
-    best: Annotated[int | None, typer.Option(help="This many games of the highest score.")] = None,
-    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a reply that was no legal move.")] = False,
+    worst: Annotated[int | None, typer.Option(help="This many games of the lowest return.")] = None,
+    best: Annotated[int | None, typer.Option(help="This many games of the highest return.")] = None,
+    illegal: Annotated[bool, typer.Option("--illegal", help="Only games with a bad reply.")] = False,
     player: Annotated[str | None, typer.Option(help="Only turns of this player, e.g. player_1.")] = None,
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
     step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
     prompts: Annotated[bool, typer.Option("--prompts", help="Also what the players were shown.")] = False,
-    hands: Annotated[bool, typer.Option("--hands", help="Also the cards that the mover could not see.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write one page for a browser instead.")] = None,
 ) -> None:
-    """Watch recorded games: what each player saw, thought, said and did, and what it earned.
+    """Watch recorded games of any environment: what each player saw, thought, said and did, and what it earned.
 
     Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
@@ -52,25 +47,25 @@ def view(
     recordings, notes = read_recordings(files)
     for note in notes:
         console.print(note, style="yellow", markup=False, soft_wrap=True)
-    estimator = _estimator(path)
+    settings = settings_beside(path)
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
-        console.print(f"{title}; every reply was a legal move.", markup=False, soft_wrap=True)
+        console.print(f"{title}; every reply was a legal action.", markup=False, soft_wrap=True)
         return
     if html is None and selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
         console.print("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
         return
-    timelines = timelines_of(recordings, chosen, estimator)
     if html is not None:
-        page = render_games(timelines, title=title, prompts=prompts, estimator=_described(estimator))
+        page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
         console.print(write_page(html, page, "--html"), markup=False, soft_wrap=True)
         if html.stat().st_size > _LARGE_PAGE:
             console.print("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    for timeline in timelines:
-        print_game(console, timeline, prompts=prompts, hands=hands, player=selection.player)
+    advantages = advantages_of(recordings, estimator_of(settings))
+    for one in chosen:
+        print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
 
 
 def read_player(name: str | None) -> int | None:
@@ -103,33 +98,3 @@ def _name(files: Sequence[Path]) -> str:
     folder = files[0].resolve().parent
     run = folder.parent.name if folder.name == "episodes" else folder.name
     return f"{files[0].name} of {run}" if len(files) == 1 else f"{len(files)} files of {run}"
-
-
-def _estimator(path: Path) -> Estimator:
-    """Return the estimator that the run trained with; the default one where there is no run.
-
-    A run and an artifact of it have `settings.json`, an exported folder has settings in its manifest. Whitening and the
-    weights of the loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
-    """
-    for folder in (path, path.resolve().parent.parent):
-        for file in (folder / "settings.json", folder / MANIFEST):
-            if not file.is_file():
-                continue
-            try:
-                data = json.loads(file.read_text(encoding="utf-8"))
-                if file.name == MANIFEST and "settings" not in data:
-                    continue
-                name, scale = data["settings"]["HANABI_ADVANTAGE"], data["settings"].get("HANABI_ADVANTAGE_SCALE")
-            except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-                raise SettingsError(f"{file}: not the settings of a run ({error!r}).") from error
-            if name not in ESTIMATORS:
-                raise SettingsError(f"{file}: HANABI_ADVANTAGE={name!r}; known: {', '.join(ESTIMATORS)}.")
-            if scale not in (None, "std", "none"):
-                raise SettingsError(f"{file}: HANABI_ADVANTAGE_SCALE={scale!r}; known: std, none.")
-            return choose_estimator(name, scale)
-    return choose_estimator(Settings().advantage)
-
-
-def _described(estimator: Estimator) -> str:
-    games = "the games of a deal" if estimator.pool == "group" else "all games of the step"
-    return f"{estimator.name}, among {games}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from hanabi_grpo.sft.run import Outcome, WarmStart
+    from hanabi_grpo.sft.run import WarmStart
 
 
 def warm_start(
@@ -17,7 +17,8 @@ def warm_start(
         typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
     ] = None,
     games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Board; as in training when left out.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; as in training when left out.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")] = None,
     players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
     deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
     noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
@@ -42,7 +43,7 @@ def warm_start(
     HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
     from hanabi_grpo.commands.console import offline_environ
-    from hanabi_grpo.commands.playing import game_config
+    from hanabi_grpo.commands.playing import game_setup
     from hanabi_grpo.settings import load_settings
 
     settings = load_settings().settings
@@ -52,17 +53,19 @@ def warm_start(
     from hanabi_grpo.sft.run import WarmStart
     from hanabi_grpo.sft.sources import GameFilter, Sources
 
+    chosen = GameFilter(min_score=min_score, only_legal=only_legal, who=who)
+    sources = Sources(
+        line_ups=tuple(line_ups or ()),
+        paths=tuple(games or ()),
+        num_deals=deals,
+        noise=noise,
+        learn_noise=learn_noise,
+        chosen=chosen,
+    )
     work = WarmStart(
         settings=settings,
-        config=game_config(settings, preset, players),
-        sources=Sources(
-            line_ups=tuple(line_ups or ()),
-            paths=tuple(games or ()),
-            num_deals=deals,
-            noise=noise,
-            learn_noise=learn_noise,
-            chosen=GameFilter(min_score=min_score, only_legal=only_legal, who=who),
-        ),
+        config=game_setup(settings, preset, players, env=env).config,
+        sources=sources,
         out=out,
         steps=steps,
         batch=batch,
@@ -76,11 +79,11 @@ def warm_start(
 
 def _run(work: "WarmStart") -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Table
     from transformers.utils.logging import disable_progress_bar
 
-    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.console import make_console, sayer, stderr_console
     from hanabi_grpo.commands.interruption import INTERRUPTED, stop_flag
-    from hanabi_grpo.commands.playing import stderr_console
     from hanabi_grpo.sft.run import Watcher
 
     disable_progress_bar()
@@ -94,23 +97,14 @@ def _run(work: "WarmStart") -> None:
                 bars[what] = progress.add_task(text, total=total)
             progress.update(bars[what], completed=done, total=total, description=text)
 
-        def say(text: str) -> None:
-            aside.print(text, markup=False, soft_wrap=True)
-
-        outcome = work.run(Watcher(say=say, show=show, should_stop=should_stop))
+        outcome = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
     if not outcome.is_finished:
-        aside.print(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.", soft_wrap=True)
+        sayer(aside)(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.")
         raise typer.Exit(INTERRUPTED)
-    console.print(_table(outcome))
-    for line in outcome.next_steps:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _table(outcome: "Outcome") -> Any:
-    from rich.table import Table
-
     table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
     for label, row in outcome.rows:
         figures = f"{row['loss']:.4f}", f"{row['accuracy']:.3f}", str(row["num_replies"])
         table.add_row(f"{row['name']} ({label})", str(row["step"]), *figures)
-    return table
+    console.print(table)
+    for line in outcome.next_steps:
+        sayer(console)(line)

@@ -1,6 +1,6 @@
 """`hanabi-grpo watch`: a run on the terminal while it trains."""
 
-import json
+import contextlib
 import signal
 import sys
 import time
@@ -23,7 +23,7 @@ def watch(
     """
     from rich.live import Live
 
-    from hanabi_grpo.commands.console import make_console
+    from hanabi_grpo.commands.console import make_console, print_json
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.report.run_views.run_watch import RunWatch
     from hanabi_grpo.report.run_views.screen import RunScreen
@@ -36,16 +36,14 @@ def watch(
     if as_json or once or not sys.stdout.isatty():
         state = watched.look()
         if as_json:
-            sys.stdout.write(json.dumps(state.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+            print_json(state.to_json(), indent=2)
         else:
             console.print(RunScreen(state))
         raise typer.Exit(0 if state.is_there else 1)
     # SIGTERM must give the terminal back too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with Live(RunScreen(watched.look()), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
-                live.update(RunScreen(watched.look()), refresh=True)
-    except KeyboardInterrupt:
-        return
+    screen = Live(RunScreen(watched.look()), console=console, screen=True, auto_refresh=False)
+    with contextlib.suppress(KeyboardInterrupt), screen:
+        while True:
+            time.sleep(every)
+            screen.update(RunScreen(watched.look()), refresh=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name
@@ -169,6 +170,8 @@ class Environment(Protocol[C]):
     """Configs by name; each has that name in its field `preset`."""
     policies: Mapping[str, Callable[[], "Policy"]]
     """Scripts by name."""
+    alarms: Sequence[Alarm] = ()
+    """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 
     def spec(self, config: C) -> EnvSpec:
         """Return what others have to know.
@@ -292,6 +295,10 @@ class Observation:
     def legal(self) -> tuple[str, ...] | None:
         """See `Game.legal`."""
         return self.__game.legal(self.player)
+
+    def parse(self, reply: str) -> str | None:
+        """See `Game.parse`."""
+        return self.__game.parse(self.player, reply)
 
 
 class Seat(Protocol):

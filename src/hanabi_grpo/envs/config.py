@@ -12,18 +12,32 @@ from hanabi_grpo.errors import SettingsError, shown
 class EnvConfig(BaseModel):
     """The settings that every environment has; a subclass adds its own fields.
 
-    The three rewards belong to the player who made the reply. `Referee` pays them beside the parts of the game.
+    Each is an environment variable too, HANABI_<FIELD>, which the string under it describes. The three rewards belong
+    to the player who made the reply; `Referee` pays them beside the parts of the game.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     preset: str
+    """Preset of the environment; unset with DATASET: as its rows say."""
     reward_illegal: float = -0.5
-    """For a reply that names an action which the rules forbid here."""
+    """Reward of an action that the rules forbid."""
     reward_unparsable: float = -0.5
-    """For a reply that names no action."""
+    """Reward of a reply that names no action."""
     reward_out_of_tokens: float = -0.5
-    """For the last reply of a player whose conversation is full, which ends the episode."""
+    """Reward of a full conversation, which ends the episode."""
+
+    @classmethod
+    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return defaults of settings that differ from the fields' own.
+
+        Args:
+            device: "cpu" or "gpu": what models play on.
+            given: Fields that were set.
+        """
+        return {}
 
     @classmethod
     def parse(cls, row: Mapping[str, Any]) -> Self:

@@ -1,6 +1,7 @@
 """The page and the other files of a cross-play."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,7 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_note, number, seat_titles, show
-from hanabi_grpo.report.charts.color_scale import NUM_COLORS, color_at, ink_on
-from hanabi_grpo.report.charts.heat_map import draw_heat_map
+from hanabi_grpo.report.charts.heat_map import NUM_COLORS, color_at, draw_heat_map, ink_on
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
 
@@ -57,6 +57,8 @@ def markdown_report(summary: Summary) -> str:
 
 def render_cross_play(summary: Summary) -> str:
     """Return the page."""
+    entries = tuple(replace(entry, label=visible(entry.label)) for entry in summary.plan.entries)
+    summary = replace(summary, plan=replace(summary.plan, entries=entries))
     low, high = summary.score_range
     row_title, column_title = seat_titles(summary)
     labels = summary.labels

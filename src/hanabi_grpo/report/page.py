@@ -57,17 +57,22 @@ def render(template: str, *, script: str = "", style: str = "", frame: str = "",
 
 
 def write_page(path: Path, page: str, option: str) -> str:
-    """Write a page in one step and return a line that says so.
+    """Write a page and return a line that says so; raises as `save_text`."""
+    save_text(path, page, option)
+    return f"wrote {path} ({path.stat().st_size / 1000:.0f} kB); open it in a browser."
+
+
+def save_text(path: Path, text: str, option: str) -> None:
+    """Write a file in one step; its folder is made where it is missing.
 
     Raises:
         SettingsError: It cannot be written; the message names the option.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(path, page)
+        write_text_atomic(path, text)
     except OSError as error:
         raise SettingsError(f"{option} {path}: cannot be written ({error.strerror}).") from error
-    return f"wrote {path} ({path.stat().st_size / 1000:.0f} kB); open it in a browser."
 
 
 def _read(name: str) -> str:

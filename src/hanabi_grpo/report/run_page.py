@@ -2,24 +2,32 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import small_figure
+from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.page import render
-from hanabi_grpo.report.replay_page import render_games, timelines_of
 from hanabi_grpo.report.run_report import RunReport
-from hanabi_grpo.report.run_views.figures import PLAYER, SCORE, TEAM, Figure, duration, players, recent, series, shown
+from hanabi_grpo.report.run_views.figures import (
+    SCORE,
+    Figure,
+    clock,
+    duration,
+    player_figures,
+    players,
+    recent,
+    series,
+    shown,
+    team_figures,
+)
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -28,7 +36,7 @@ _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
 _MOST_INCIDENTS = 100
 _MOST_ALARMS = 8
-_FIRST = ("reward", "bad_reply_share", "entropy_estimate", "hint_bits", "share/play")
+_NUM_FIRST = 5
 """Figures of players that are shown at once, beside the phases; the others behind "more"."""
 _PLACES = ("HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT")
 """Settings that name machines; a page is passed on."""
@@ -50,17 +58,16 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         num_replays: Most games of the newest recorded step that are shown, from the worst to the best; 0: none.
     """
     state, folder = report.state, report.folder
-    home = run_home(folder)
     notes = [*report.notes]
     replays = ""
-    if num_replays:
-        try:
-            replays = _replays(home, state, num_replays)
-        except SettingsError as error:
-            # Games that cannot be read are said by the look at the folder already.
-            notes += [] if state.notes else [visible(str(error))]
-    of_players = _pictures(state, PLAYER, [f"{name}/" for name in players(state.rows)])
-    first = [of_players.pop(one.title) for one in PLAYER if one.name in _FIRST and one.title in of_players]
+    try:
+        replays = _replays(run_home(folder), state, num_replays)
+    except SettingsError as error:
+        # Games that cannot be read are said by the look at the folder already.
+        notes += [] if state.notes else [visible(str(error))]
+    rows = state.rows
+    small = _pictures(state, player_figures(rows), [f"{name}/" for name in players(rows)])
+    first, more = small[:_NUM_FIRST], small[_NUM_FIRST:]
     page = render(
         "run.html.j2",
         frame=replays,
@@ -69,13 +76,14 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         facts=_facts(state),
         score=_drawn("score", report.pictures.score, _words(state, [SCORE])),
         first=[*first, *filter(None, [_drawn("seconds a step", report.pictures.phases, "")])],
-        more=[*of_players.values(), *_pictures(state, [one for one in TEAM if one.name != SCORE], [""]).values()],
+        more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
         changes=[(change.step, change.since is None, visible(change.message)) for change in report.changes],
         counts=sorted(state.incident_counts.items()),
-        incidents=[_incident(one.time, one.kind, one.step, one.message, folder, state) for one in state.incidents][
-            -_MOST_INCIDENTS:
+        incidents=[
+            (clock(one.time, UTC), one.kind, one.step, _private(one.message, folder, state))
+            for one in state.incidents[-_MOST_INCIDENTS:]
         ],
         settings=_settings(state.settings),
         notes=[_private(note, folder, state) for note in notes],
@@ -85,11 +93,12 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
 
 def _facts(state: RunState) -> list[tuple[str, str]]:
     settings = state.settings
-    seconds = [value for value in series(state.rows, "step_time")[1]]
+    seconds = series(state.rows, "step_time")[1]
     facts = {
         "steps": f"{state.step}" + (f" of {state.max_steps}" if state.max_steps else ""),
         "score of the last 10 steps": shown(recent(state.rows, SCORE)),
-        "board": settings.get("HANABI_PRESET"),
+        "environment": settings.get("HANABI_ENV"),
+        "preset": settings.get("HANABI_PRESET"),
         "players": settings.get("HANABI_PLAYERS"),
         "model": _last_part(settings.get("MODEL")),
         "time": duration(sum(seconds)) if seconds else None,
@@ -98,15 +107,14 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     return [(visible(name), visible(str(value))) for name, value in facts.items() if value is not None]
 
 
-def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str]) -> dict[str, _Picture]:
-    """Return small pictures by title, of those figures that the rows have."""
-    found = {}
+def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str]) -> list[_Picture]:
+    """Return small pictures of those figures that the rows have."""
+    found = []
     for one in figures:
         names = [f"{prefix}{one.name}" for prefix in prefixes]
         lines = {name.partition("/")[0]: line for name in names if (line := series(state.rows, name))[0]}
         if lines:
-            address = data_address(small_figure(lines))
-            found[one.title] = _Picture(one.title, address, _words(state, names))
+            found.append(_Picture(one.title, data_address(small_figure(lines)), _words(state, names)))
     return found
 
 
@@ -125,40 +133,22 @@ def _words(state: RunState, names: Sequence[str]) -> str:
 
 
 def _replays(home: Path, state: RunState, most: int) -> str:
-    if not (home / "episodes").is_dir():
+    if not most or not (home / "episodes").is_dir():
         return ""
     recordings, _ = read_recordings(recording_files(home))
-    name, scale = state.settings.get("HANABI_ADVANTAGE"), state.settings.get("HANABI_ADVANTAGE_SCALE")
-    if name not in ESTIMATORS or scale not in (None, "std", "none"):
-        name, scale = Settings().advantage, None
-    estimator = choose_estimator(name, scale)
+    title = f"{state.name}, {recordings[0].source}"
     while most:
-        chosen = timelines_of(recordings, spread(recordings, most), estimator)
-        title = f"{state.name}, {recordings[0].source}: {len(chosen)} of {len(recordings)} games"
-        page = render_games(chosen, title=title, estimator=estimator.name)
+        page = sample_page(recordings, most, title=title, settings=state.settings)
         if len(page.encode()) <= _MOST_REPLAY_BYTES:
             return page
         most //= 2
     raise SettingsError("replays: even one game is too large for a frame; hanabi-grpo view RUN --html shows it.")
 
 
-def _incident(
-    seconds: float | None, kind: str, step: int | None, message: str, folder: Path, state: RunState
-) -> tuple[str, str, str, str]:
-    try:
-        when = "" if seconds is None else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        when = ""
-    return when, kind, "" if step is None else str(step), _private(message, folder, state)
-
-
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     shown_ones = {name: value for name, value in settings.items() if name not in _PLACES and value not in (None, "")}
-    return [(visible(name), _without_paths(visible(_text(value)))) for name, value in shown_ones.items()]
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in shown_ones.items()}
+    return [(visible(name), _without_paths(visible(text))) for name, text in texts.items()]
 
 
 def _without_paths(text: str) -> str:

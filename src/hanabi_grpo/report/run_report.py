@@ -5,20 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmChange, AlarmWatch, Reading
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.rules import make_spec
-from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import evaluation_document, shortfall
 from hanabi_grpo.report.charts.run import Point, RunPictures
+from hanabi_grpo.report.played import run_setup, score_range
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.run_folder import run_home
-
-_NONE = "–"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +52,12 @@ class RunReport:
         """The run as it is drawn."""
         first = self.evaluations[0] if self.evaluations else None
         results = first.of_last_temperature if first else []
-        last = self.state.step
+        last, setup = self.state.step, run_setup(self.state.settings)
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
-            most_points=_most_points(self.state),
+            alarms=alarms_of(self.state.settings),
+            score_range=None if setup is None else score_range(setup.spec),
             levels={visible(name): mean for name, mean in first.levels.items()} if first else {},
             points=[
                 Point(step=min(trained_steps(one), last), mean=one.mean, error=one.standard_error) for one in results
@@ -69,8 +68,8 @@ class RunReport:
         """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
         rows = []
         for one in self.readings[: None if most is None else max(most, len(self.since))]:
-            level = _NONE if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
-            since = self.since.get((one.alarm.name, one.subject))
+            level = "–" if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
+            since = self.since.get(_key(one))
             now = "quiet" if since is None else f"since {since}"
             rows.append((one.alarm.name, visible(one.subject), one.alarm.title, f"{one.mean:.3g}", level, now))
         return Sheet(
@@ -108,20 +107,13 @@ class RunReport:
                     "figure": one.alarm.title,
                     "last_10": one.mean,
                     "raised_below" if one.alarm.below else "raised_above": one.level,
-                    "raised_since": self.since.get((one.alarm.name, one.subject)),
+                    "raised_since": self.since.get(_key(one)),
                 }
                 for one in self.readings
             ],
             "changes": [
-                {
-                    "step": one.step,
-                    "alarm": one.alarm.name,
-                    "of": one.subject,
-                    "is": "raised" if one.since is None else "over",
-                    "value": one.value,
-                    "level": one.level,
-                    "message": one.message,
-                }
+                {name: getattr(one, name) for name in ("step", "value", "level", "message")}
+                | {"alarm": one.alarm.name, "of": one.subject, "is": "raised" if one.since is None else "over"}
                 for one in self.changes
             ],
             "notes": list(self.notes),
@@ -143,23 +135,27 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder), evaluations)
     sheets, others = evaluation_tables(found)
-    watch = AlarmWatch()
+    watch = AlarmWatch(alarms_of(state.settings))
     changes: list[AlarmChange] = []
     standing: dict[tuple[str, str], Reading] = {}
     for row in state.rows:
         changes += watch.update(row)
-        standing.update({(one.alarm.name, one.subject): one for one in watch.readings})
+        standing.update({_key(one): one for one in watch.readings})
     raised = watch.raised
     return RunReport(
         folder=folder,
         state=state,
         evaluations=found,
         sheets=sheets,
-        readings=sorted(standing.values(), key=lambda one: ((one.alarm.name, one.subject) not in raised, _far(one))),
+        readings=sorted(standing.values(), key=lambda one: (_key(one) not in raised, _far(one))),
         since=raised,
         changes=changes,
         notes=[*state.notes, *problems, *others],
     )
+
+
+def _key(reading: Reading) -> tuple[str, str]:
+    return reading.alarm.name, reading.subject
 
 
 def _far(reading: Reading) -> float:
@@ -168,14 +164,3 @@ def _far(reading: Reading) -> float:
         return float("inf")
     gap = reading.mean - reading.level if reading.alarm.below else reading.level - reading.mean
     return gap / (abs(reading.level) or 1.0)
-
-
-def _most_points(state: RunState) -> int | None:
-    preset, num_players = state.settings.get("HANABI_PRESET"), state.settings.get("HANABI_PLAYERS")
-    if not isinstance(preset, str) or not isinstance(num_players, int):
-        return None
-    try:
-        return make_spec(preset, num_players).reachable_max
-    except (GameParameterError, SettingsError):
-        # A board of another version; only a label needs it.
-        return None

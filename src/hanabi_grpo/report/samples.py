@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies, spread
+from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
-from hanabi_grpo.report.replay_page import render_games, timelines_of
+from hanabi_grpo.report.games import sample_page
+from hanabi_grpo.report.played import outcome, returns, run_setup, score_range
+from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import choose_estimator
+from hanabi_grpo.settings import Settings, settings_values
 
 logger = logging.getLogger(__name__)
 
-COLUMNS = ("file", "deal", "game", "score", "points kept", "ended", "turns", "bad replies", "moves")
+COLUMNS = ("file", "task", "game", "returns", "result", "turns", "bad replies", "moves")
 NUM_GAMES = 12
 """Games of the table: the best, the worst and those of the scores between them."""
 
@@ -47,9 +47,8 @@ def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
                 one.source,
                 deal,
                 episode.game,
-                episode.score,
-                episode.score_kept,
-                episode.status.value,
+                returns(episode),
+                outcome(episode),
                 len(episode.turns),
                 num_bad_replies(one),
                 visible(moves),
@@ -59,19 +58,8 @@ def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
 
 
 def replay_page(recordings: Sequence[Recording], settings: Settings, title: str) -> str:
-    """Return a few of the games as one HTML page.
-
-    Args:
-        recordings: All games of a step; advantages compare games of a deal.
-        settings: Says the estimator.
-        title: Heading.
-
-    Raises:
-        SettingsError: A record does not fit its deal.
-    """
-    estimator = choose_estimator(settings.advantage, settings.advantage_scale)
-    timelines = timelines_of(recordings, spread(recordings, NUM_REPLAYS), estimator)
-    return render_games(timelines, title=title, estimator=estimator.name)
+    """Return a few of the games of a step as one page; raises a SettingsError where a record does not fit its deal."""
+    return sample_page(recordings, NUM_REPLAYS, title=title, settings=settings_values(settings))
 
 
 def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
@@ -80,13 +68,16 @@ def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Sett
     Args:
         run_folder: Of the run: `charts/` is written.
         rows: Of `metrics.jsonl`, by step.
-        settings: Say the board, whose most points stand beside the score.
+        settings: Say what is played, and so what can be scored.
     """
     files = {name: run_folder / "charts" / f"{name}.png" for name in PICTURES}
+    values = settings_values(settings)
+    setup = run_setup(values)
     pictures = RunPictures(
         title=f"{run_folder.resolve().name}: {len(rows)} steps",
         rows=rows,
-        most_points=make_spec(settings.preset, settings.players).reachable_max if settings.preset else None,
+        alarms=alarms_of(values),
+        score_range=None if setup is None else score_range(setup.spec),
     )
     left_out = pictures.save_all(files)
     for name, reason in left_out.items():

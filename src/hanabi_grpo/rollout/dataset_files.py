@@ -52,29 +52,22 @@ def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = Fals
     Raises:
         SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows that do not fit.
     """
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    try:
-        if not add:
-            if out.exists():
-                raise FileExistsError
-            line = _checked(text.encode(), out)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            with out.open("x", encoding="utf-8") as file:
-                file.write(text)
-            return line
-        old = out.read_bytes()
-        old += b"" if not old or old.endswith(b"\n") else b"\n"
-        line = _checked(old + text.encode(), out)
-        write_text_atomic(out, (old + text.encode()).decode())
-        return line
-    except FileExistsError as error:
+    if add != out.exists():
         raise SettingsError(
-            f"--out {out}: exists already; choose another name, remove it, or put the rows behind its own with --add."
-        ) from error
-    except FileNotFoundError as error:
-        raise SettingsError(f"--out {out}: there is no such file to add to; leave out --add.") from error
+            f"--out {out}: there is no such file to add to; leave out --add."
+            if add
+            else f"--out {out}: exists already; choose another name, remove it, or put the rows behind its own with --add."
+        )
+    try:
+        content = out.read_bytes() if add else b""
+        content += b"" if not content or content.endswith(b"\n") else b"\n"
+        content += "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        line = _checked(content, out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(out, content.decode())
     except OSError as error:
         raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
+    return line
 
 
 def _checked(content: bytes, path: Path) -> str:

@@ -60,7 +60,7 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
 
 
 def _game(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    names: dict[str, Variable] = {variable.field: variable for variable in variables(Settings)}
+    names: dict[str, Variable] = {variable.field: variable for variable in variables(settings.env)}
     game = {}
     for key in GAME_KEYS:
         default = getattr(settings, key)

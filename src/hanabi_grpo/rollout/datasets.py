@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,7 @@ EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
 PROMPT = "Play Hanabi with your team."
+_DEAL_KEYS = ("messages", "env", "env_config", "suite")
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -121,16 +123,7 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
         if not row["seeds"] and number >= SEEDS_APART:
             raise SettingsError(f"deal {number}: a run has {SEEDS_APART} fresh deals; set another HANABI_DEAL_SEED.")
         seed = row["seeds"][visit % len(row["seeds"])] if row["seeds"] else row["first_seed"] + number
-        chosen.append(
-            {
-                "messages": row["messages"],
-                "env": row["env"],
-                "env_config": row["env_config"],
-                "suite": row["suite"],
-                "seed": seed,
-                "deal": number,
-            }
-        )
+        chosen.append({**{key: row[key] for key in _DEAL_KEYS}, "seed": seed, "deal": number})
     return chosen
 
 
@@ -162,8 +155,8 @@ def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
     """
     if settings.max_steps is not None or settings.num_train_epochs is None:
         steps = settings.max_steps or 0
-        last = _last_step(settings, rows)
-        if last is not None and last < steps:
+        end = plan_phases(_terms(rows))[-1].end
+        if end is not None and (last := end // settings.deals_per_step) < steps:
             raise SettingsError(
                 f"MAX_STEPS={steps}: no row of {settings.dataset} plays after step {last}. Set MAX_STEPS={last}, or "
                 "give the last row no until_step."
@@ -196,8 +189,7 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
         row["env_config"]["preset"] + (f" ({row['env_config']['observation']})" if len(styles) > 1 else "")
         for row in rows
     ]
-    phases = plan_phases(_terms(rows))
-    parts = []
+    phases, parts = plan_phases(_terms(rows)), []
     for phase in phases:
         first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step
         when = f"steps {first} to {last}: " if last > first else f"step {first}: "
@@ -208,17 +200,10 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
 
 
 def _shares(phase: Phase, names: Sequence[str]) -> str:
-    counts: dict[str, int] = {}
-    for index in sorted(phase.order):
-        counts[names[index]] = counts.get(names[index], 0) + 1
+    counts = Counter(names[index] for index in sorted(phase.order))
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items())
-
-
-def _last_step(settings: Settings, rows: Sequence[dict[str, Any]]) -> int | None:
-    end = plan_phases(_terms(rows))[-1].end
-    return None if end is None else end // settings.deals_per_step
 
 
 def _terms(rows: Sequence[dict[str, Any]]) -> tuple[Terms, ...]:

@@ -6,7 +6,6 @@ and nothing has to be saved.
 
 import functools
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,7 +18,7 @@ MAX_BLOCK = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """When a row plays, and how often beside the others that play then.
+    """When a row plays, and how often beside the others that play then: it may have deals `first` to `end` - 1.
 
     Example:
         Terms(share=Fraction(3), first=0, end=800)
@@ -28,9 +27,8 @@ class Terms:
     share: Fraction
     """Above 0; what counts is its ratio to the shares of the other rows."""
     first: int = 0
-    """The row's first deal may be this one."""
     end: int | None = None
-    """It has no deal from here on; None: it plays for ever."""
+    """None: it plays for ever."""
 
     def covers(self, deal: int) -> bool:
         """Tell whether the row may have this deal."""
@@ -39,21 +37,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A stretch of deals within which the same rows play."""
+    """A stretch of deals within which the same rows play, from `first` to before `end`."""
 
     first: int
     end: int | None
-    """First deal after it; None: it never ends."""
     order: tuple[int, ...]
     """Numbers of the rows of one block of deals, which is repeated: each row as often as its share says."""
     before: tuple[int, ...]
     """Per row, deals that it had before this phase."""
-
-    def place(self, deal: int) -> tuple[int, int]:
-        """Return the row of a deal of this phase, and how many deals that row had before it."""
-        blocks, position = divmod(deal - self.first, len(self.order))
-        row = self.order[position]
-        return row, self.before[row] + blocks * self.order.count(row) + self.order[:position].count(row)
 
     def visits(self, deal: int) -> tuple[int, ...]:
         """Return per row how many deals it had before this deal."""
@@ -74,11 +65,11 @@ def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
     Raises:
         SettingsError: No row plays then, or the shares have no short common block.
     """
-    phases = plan_phases(terms)
-    phase = phases[bisect_right([phase.first for phase in phases], deal) - 1] if phases else None
-    if phase is None or deal < phase.first or (phase.end is not None and deal >= phase.end):
-        raise SettingsError(f"deal {deal}: no row of the dataset plays then; give one of them no until_step.")
-    return phase.place(deal)
+    for phase in plan_phases(terms):
+        if phase.first <= deal and (phase.end is None or deal < phase.end):
+            row = phase.order[(deal - phase.first) % len(phase.order)]
+            return row, phase.visits(deal)[row]
+    raise SettingsError(f"deal {deal}: no row of the dataset plays then; give one of them no until_step.")
 
 
 @functools.lru_cache(maxsize=8)
@@ -91,16 +82,14 @@ def plan_phases(terms: tuple[Terms, ...]) -> tuple[Phase, ...]:
     cuts = sorted({row.first for row in terms} | {row.end for row in terms if row.end is not None})
     before = (0,) * len(terms)
     phases: list[Phase] = []
-    for number, first in enumerate(cuts):
+    for first, end in zip(cuts, [*cuts[1:], None], strict=True):
         playing = [index for index, row in enumerate(terms) if row.covers(first)]
         if not playing:
             continue
-        end = cuts[number + 1] if number + 1 < len(cuts) else None
         order = tuple(playing[place] for place in block_order([terms[index].share for index in playing]))
-        phase = Phase(first=first, end=end, order=order, before=before)
-        phases.append(phase)
+        phases.append(Phase(first=first, end=end, order=order, before=before))
         if end is not None:
-            before = phase.visits(end)
+            before = phases[-1].visits(end)
     return tuple(phases)
 
 

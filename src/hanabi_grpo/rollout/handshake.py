@@ -69,53 +69,6 @@ class SessionRequest(BaseModel):
     """Newer versions of the same run that the server may drop."""
 
 
-class SessionAnswer(BaseModel):
-    """What the server answers; it holds the whole identity beside these."""
-
-    model_config = ConfigDict(extra="allow")
-    instance_id: str
-    session_timeout: float = Field(gt=0, allow_inf_nan=False)
-    """Seconds of silence after which another trainer may take over."""
-    versions: dict[str, int]
-
-
-class Receipt(BaseModel):
-    """What the server serves of one adapter."""
-
-    version: int
-    sha256: str
-    """Of the tensors as loaded."""
-    config_sha256: str
-    """Of the PEFT configuration, see `config_digest`."""
-    lora_name: str
-
-
-class CommitAnswer(BaseModel):
-    """Receipts of one commit."""
-
-    instance_id: str
-    receipts: dict[str, Receipt]
-
-
-class LendAnswer(BaseModel):
-    """Receipt of a lent adapter."""
-
-    seat: str
-    """What to write where it shall sit, e.g. "frozen_0123456789abcdef@50"."""
-    name: str
-    version: int
-    sha256: str
-    config_sha256: str
-    instance_id: str
-
-
-class LogAnswer(BaseModel):
-    """Lines of the server's log, and the number to ask for next time."""
-
-    next: int
-    lines: list[str]
-
-
 def session_headers(run_id: str, trainer_id: str) -> dict[str, str]:
     """Return the headers that name a trainer; a path may hold what a header may not, so it is percent-encoded."""
     return {"x-run-id": quote(run_id, safe="/:@"), "x-trainer-id": trainer_id}

@@ -16,8 +16,8 @@ MAX_GAMES = 32768
 """Of all tasks of a request together."""
 MAX_TEMPERATURE = 2.0
 """vLLM takes no more."""
-MAX_TEXT_BYTES = 64 << 10
-"""Of one system message or prompt, as UTF-8."""
+MAX_TEXT = 64 << 10
+"""Characters of one system message or prompt."""
 MAX_TURNS = 512
 MAX_REPLY_IDS = 65536
 """Of one earlier reply; the model's own limit is far below."""
@@ -26,7 +26,7 @@ _Value = str | int | float | bool | None
 _Config = Annotated[dict[Annotated[str, Meta(max_length=100)], _Value], Meta(max_length=32)]
 _Seat = Annotated[str, Meta(max_length=80)]
 _Seats = Annotated[tuple[_Seat, ...], Meta(min_length=1, max_length=MAX_PLAYERS)]
-_Text = Annotated[str, Meta(max_length=MAX_TEXT_BYTES)]
+_Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 

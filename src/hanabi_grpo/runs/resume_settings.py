@@ -10,22 +10,19 @@ from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.v1 import UNRECORDED
 from hanabi_grpo.settings import Settings, settings_values, variables
-from hanabi_grpo.settings.variables import is_secret
 
 WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPHA")
 """What the saved tensors were made for: equal in a resumed run and in a fork."""
 MEANING = tuple(
     """
-    DATASET SEED HANABI_PRESET HANABI_DTYPE HANABI_OBSERVATION HANABI_LEGAL_MOVES HANABI_THINKING HANABI_BOMB_RULE
-    HANABI_REWARD_SCORE HANABI_REWARD_ILLEGAL HANABI_REWARD_UNPARSABLE HANABI_REWARD_OUT_OF_TOKENS HANABI_MAX_TURNS
-    MAX_COMPLETION_LENGTH TEMPERATURE NUM_GENERATIONS HANABI_DEALS_PER_STEP HANABI_DEAL_SEED HANABI_GROUP
-    HANABI_PARTNERS HANABI_PARTNER_SHARE BETA HANABI_KL HANABI_ENTROPY_BONUS HANABI_UPDATES_PER_STEP HANABI_CLIP_LOW
-    HANABI_CLIP_HIGH HANABI_CLIP_DUAL HANABI_SAMPLER_CORRECTION HANABI_SAMPLER_CORRECTION_LIMIT HANABI_OVERLAP
-    HANABI_UPDATE HANABI_ALTERNATE_EVERY HANABI_FREEZE HANABI_ADVANTAGE HANABI_ADVANTAGE_SCALE HANABI_WHITEN
-    HANABI_LOSS_UNIT HANABI_LENGTH_PENALTY HANABI_LENGTH_FREE
+    DATASET SEED HANABI_DTYPE NUM_GENERATIONS HANABI_DEALS_PER_STEP HANABI_DEAL_SEED HANABI_GROUP HANABI_PARTNERS
+    HANABI_PARTNER_SHARE BETA HANABI_KL HANABI_ENTROPY_BONUS HANABI_UPDATES_PER_STEP HANABI_CLIP_LOW HANABI_CLIP_HIGH
+    HANABI_CLIP_DUAL HANABI_SAMPLER_CORRECTION HANABI_SAMPLER_CORRECTION_LIMIT HANABI_OVERLAP HANABI_UPDATE
+    HANABI_ALTERNATE_EVERY HANABI_FREEZE HANABI_ADVANTAGE HANABI_ADVANTAGE_SCALE HANABI_WHITEN HANABI_LOSS_UNIT
+    HANABI_LENGTH_PENALTY HANABI_LENGTH_FREE
     """.split()  # noqa: SIM905 - as a list it would take a line for each
 )
-"""Which games are played and what is optimised: equal in a resumed run, whose curve is one curve; free in a fork.
+"""With the section "game": which games are played and what is optimised. Equal in a resumed run, free in a fork.
 
 Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSPEED are, since the state is saved per
 parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
@@ -60,14 +57,16 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
     if not isinstance(before, Mapping):
         raise SettingsError(f"{_SETTINGS_FILE} of the run to go on from holds no settings; restore it, or start anew.")
     # A run from before there was a setting had its default, which changes nothing.
-    defaults = settings_values(Settings(device=settings.device))
-    before = {**{name: defaults[name] for name in MEANING}, **UNRECORDED, **before}
-    fixed = WEIGHTS if fork else WEIGHTS + MEANING
+    defaults = settings_values(Settings(device=settings.device, env=settings.env))
+    known = variables(settings.env)
+    meaning = {*MEANING, *(one.env for one in known if one.section == "game")}.difference(WEIGHTS)
+    before = {**{name: defaults[name] for name in meaning}, **UNRECORDED, **before}
+    fixed = {*WEIGHTS, *(() if fork else meaning)}
     problems: list[str] = []
     notes: list[str] = []
-    for variable in variables(Settings):
+    for variable in known:
         name = variable.env
-        if name in _PLACES or is_secret(Settings.model_fields[variable.field]):
+        if name in _PLACES or variable.secret:
             continue
         if name not in before:
             notes.append(f"{name}: not recorded by the earlier run; now {_shown(now[name])}")
@@ -81,7 +80,7 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
         line = f"DATASET: the file's sha256 was {str(recorded)[:12]}…, is {current[:12]}…: its deals are others"
         (notes if fork else problems).append(line)
     if problems:
-        only_meaning = all(line.split(":")[0] in MEANING for line in problems)
+        only_meaning = all(line.split(":")[0] in meaning for line in problems)
         fork_hint = ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)" if only_meaning else ""
         listed = "".join(f"\n  {line}" for line in problems)
         raise SettingsError(

@@ -8,7 +8,7 @@ import msgspec
 
 from hanabi_grpo.errors import shown
 
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+_Kind = TypeVar("_Kind")
 _PLACE = re.compile(r" - at (?P<key>`key` in )?`\$(?P<path>.*)`$")
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+)\]")
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
@@ -17,11 +17,11 @@ _QUOTED_BYTES = 1 << 20
 """Longer text is not read a second time for a message: as plain objects it takes many times its size."""
 
 
-def read_struct(kind: type[_Struct], data: Any) -> _Struct:
+def read_struct(kind: type[_Kind], data: Any) -> _Kind:
     """Return JSON as a struct: every type checked, no number that is not finite, no depth that the types do not have.
 
     Args:
-        kind: What it must be.
+        kind: What it must be, a struct or `dict`.
         data: The text as bytes, or what a parser made of it.
 
     Raises:

@@ -9,7 +9,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS
 
 _TEAM_PARTS = ("score", "bomb")
-UNRECORDED: dict[str, Any] = {"HANABI_REWARD_OUT_OF_TOKENS": 0.0}
+UNRECORDED: dict[str, Any] = {"HANABI_ENV": "hanabi", "HANABI_REWARD_OUT_OF_TOKENS": 0.0}
 """What its runs had of settings that came later."""
 
 

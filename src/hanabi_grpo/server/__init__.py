@@ -4,8 +4,8 @@
 parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` is what vLLM loads in its processes.
 `adapter_store` keeps a session's versions and receipts, `frozen_adapters` what was lent, and both go through
 `adapter_loader` (`adapter_files` checks, `adapter_folders` writes). `sessions` says for which trainer the server works,
-`identity` whether one fits. `tables` seats who was asked for, `seats` lets a held adapter sit in a game, `scheduler`
-turns tasks into games, `replies` samples one reply; `pacing` says whose game goes on next, so that games do not
-hold up the event loop that they share with every request. `app` puts the routes together (`routes_*`) behind the door:
-`connections`, `bodies`, `key_check`, `limits`, `strict_json`, `requests`.
+`identity` whether one fits. `scheduler` turns tasks into games, `tables` seats who was asked for, `seats` samples the
+replies; `pacing` says whose game goes on next, so that games do not hold up the event loop that they share with every
+request. `app` puts the routes together (`routes_*`, `requests`) behind the door: `connections`, `bodies`, `key_check`,
+`limits`.
 """

@@ -8,7 +8,8 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Coroutine, Mapping
+import shutil
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from hanabi_grpo.errors import AdapterError
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
-from hanabi_grpo.server.adapter_folders import AdapterFolders
+from hanabi_grpo.server.adapter_folders import OwnedFolder, adapter_home
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -32,6 +33,26 @@ class LoraEngine(Protocol):
 
     async def unload_adapter(self, number: int) -> None:
         """Forget a loaded adapter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """An adapter as its sender describes it."""
+
+    adapter: str
+    version: int
+    """Optimizer steps behind the weights."""
+    body: bytes
+    """safetensors in PEFT's naming."""
+    sha256: str
+    """Of `body`, as the sender computed it."""
+    config: Mapping[str, Any]
+    """The PEFT configuration."""
+
+    @property
+    def name(self) -> str:
+        """Name in seats and in messages, e.g. "player_0@7"."""
+        return f"{self.adapter}@{self.version}"
 
 
 @dataclass(slots=True, eq=False)
@@ -56,58 +77,48 @@ class HeldAdapter:
     @property
     def receipt(self) -> dict[str, Any]:
         """What the trainer checks its push against."""
-        return {
-            "version": self.version,
-            "sha256": self.sha256,
-            "config_sha256": self.config_sha256,
-            "lora_name": self.name,
-        }
+        digests = {"sha256": self.sha256, "config_sha256": self.config_sha256}
+        return {"version": self.version, **digests, "lora_name": self.name}
 
 
-async def check_digest(name: str, body: bytes, sha256: str) -> str:
-    """Return the sha256 of an upload.
-
-    Raises:
-        AdapterError: It is not the one that its sender computed.
-    """
-    digest = await asyncio.to_thread(_sha256, body)
-    if digest != sha256:
-        raise AdapterError(f"{name}: body has sha256 {digest[:16]}…, header says {sha256[:16]}…; resend it.")
-    return digest
+def users_of(adapters: Iterable[HeldAdapter]) -> str:
+    """Return who uses adapters, for messages."""
+    return ", ".join(f"{held.name} by {held.users} rollout(s)" for held in adapters)
 
 
 class AdapterLoader:
     """Moves adapters between uploads, disk and engine; who holds which is for its callers to know."""
 
-    def __init__(
-        self, engine: LoraEngine, folders: AdapterFolders, *, shapes: Shapes, max_rank: int, dtype: str
-    ) -> None:
-        """Bind the engine and the place on disk.
-
-        Args:
-            engine: Loads and unloads adapters.
-            folders: Where the files go.
-            shapes: What an adapter of the base model covers.
-            max_rank: Largest LoRA rank.
-            dtype: Number format in which the engine holds adapters.
-        """
-        self._engine, self._folders, self._shapes, self._dtype = engine, folders, shapes, dtype
+    def __init__(self, engine: LoraEngine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str) -> None:
+        """Bind the engine and a place on disk, see `AdapterStore`."""
+        self.folder = OwnedFolder(home or adapter_home())
+        self.max_rank = max_rank
+        self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
+        self._engine, self._shapes, self._dtype = engine, shapes, dtype
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[Any]] = set()
         """What must come to its end even when the request that began it is gone."""
-        self.max_rank = max_rank
-        self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
 
-    async def check(self, body: bytes, config: Mapping[str, Any], *, adapter: str, lora_rank: int) -> None:
-        """Refuse an upload that must not be loaded, see `check_adapter`."""
-        shapes, dtype = self._shapes, self._dtype
-        await asyncio.to_thread(
-            check_adapter, body, config, adapter=adapter, lora_rank=lora_rank, shapes=shapes, dtype=dtype
-        )
+    async def check(self, upload: Upload, *, lora_rank: int) -> None:
+        """Refuse an upload whose bytes are not those that were sent, or must not be loaded (`check_adapter`).
 
-    async def write(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
-    ) -> HeldAdapter:
+        Raises:
+            AdapterError: Says why.
+        """
+
+        def check() -> None:
+            digest, sent = _sha256(upload.body), upload.sha256
+            if digest != sent:
+                text = f"body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend it."
+                raise AdapterError(f"{upload.name}: {text}")
+            shapes, dtype = self._shapes, self._dtype
+            check_adapter(
+                upload.body, upload.config, adapter=upload.name, lora_rank=lora_rank, shapes=shapes, dtype=dtype
+            )
+
+        await asyncio.to_thread(check)
+
+    async def write(self, upload: Upload) -> HeldAdapter:
         """Write a checked upload to disk; nothing is loaded yet.
 
         Raises:
@@ -115,12 +126,10 @@ class AdapterLoader:
         """
         number = next(self._numbers)
         # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
-        folder = await asyncio.to_thread(
-            self._folders.write,
-            f"{adapter}@{version}-{number}",
-            {_WEIGHTS: body, _CONFIG: json.dumps(dict(config)).encode()},
-        )
-        return HeldAdapter(adapter, version, sha256, config_digest(config), folder, number)
+        files = {_WEIGHTS: upload.body, _CONFIG: json.dumps(dict(upload.config)).encode()}
+        folder = await asyncio.to_thread(self.folder.write, f"{upload.name}-{number}", files)
+        config_sha256 = config_digest(upload.config)
+        return HeldAdapter(upload.adapter, upload.version, upload.sha256, config_sha256, folder, number)
 
     async def load(self, *adapters: HeldAdapter) -> None:
         """Load every one of these into the engine, or none; their files stay.
@@ -136,11 +145,10 @@ class AdapterLoader:
                 await asyncio.to_thread(_check_files, held)
         except BaseException:
             for held in loaded:
-                await self.unload(held)
+                await self._unload(held)
             raise
 
-    async def unload(self, held: HeldAdapter) -> None:
-        """Make the engine forget an adapter that no request will name again; its files stay."""
+    async def _unload(self, held: HeldAdapter) -> None:
         held.lora = None
         try:
             await self._engine.unload_adapter(held.number)
@@ -148,12 +156,14 @@ class AdapterLoader:
             # No request names it again, so all it costs is its place in the engine.
             logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
 
-    async def remove_files(self, held: HeldAdapter) -> None:
-        """Remove the files of an adapter that no request will name again.
+    async def drop(self, held: HeldAdapter, *, loaded: bool) -> None:
+        """Make the engine forget an adapter that no request will name again, and remove its files.
 
-        The engine must have forgotten it: it reloads from these files what it has no room for, and dies without them.
+        In this order: the engine reloads from the files what it has no room for, and dies without them.
         """
-        await asyncio.to_thread(self._folders.remove, held.folder)
+        if loaded:
+            await self._unload(held)
+        await asyncio.to_thread(shutil.rmtree, held.folder, ignore_errors=True)
 
     async def to_the_end(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         """Do work that a cancelled caller must not leave half done."""

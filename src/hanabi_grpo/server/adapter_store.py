@@ -3,16 +3,14 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.errors import AdapterError, BusyError, HanabiGrpoError, SessionError, VersionError
+from hanabi_grpo.errors import AdapterError, BusyError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest
-from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_folders import AdapterFolders, adapter_home
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, check_digest
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, Upload, users_of
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
@@ -36,7 +34,6 @@ class AdapterStore:
         dtype: str = "float32",
         session_timeout: float = 60.0,
         home: Path | None = None,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         """Keep adapters for `engine`.
 
@@ -47,31 +44,19 @@ class AdapterStore:
             dtype: Number format in which the engine holds adapters.
             session_timeout: Seconds of silence after which another trainer may take over.
             home: Where the files go; None: memory-backed storage where the machine has it.
-            clock: See `Ownership`.
         """
-        self._folders = AdapterFolders(home or adapter_home())
-        self._loader = AdapterLoader(engine, self._folders, shapes=shapes, max_rank=max_rank, dtype=dtype)
+        self.ownership = Ownership(session_timeout)
+        self._loader = AdapterLoader(engine, home, shapes=shapes, max_rank=max_rank, dtype=dtype)
+        self.folder, self.max_upload_bytes = self._loader.folder, self._loader.max_upload_bytes
         self._lock = asyncio.Lock()
-        self._ownership = Ownership(session_timeout, **({"clock": clock} if clock else {}))
         self._served: dict[str, HeldAdapter] = {}
         self._staged: dict[str, HeldAdapter] = {}
         self._loaded: dict[int, HeldAdapter] = {}
         """Everything that the engine may hold: what is served, and older versions until their games end."""
         self._loading: frozenset[int] = frozenset()
         """Numbers of what a commit works on: an upload that comes meanwhile must leave their files alone."""
-        self.max_upload_bytes = self._loader.max_upload_bytes
         self.frozen = FrozenAdapters(self._loader)
         """What was lent to the server; sessions, commits and releases leave it alone."""
-
-    @property
-    def session(self) -> Session | None:
-        """The trainer that opened the last session; it may have left since."""
-        return self._ownership.session
-
-    @property
-    def session_alive(self) -> bool:
-        """True while nobody but the session's trainer may open one."""
-        return self._ownership.is_alive
 
     async def open_session(self, wanted: SessionRequest) -> None:
         """Give the server to a trainer that fits it.
@@ -83,49 +68,18 @@ class AdapterStore:
             VersionError: Newer versions of this run are held, see `versions_to_drop`.
         """
         # Also before the lock, so that a stranger need not wait for a commit.
-        self._ownership.refuse_stranger(wanted)
+        self.ownership.refuse_stranger(wanted)
         async with self._lock:
-            self._ownership.refuse_stranger(wanted)
-            old = self.session
+            self.ownership.refuse_stranger(wanted)
+            old = self.ownership.session
             dropped = versions_to_drop(old, wanted, self.versions())
-            session = self._ownership.open(wanted)
-            leaving: list[HeldAdapter] = []
-            if session is not old:
+            leaving = [self._served.pop(name) for name in dropped]
+            if self.ownership.open(wanted) is not old:
                 leaving += self._staged.values()
                 self._staged = {}
-            if old is not None and not (
-                old.is_of_run(wanted) and (old.adapters, old.lora_rank) == (session.adapters, session.lora_rank)
-            ):
-                dropped = self.versions()
             if dropped:
-                leaving += [self._served[name] for name in dropped]
-                self._served = {name: held for name, held in self._served.items() if name not in dropped}
                 logger.info("session: dropping %s", ", ".join(f"{name}@{number}" for name, number in dropped.items()))
             await self._loader.to_the_end(self._retire(*leaving))
-
-    def check_owner(self, headers: Mapping[str, str]) -> None:
-        """Refuse a request that is not from the session's trainer; its weights must not be mixed in.
-
-        Raises:
-            SessionError: No session is open, or it is another trainer's.
-        """
-        self._ownership.check(headers)
-
-    def is_owner(self, headers: Mapping[str, str]) -> bool:
-        """Tell whether a request is from the session's trainer; see `check_owner`."""
-        try:
-            self._ownership.check(headers)
-        except SessionError:
-            return False
-        return True
-
-    def release(self, headers: Mapping[str, str]) -> None:
-        """Let another trainer in at once; what is served stays served.
-
-        Raises:
-            SessionError: As `check_owner`.
-        """
-        self._ownership.release(headers)
 
     def check_upload(self, adapter: str, version: int) -> None:
         """Refuse what can be refused before an upload's body is read.
@@ -134,7 +88,7 @@ class AdapterStore:
             AdapterError: Unknown adapter.
             VersionError: Older than the served version.
         """
-        session = self._session()
+        session = self.ownership.current()
         if adapter not in session.adapters:
             raise AdapterError(f"adapter {adapter[:80]!r}: this session trains {', '.join(session.adapters)}.")
         served = self._served.get(adapter)
@@ -143,9 +97,7 @@ class AdapterStore:
                 f"{adapter}@{version} is older than the served version {served.version}; push a newer one."
             )
 
-    async def stage(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any]
-    ) -> HeldAdapter:
+    async def stage(self, upload: Upload) -> HeldAdapter:
         """Check an upload and keep it on disk, not yet served.
 
         It runs to its end even when the caller is cancelled, and other requests are answered meanwhile.
@@ -155,49 +107,34 @@ class AdapterStore:
             VersionError: Older than the served version, or the same version with other bytes.
             SessionError: Another trainer took over before it was done.
         """
-        self.check_upload(adapter, version)
-        return await self._loader.to_the_end(self._stage(adapter, version, body, sha256, config, self._session()))
+        self.check_upload(upload.adapter, upload.version)
+        return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
-    async def _stage(
-        self, adapter: str, version: int, body: bytes, sha256: str, config: Mapping[str, Any], session: Session
-    ) -> HeldAdapter:
-        digest = await check_digest(f"{adapter}@{version}", body, sha256)
-        await self._loader.check(body, config, adapter=adapter, lora_rank=session.lora_rank)
-        held = self._held_already(adapter, version, digest, config_digest(config), session)
-        if held is not None:
-            return held
-        staged = await self._loader.write(adapter, version, body, digest, config)
+    async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
+        await self._loader.check(upload, lora_rank=session.lora_rank)
+        new, held = await self._loader.write(upload), None
         try:
-            # Again, since others were served during the write: two uploads of one version may have come together.
-            held = self._held_already(adapter, version, digest, staged.config_sha256, session)
-        except HanabiGrpoError:
-            await self._loader.remove_files(staged)
-            raise
-        if held is not None:
-            await self._loader.remove_files(staged)
-            return held
-        previous, self._staged[adapter] = self._staged.get(adapter), staged
-        if previous and previous.number not in self._loading:
-            await self._loader.remove_files(previous)
-        return staged
+            # Only now, since others were served meanwhile: two uploads of one version may have come together.
+            held = self._held_already(new, session) or new
+        finally:
+            if held is not new:
+                await self._loader.drop(new, loaded=False)
+        if held is new:
+            previous, self._staged[new.adapter] = self._staged.get(new.adapter), new
+            if previous and previous.number not in self._loading:
+                await self._loader.drop(previous, loaded=False)
+        return held
 
-    def _held_already(
-        self, adapter: str, version: int, sha256: str, config_sha256: str, session: Session
-    ) -> HeldAdapter | None:
-        """Return what is held of this very upload; None: nothing of this version.
-
-        Raises:
-            SessionError: Another trainer took over.
-            VersionError: Other bytes of this version are held, or a newer version is served.
-        """
-        if self.session is not session:
-            raise SessionError(f"upload of {adapter}@{version}: another trainer took over before it was done.")
-        self.check_upload(adapter, version)
-        for held in (self._staged.get(adapter), self._served.get(adapter)):
-            if held and held.version == version:
-                if (held.sha256, held.config_sha256) == (sha256, config_sha256):
+    def _held_already(self, new: HeldAdapter, session: Session) -> HeldAdapter | None:
+        """Return what is held of this very upload; None: nothing of this version. Raises as `stage`."""
+        if self.ownership.session is not session:
+            raise SessionError(f"upload of {new.name}: another trainer took over before it was done.")
+        self.check_upload(new.adapter, new.version)
+        for held in (self._staged.get(new.adapter), self._served.get(new.adapter)):
+            if held and held.version == new.version:
+                if (held.sha256, held.config_sha256) == (new.sha256, new.config_sha256):
                     return held
-                what = "bytes" if held.sha256 != sha256 else "PEFT config"
+                what = "bytes" if held.sha256 != new.sha256 else "PEFT config"
                 raise VersionError(
                     f"{held.name} is held with other {what} ({held.sha256[:16]}…, config {held.config_sha256[:16]}…); "
                     "push a newer version."
@@ -218,7 +155,7 @@ class AdapterStore:
             SessionError: Another trainer took over before it began.
             AdapterError: The engine refused one; the old version stays served.
         """
-        return await self._loader.to_the_end(self._commit(version, self._session()))
+        return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
 
     @contextlib.asynccontextmanager
     async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
@@ -231,23 +168,19 @@ class AdapterStore:
             Adapter name to what is held of it.
 
         Raises:
-            VersionError: Another version is served, or a lent adapter is not held; nothing else is ever sampled
-                instead.
+            VersionError: Another version is served, or a lent adapter is not held; nothing is sampled instead.
         """
         leased = dict(self._served) if wanted is None else {name: self._find(name, wanted[name]) for name in wanted}
-        frozen = [held for held in leased.values() if is_frozen(held.name)]
         for held in leased.values():
             held.users += 1
         try:
-            for held in frozen:
-                self.frozen.touch(held)
             yield leased
         finally:
             for held in leased.values():
                 held.users -= 1
-            for held in frozen:
-                self.frozen.touch(held)
-            own = [held for held in leased.values() if held not in frozen]
+                if is_frozen(held.name):
+                    self.frozen.touch(held)
+            own = [held for held in leased.values() if not is_frozen(held.name)]
             await self._loader.to_the_end(self._retire(*own))
 
     def served(self) -> dict[str, dict[str, Any]]:
@@ -260,12 +193,7 @@ class AdapterStore:
 
     def close(self) -> None:
         """Remove every file."""
-        self._folders.close()
-
-    def _session(self) -> Session:
-        if self.session is None:
-            raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
-        return self.session
+        self.folder.close()
 
     def _find(self, adapter: str, version: int) -> HeldAdapter:
         if is_frozen(f"{adapter}@{version}"):
@@ -280,25 +208,29 @@ class AdapterStore:
 
     async def _commit(self, version: int, session: Session) -> dict[str, dict[str, Any]]:
         async with self._lock:
-            if self.session is not session:
+            if self.ownership.session is not session:
                 raise SessionError(f"commit of version {version}: another trainer took over before it began.")
             if self.versions() == dict.fromkeys(session.adapters, version):
                 return {name: held.receipt for name, held in self._served.items()}
-            new = {name: self._staged.get(name) for name in session.adapters}
-            chosen = {name: held for name, held in new.items() if held is not None and held.version == version}
-            missing = [name for name in session.adapters if name not in chosen]
+            staged = {name: held for name, held in self._staged.items() if held.version == version}
+            missing = [name for name in session.adapters if name not in staged]
             if missing:
                 raise VersionError(
                     f"commit of version {version}: nothing staged for {', '.join(missing)}; put them first."
                 )
+            chosen = {name: staged[name] for name in session.adapters}
             self._check_room(session, version)
             self._loading = frozenset(held.number for held in chosen.values())
             try:
-                await self._load(chosen, version)
-            except BaseException:
+                await self._loader.load(*chosen.values())
+            except BaseException as error:
                 self._loading = frozenset()
                 await self._retire(*chosen.values())
-                raise
+                if not isinstance(error, Exception):
+                    raise
+                text = f"commit of version {version} failed, the old version stays served: {error}"
+                raise AdapterError(text) from error
+            self._loaded.update({held.number: held for held in chosen.values()})
             # Nothing waits between these lines: a rollout sees the old versions of all players or the new ones.
             old, self._served, self._loading = self._served, chosen, frozenset()
             self._staged = {name: held for name, held in self._staged.items() if held is not chosen[name]}
@@ -309,25 +241,15 @@ class AdapterStore:
         for adapter in session.adapters:
             held = [one for one in self._loaded.values() if one.adapter == adapter]
             if len(held) >= MAX_VERSIONS:
-                users = ", ".join(f"{one.name} by {one.users} rollout(s)" for one in held)
                 raise BusyError(
-                    f"commit of version {version}: the engine holds {len(held)} versions of {adapter} ({users}), at "
-                    f"most {MAX_VERSIONS} fit. Wait for those games or end their clients, then commit again."
+                    f"commit of version {version}: the engine holds {len(held)} versions of {adapter} "
+                    f"({users_of(held)}), at most {MAX_VERSIONS} fit. Wait for those games or end their clients, then "
+                    "commit again."
                 )
-
-    async def _load(self, chosen: Mapping[str, HeldAdapter], version: int) -> None:
-        """Load every adapter into the engine, or none of them."""
-        try:
-            await self._loader.load(*chosen.values())
-        except Exception as error:
-            raise AdapterError(f"commit of version {version} failed, the old version stays served: {error}") from error
-        self._loaded.update({held.number: held for held in chosen.values()})
 
     async def _retire(self, *versions: HeldAdapter) -> None:
         """Drop versions that nothing serves and no game uses; called whenever one of these ends."""
         for held in versions:
             if held.users or self._served.get(held.adapter) is held or self._staged.get(held.adapter) is held:
                 continue
-            if self._loaded.pop(held.number, None) is not None:
-                await self._loader.unload(held)
-            await self._loader.remove_files(held)
+            await self._loader.drop(held, loaded=self._loaded.pop(held.number, None) is not None)

@@ -57,13 +57,13 @@ async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Res
 
 
 def problem(status: int, message: str, *, close: bool = False, again: bool = False) -> Response:
-    """Return an error answer.
+    """Return an error answer, its reason cut when it is very long, and printable where it quotes what is no text.
 
     Args:
-        status: HTTP status; 408 and 429 say by themselves that the same request may succeed later.
-        message: The reason; cut when it is very long, and made printable where it quotes what is no text.
+        status: HTTP status.
+        message: The reason.
         close: Whether to end the connection, because the rest of a body is not wanted.
-        again: Whether the same request may succeed later.
+        again: Whether the same request may succeed later; 408 and 429 say so by themselves.
     """
     if len(message) > _MAX_DETAIL:
         message = f"{message[:_MAX_DETAIL]}… ({len(message)} characters)"
@@ -75,17 +75,14 @@ def problem(status: int, message: str, *, close: bool = False, again: bool = Fal
 
 
 def refusal(error: HanabiGrpoError, *, engine_dead: bool) -> Response:
-    """Return the answer that an error means."""
-    return problem(status_of(error, engine_dead=engine_dead), str(error), again=isinstance(error, BusyError))
-
-
-def status_of(error: HanabiGrpoError, *, engine_dead: bool) -> int:
-    """Return the HTTP status that says of whom an error speaks: 4xx of the request, 5xx of the server."""
+    """Return the answer that an error means: 4xx speaks of the request, 5xx of the server."""
     if isinstance(error, RequestError):
-        return error.status
-    if engine_dead:
+        status = error.status
+    elif engine_dead:
         # Whatever failed, it may succeed once the engine is back.
-        return 503
-    if isinstance(error, VersionError):
-        return 409
-    return 422 if isinstance(error, AdapterError | SettingsError | GameParameterError) else 500
+        status = 503
+    elif isinstance(error, VersionError):
+        status = 409
+    else:
+        status = 422 if isinstance(error, AdapterError | SettingsError | GameParameterError) else 500
+    return problem(status, str(error), again=isinstance(error, BusyError))

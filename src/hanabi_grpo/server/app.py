@@ -17,7 +17,7 @@ from hanabi_grpo.server.answers import problem, refusal
 from hanabi_grpo.server.bodies import BoundedBodies
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.key_check import KeyCheck, PageCheck
+from hanabi_grpo.server.key_check import KeyCheck
 from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.routes_adapters import adapter_routes
 from hanabi_grpo.server.routes_play import play_routes
@@ -39,26 +39,15 @@ def create_app(
 ) -> FastAPI:
     """Build the app around a running engine.
 
-    Args:
-        engine: Samples replies.
-        store: Holds the adapters.
-        scheduler: Plays the games.
-        identity: What this server is.
-        ring: Its newest log lines.
-        api_key: What every request must carry; None lets in every program of this machine.
-        host: Address that the server listens on.
-        limits: What a client may use; None: the defaults.
+    Every request must carry `api_key`; None lets in every program of this machine. `host` is the address that the
+    server listens on, and `ring` has its newest log lines.
     """
-    limits = limits or Limits()
     app = FastAPI(title="hanabi_grpo rollout server", docs_url=None, redoc_url=None, openapi_url=None)
     started = time.time()
 
     # The one added last is asked first: a stranger without the key is refused before a body is looked at.
-    app.add_middleware(BoundedBodies, limits=limits, is_owner=store.is_owner)
-    if api_key:
-        app.add_middleware(KeyCheck, api_key=api_key)
-    else:
-        app.add_middleware(PageCheck, host=host)
+    app.add_middleware(BoundedBodies, limits=limits or Limits(), is_owner=store.ownership.is_owner)
+    app.add_middleware(KeyCheck, api_key=api_key, host=host)
 
     @app.exception_handler(HanabiGrpoError)
     async def refused(_: Request, error: HanabiGrpoError) -> Response:
@@ -80,10 +69,8 @@ def create_app(
     async def failed(request: Request, error: Exception) -> Response:
         # The traceback is in the server's log (uvicorn's); a client learns the kind of fault, not our values.
         logger.error("%s %s failed: %s", request.method, request.url.path[:200], type(error).__name__)
-        status = 503 if engine.is_dead else 500
-        return problem(
-            status, f"the server failed: {type(error).__name__}; its log, in the other terminal, says where."
-        )
+        message = f"the server failed: {type(error).__name__}; its log, in the other terminal, says where."
+        return problem(503 if engine.is_dead else 500, message)
 
     @app.get("/health")
     @app.get("/health/")
@@ -105,8 +92,8 @@ def create_app(
     async def describe() -> dict[str, Any]:
         return {
             **identity.model_dump(),
-            "run": public_run(store.session.run_id) if store.session else None,
-            "session_alive": store.session_alive,
+            "run": public_run(session.run_id) if (session := store.ownership.session) else None,
+            "session_alive": store.ownership.is_alive,
             "versions": store.versions(),
             "adapters": store.served(),
             "frozen": store.frozen.words(),

@@ -1,12 +1,11 @@
 """The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
 
-import atexit
 import contextlib
+import gc
 import logging
 import os
-import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +16,18 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.server.adapter_folders import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
-from hanabi_grpo.server.engine import Engine, EngineConfig
+from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
 from hanabi_grpo.server.limits import Limits
-from hanabi_grpo.server.pacing import heap_left_alone
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
-
-SOCKETS = "hanabi-sockets-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +42,6 @@ class RolloutServer:
     app: FastAPI
 
 
-def engine_config(settings: Settings, model: str, shapes: Iterable[str] = ()) -> EngineConfig:
-    """Return what the engine is started with.
-
-    Args:
-        settings: Resolved settings.
-        model: The folder that MODEL means.
-        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: adapters may cover anything.
-    """
-    return EngineConfig(
-        model=model,
-        dtype=settings.dtype,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        max_lora_rank=settings.lora_rank,
-        num_adapters=settings.players,
-        tensor_parallel_size=settings.vllm_tensor_parallel_size,
-        data_parallel_size=settings.vllm_data_parallel_size,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        seed=settings.seed,
-        patience=settings.engine_timeout,
-        lora_modules=tuple(sorted({module.rpartition(".")[2] for module in shapes})) or None,
-    )
-
-
 def prepare_environment(on_cpu: bool) -> None:
     """Set what vLLM reads from the environment, before it is imported; what the user set stays."""
     # ms-swift registers a vLLM plugin that imports torchvision, which text models do without.
@@ -81,8 +53,6 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
-    if "VLLM_RPC_BASE_PATH" not in os.environ:
-        _gather_sockets()
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))
@@ -93,22 +63,11 @@ def prepare_environment(on_cpu: bool) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _gather_sockets() -> None:
-    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
-    if len(tempfile.gettempdir()) + len(f"/{SOCKETS}12345678/{uuid.uuid4()}") <= 107:
-        folder = OwnedFolder(Path(tempfile.gettempdir()), SOCKETS)
-        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
-        atexit.register(folder.close)
-
-
 @contextlib.contextmanager
 def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
     """Start the engine (tens of seconds) inside a running event loop on the main thread, and end it with the block.
 
-    Args:
-        settings: Resolved settings; `prepare_environment` comes first.
-        ring: Lines that `/logs/` hands out.
-        extra_args: Options for vLLM itself.
+    `prepare_environment` comes first. `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own.
 
     Raises:
         SettingsError: MODEL cannot be had.
@@ -124,7 +83,7 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
         # vLLM tells of it at a level that is off here.
         logger.info("engine: compiling kernels and capturing CUDA graphs can take minutes without a line")
     shapes = linear_shapes(folder)
-    engine = Engine(engine_config(settings, str(folder), shapes), list(extra_args))
+    engine = Engine(engine_options(settings, str(folder), shapes), extra_args, patience=settings.engine_timeout)
     store = AdapterStore(
         engine,
         max_rank=settings.lora_rank,
@@ -145,20 +104,21 @@ def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str]
             max_model_len=settings.max_model_len,
             session_timeout=settings.session_timeout,
         )
-        scheduler = Scheduler(
-            engine,
-            chat,
-            store,
+        model = Model(
+            sampler=engine,
+            chat=chat,
             max_model_len=settings.max_model_len,
-            games_at_once=settings.games_at_once,
-            instance_id=identity.instance_id,
             vocab_size=AutoConfig.from_pretrained(folder).get_text_config().vocab_size,
         )
+        at_once, instance = settings.games_at_once, identity.instance_id
+        scheduler = Scheduler(model, store, games_at_once=at_once, instance_id=instance)
         key = settings.api_key.get_secret_value() if settings.api_key else None
         limits = Limits(adapter_bytes=store.max_upload_bytes)
         app = create_app(engine, store, scheduler, identity, ring, api_key=key, host=settings.host, limits=limits)
-        with heap_left_alone():
-            yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
+        # vLLM's 670,000 objects stay to the end; each full collection would hold the event loop up to find that out.
+        gc.collect()
+        gc.freeze()
+        yield RolloutServer(engine=engine, chat=chat, store=store, identity=identity, limits=limits, app=app)
     finally:
         store.close()
         try:

@@ -9,7 +9,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -35,22 +34,23 @@ class BoundedBodies:
                 cannot take its places.
         """
         self._app, self._limits, self._is_owner = app, limits, is_owner
-        self._open: list[_Open] = []
+        self._open = Counter[tuple[str, bool, str]]()
+        """Requests that are read or answered: of what kind, whether of the session's trainer, and from where."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer why not."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        rule = body_rule(scope["method"], scope["path"], self._limits)
+        rule, headers = body_rule(scope["method"], scope["path"], self._limits), Headers(scope=scope)
+        peer = str(scope["client"][0]) if scope.get("client") else "an unknown address"
+        mine = (rule.what, rule.at_once is not None and self._is_owner(headers), peer)
         try:
-            expected = _check_head(scope, rule)
-            mine = _Open(rule.what, rule.at_once is not None and self._is_owner(Headers(scope=scope)), _peer(scope))
+            body = _Body(receive, rule, self._limits, _check_head(scope["method"], headers, rule))
             self._check_number(mine, rule)
         except RequestError as error:
             await problem(error.status, str(error))(scope, receive, send)
             return
-        body = _Body(receive, rule, self._limits, expected)
         started = False
 
         async def answer(message: Message) -> None:
@@ -60,7 +60,7 @@ class BoundedBodies:
             started = True
             await send(message)
 
-        self._open.append(mine)
+        self._open[mine] += 1
         try:
             await self._app(scope, body.receive, answer)
         except RequestError:
@@ -70,40 +70,23 @@ class BoundedBodies:
             # Nobody is left to be told.
             logger.info("a client hung up in the middle of its %s", rule.what)
         finally:
-            self._open.remove(mine)
+            self._open[mine] -= 1
+            self._open += Counter()  # forgets those at 0
         if body.refused is not None and not started:
             # The rest of a large body is read and thrown away for a while: closing at once would reset the connection,
             # and the client would never see the reason.
             refusal = problem(body.refused.status, str(body.refused), close=body.refused.status == 408)
             await refusal(scope, receive, send)
 
-    def _check_number(self, mine: "_Open", rule: BodyRule) -> None:
-        allowed = self._limits.own_at_once if mine.own else rule.at_once
-        others = [one for one in self._open if (one.what, one.own) == (mine.what, mine.own)]
-        if rule.at_once is None or allowed is None or len(others) < allowed:
-            return
-        peers = ", ".join(f"{number} of {peer}" for peer, number in Counter(one.peer for one in others).most_common(5))
-        oldest = time.monotonic() - others[0].since
-        raise RequestError(
-            429,
-            f"{rule.what}: {len(others)} are open already ({peers}; the oldest for {oldest:.0f} s), allowed are "
-            f"{allowed} at once. Wait for one to end.",
-        )
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request that is read or answered."""
-
-    what: str
-    own: bool
-    """Whether it is of the session's trainer."""
-    peer: str
-    since: float = field(default_factory=time.monotonic)
-
-
-def _peer(scope: Scope) -> str:
-    return str(scope["client"][0]) if scope.get("client") else "an unknown address"
+    def _check_number(self, mine: tuple[str, bool, str], rule: BodyRule) -> None:
+        what, own, _ = mine
+        allowed = self._limits.own_at_once if own else rule.at_once
+        others = {peer: number for (*kind, peer), number in self._open.items() if kind == [what, own] and number}
+        number = sum(others.values())
+        if rule.at_once is not None and allowed is not None and number >= allowed:
+            peers = ", ".join(f"{number} of {peer}" for peer, number in Counter(others).most_common(5))
+            message = f"{number} are open already ({peers}), allowed are {allowed} at once. Wait for one to end."
+            raise RequestError(429, f"{what}: {message}")
 
 
 class _Body:
@@ -111,9 +94,8 @@ class _Body:
 
     def __init__(self, receive: Receive, rule: BodyRule, limits: Limits, expected: int | None) -> None:
         self._receive, self._rule, self._limits, self._expected = receive, rule, limits, expected
-        self._size = 0
+        self._size, self._complete = 0, False
         self._start: float | None = None
-        self._complete = False
         self.refused: RequestError | None = None
 
     async def receive(self) -> Message:
@@ -122,8 +104,6 @@ class _Body:
         if self._complete:
             # What remains is waiting for the client to hang up, which may take as long as the games.
             return await self._receive()
-        if self._start is None:
-            self._start = time.monotonic()
         try:
             message = await self._next()
             if message["type"] == "http.request":
@@ -136,55 +116,48 @@ class _Body:
             raise
 
     async def _next(self) -> Message:
-        seconds = self._limits.chunk_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._receive()
-        except TimeoutError:
-            pass
-        try:
-            # When the event loop itself was held up, the data may be here all the same.
-            async with asyncio.timeout(0.05):
-                return await self._receive()
-        except TimeoutError:
-            raise RequestError(408, f"{self._got()}; nothing came for {seconds:g} s. Send it again.") from None
+        self._start = self._start or time.monotonic()
+        # When the event loop itself was held up, the data may be here all the same: so a second, short look.
+        for seconds in (self._limits.chunk_seconds, 0.05):
+            try:
+                async with asyncio.timeout(seconds):
+                    return await self._receive()
+            except TimeoutError:
+                pass
+        silence = f"nothing came for {self._limits.chunk_seconds:g} s"
+        raise RequestError(408, f"{self._got()}; {silence}. Send it again.")
 
     def _check(self) -> None:
         if self._size > self._rule.max_bytes:
-            raise too_large(self._rule.what, f"more than {self._rule.max_bytes}", self._rule.max_bytes)
+            raise _too_large(self._rule, f"more than {self._rule.max_bytes}")
         elapsed = time.monotonic() - (self._start or 0.0)
         slowest = self._limits.body_bytes_per_second
         if not self._complete and elapsed > self._limits.chunk_seconds and self._size < slowest * elapsed:
-            raise RequestError(
-                408,
-                f"{self._got()} in {elapsed:.0f} s; the slowest allowed is {slowest} bytes per second. Send it again.",
-            )
+            pace = f"in {elapsed:.0f} s; the slowest allowed is {slowest} bytes per second"
+            raise RequestError(408, f"{self._got()} {pace}. Send it again.")
 
     def _got(self) -> str:
         expected = "an unknown number" if self._expected is None else self._expected
         return f"{self._rule.what}: {self._size} of {expected} bytes received"
 
 
-def too_large(what: str, size: object, limit: int) -> RequestError:
-    """Return the refusal of a body over its limit."""
-    return RequestError(413, f"{what}: {size} bytes; allowed are at most {limit}. Send less at once.")
+def _too_large(rule: BodyRule, size: object) -> RequestError:
+    return RequestError(413, f"{rule.what}: {size} bytes; allowed are at most {rule.max_bytes}. Send less at once.")
 
 
-def _check_head(scope: Scope, rule: BodyRule) -> int | None:
-    headers: dict[bytes, bytes] = dict(scope["headers"])
-    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    allowed = " or ".join(rule.content_types or ())
-    if given and allowed and given not in (rule.content_types or ()):
+def _check_head(method: str, headers: Headers, rule: BodyRule) -> int | None:
+    """Return the length that the headers name."""
+    given, allowed = headers.get("content-type", "").partition(";")[0].strip().lower(), rule.content_type
+    if given and allowed and given != allowed:
         raise RequestError(415, f"{rule.what}: content-type {shown(given)}; allowed is {allowed}.")
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower().decode("latin-1")
+    encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("identity", ""):
         raise RequestError(415, f"{rule.what}: content-encoding {shown(encoding)}; send it uncompressed.")
     # h11 has made sure that it is one number; its own bound of 20 digits keeps int() harmless.
-    length = headers.get(b"content-length")
-    if length is not None and int(length) > rule.max_bytes:
-        raise too_large(rule.what, int(length), rule.max_bytes)
-    has_body = b"transfer-encoding" in headers if length is None else int(length) > 0
-    if has_body and allowed and not given and scope["method"] == "POST":
+    length = int(headers["content-length"]) if "content-length" in headers else None
+    if length is not None and length > rule.max_bytes:
+        raise _too_large(rule, length)
+    if (length or "transfer-encoding" in headers) and allowed and not given and method == "POST":
         # Without one a browser posts a body for any page; with one, and with PUT, it asks first and is refused.
         raise RequestError(415, f"{rule.what}: a body without content-type; send content-type: {allowed}.")
-    return None if length is None else int(length)
+    return length

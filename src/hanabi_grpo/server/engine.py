@@ -8,13 +8,14 @@ that the trainer computes.
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.adapter_store import MAX_VERSIONS
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import check_options
 
 if TYPE_CHECKING:
@@ -23,53 +24,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_PARTNERS = 4
-"""Slots for lent adapters beside the session's own: as many as a table of five has other seats.
+"""Slots for lent adapters beside the session's own.
 
 A slot costs, in device memory, rank x (in + out) numbers per linear layer and is taken when the engine starts: 66 MB
 for a 4B model at rank 16. Requests that need more adapters at once than there are slots wait in vLLM's scheduler
 until a slot is free.
 """
+BLOCK_SIZE = 32
+"""Tokens of a cache block on CPU, where vLLM's default of 128 means that short prompts share no prefix."""
 _LOOK_SECONDS = 0.5
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """What the engine needs to know; the settings resolve it."""
-
-    model: str
-    dtype: str
-    max_model_len: int
-    max_num_seqs: int
-    max_lora_rank: int
-    num_adapters: int
-    """How many adapters a trainer serves: one per player."""
-    tensor_parallel_size: int = 1
-    data_parallel_size: int = 1
-    gpu_memory_utilization: float = 0.9
-    seed: int = 0
-    patience: float = 300.0
-    """Seconds without an answer after which the engine counts as hung, see `Pulse`."""
-    block_size: int = 32
-    """On CPU vLLM's default of 128 means that short prompts share no prefix."""
-    lora_modules: tuple[str, ...] | None = None
-    """Last parts of the names of what adapters cover; None: all that vLLM knows, which multiplies embeddings and output
-    head with an adapter of zeros too (0.32: on CPU that was 40 % of what adapters cost)."""
-
-    @property
-    def lora_slots(self) -> int:
-        """How many adapters one batch may mix (`max_loras`)."""
-        return self.num_adapters + NUM_PARTNERS
-
-    @property
-    def loras_in_memory(self) -> int:
-        """How many adapters the workers keep in the machine's memory (`max_cpu_loras`): all that can be held.
-
-        vLLM (0.32, `LRUCacheWorkerLoRAManager`) drops the least recently used one beyond that and reads it again from
-        its path when a request names it, so more than these only costs time, as long as the files are there. A missing
-        file would raise inside the engine core and end it.
-        """
-        return MAX_VERSIONS * self.num_adapters + MAX_FROZEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +42,6 @@ class SamplingConfig:
 
     max_tokens: int
     temperature: float = 1.0
-    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +54,43 @@ class Sample:
     num_cached_tokens: int
 
 
-def engine_args(config: EngineConfig, extra_args: Sequence[str] = ()) -> "AsyncEngineArgs":
-    """Return what vLLM is started with.
+def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:
+    """Return vLLM's options.
 
     Args:
-        config: Resolved settings.
-        extra_args: vLLM's own command-line options.
+        settings: Resolved settings.
+        model: The folder that MODEL means.
+        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: anything.
+    """
+    return {
+        "model": model,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "enable_lora": True,
+        "max_lora_rank": settings.lora_rank,
+        # How many adapters one batch may mix.
+        "max_loras": settings.players + NUM_PARTNERS,
+        # Kept in the machine's memory: all that can be held. vLLM (0.32, `LRUCacheWorkerLoRAManager`) drops the least
+        # recently used one beyond that and reads it again from its path when a request names it; a missing file would
+        # raise inside the engine core and end it.
+        "max_cpu_loras": MAX_VERSIONS * settings.players + MAX_FROZEN,
+        # By default vLLM multiplies embeddings and output head with an adapter of zeros too (0.32: on CPU that was 40 %
+        # of what adapters cost).
+        "lora_target_modules": sorted({module.rpartition(".")[2] for module in shapes}) or None,
+        "tensor_parallel_size": settings.vllm_tensor_parallel_size,
+        "data_parallel_size": settings.vllm_data_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "seed": settings.seed,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "skip_tokenizer_init": False,
+    }
+
+
+def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "AsyncEngineArgs":
+    """Return what vLLM is started with; its own command-line options in `extra_args` go before ours.
 
     Raises:
         SettingsError: One of them would break a guarantee.
@@ -107,27 +101,8 @@ def engine_args(config: EngineConfig, extra_args: Sequence[str] = ()) -> "AsyncE
 
     check_options("server", extra_args)
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(add_help=False))
-    on_cpu = current_platform.is_cpu()
-    parser.set_defaults(
-        model=config.model,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        enable_lora=True,
-        max_loras=config.lora_slots,
-        max_cpu_loras=config.loras_in_memory,
-        max_lora_rank=config.max_lora_rank,
-        lora_target_modules=None if config.lora_modules is None else list(config.lora_modules),
-        tensor_parallel_size=config.tensor_parallel_size,
-        data_parallel_size=config.data_parallel_size,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        seed=config.seed,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,
-        skip_tokenizer_init=False,
-        **({"block_size": config.block_size, "enforce_eager": True} if on_cpu else {}),
-    )
+    on_cpu = {"block_size": BLOCK_SIZE, "enforce_eager": True} if current_platform.is_cpu() else {}
+    parser.set_defaults(**options, **on_cpu)
     return AsyncEngineArgs.from_cli_args(parser.parse_args(list(extra_args)))
 
 
@@ -189,19 +164,19 @@ class Pulse:
 class Engine:
     """An `AsyncLLM` with the few calls that games need."""
 
-    def __init__(self, config: EngineConfig, extra_args: list[str] | None = None) -> None:
+    def __init__(self, options: Mapping[str, Any], extra_args: Sequence[str] = (), *, patience: float) -> None:
         """Start the engine (tens of seconds). Must be called inside the running event loop, on the main thread.
 
         Args:
-            config: Resolved settings.
+            options: See `engine_options`.
             extra_args: vLLM's own command-line options, e.g. ["--max-num-batched-tokens", "8192"].
+            patience: See `Pulse`.
         """
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.config = config
-        self._engine = AsyncLLM.from_engine_args(engine_args(config, extra_args or []))
+        self._engine = AsyncLLM.from_engine_args(engine_args(options, extra_args))
         self._request_ids = itertools.count()
-        self._pulse = Pulse(self._engine.list_loras, patience=config.patience)
+        self._pulse = Pulse(self._engine.list_loras, patience=patience)
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -218,13 +193,10 @@ class Engine:
         self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
-        """Sample one reply.
+        """Sample one reply to a whole conversation.
 
-        Args:
-            prompt_ids: The whole conversation so far, [prompt tokens].
-            sampling: Limits and temperature.
-            lora: A `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded
-                would kill the engine, so only `AdapterStore` hands them out.
+        `lora` is a `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded would
+        kill the engine, so only `AdapterStore` hands them out.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -232,7 +204,6 @@ class Engine:
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
-            seed=sampling.seed,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
@@ -240,10 +211,9 @@ class Engine:
             # Nobody else holds these parameters; a deep copy of them would cost the event loop 0.1 ms a turn.
             skip_clone=True,
         )
+        request = {"prompt_token_ids": prompt_ids}
         final = None
-        async for output in self._engine.generate(
-            {"prompt_token_ids": prompt_ids}, params, f"r{next(self._request_ids)}", lora_request=lora
-        ):
+        async for output in self._engine.generate(request, params, f"r{next(self._request_ids)}", lora_request=lora):
             final = output
         self._pulse.beat()
         if final is None or not final.finished:
@@ -313,9 +283,5 @@ def _sample(choice: Any, *, num_cached_tokens: int) -> Sample:
     ids, flat = tuple(choice.token_ids), choice.logprobs
     if tuple(flat.token_ids) != ids:
         raise ServerError(f"vLLM gave {len(flat.token_ids)} logprobs that are not those of its {len(ids)} tokens.")
-    return Sample(
-        ids=ids,
-        logprobs=tuple(flat.logprobs),
-        finish_reason=choice.finish_reason,
-        num_cached_tokens=num_cached_tokens,
-    )
+    logprobs, reason = tuple(flat.logprobs), choice.finish_reason
+    return Sample(ids=ids, logprobs=logprobs, finish_reason=reason, num_cached_tokens=num_cached_tokens)

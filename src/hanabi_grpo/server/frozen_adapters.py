@@ -6,12 +6,11 @@ how many steps are behind them; the same weights lent as two versions are two en
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.runs.adapter_config import frozen_name
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, check_digest
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, Upload, users_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,51 +53,43 @@ class FrozenAdapters:
         # A user holds it, or it was found just now: it is there.
         self._held[held.name] = self._held.pop(held.name)
 
-    async def lend(self, version: int, body: bytes, sha256: str, config: Mapping[str, Any]) -> HeldAdapter:
-        """Check an upload, load it and hold it; one that is held already is only touched.
+    async def lend(self, upload: Upload) -> HeldAdapter:
+        """Check an upload, load it and hold it under a name of its own; one that is held already is only touched.
 
         Once checked, it runs to its end even when the caller is cancelled. To make room, the least recently used
-        adapter that no rollout uses is dropped, before the new one is loaded: also a failure after that leaves it
-        dropped.
-
-        Args:
-            version: Optimizer steps behind the weights.
-            body: safetensors bytes in PEFT's naming.
-            sha256: Of `body`, as its sender computed it.
-            config: The PEFT configuration.
+        adapter that no rollout uses is dropped before, and stays dropped when something fails after that.
 
         Raises:
             AdapterError: Bytes that must not be loaded, a file system or an engine that refuses them.
             BusyError: All places are in use.
         """
-        rank = config.get("r")
+        rank = upload.config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
             raise AdapterError(
                 f"lent adapter: r={shown(rank)}; this server takes ranks 1 to {self._loader.max_rank}. Start it with a "
                 "larger LORA_RANK for others."
             )
-        digest = await check_digest("lent adapter", body, sha256)
-        name = frozen_name(digest, config)
-        await self._loader.check(body, config, adapter=f"{name}@{version}", lora_rank=rank)
-        return await self._loader.to_the_end(self._lend(name, version, body, digest, config))
+        upload = replace(upload, adapter=frozen_name(upload.sha256, upload.config))
+        await self._loader.check(upload, lora_rank=rank)
+        return await self._loader.to_the_end(self._lend(upload))
 
-    async def _lend(self, name: str, version: int, body: bytes, digest: str, config: Mapping[str, Any]) -> HeldAdapter:
+    async def _lend(self, upload: Upload) -> HeldAdapter:
+        word = upload.name
         async with self._lock:
-            word = f"{name}@{version}"
             if word not in self._held:
                 await self._make_room(word)
-                held = await self._loader.write(name, version, body, digest, config)
+                held = await self._loader.write(upload)
                 try:
                     await self._loader.load(held)
                 except BaseException as error:
-                    await self._loader.remove_files(held)
+                    await self._loader.drop(held, loaded=False)
                     if not isinstance(error, Exception):
                         raise
                     raise AdapterError(f"{word} could not be loaded, nothing else changed: {error}") from error
                 self._held[word] = held
                 logger.info("lent: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
             held = self._held[word]
-            if held.sha256 != digest:
+            if held.sha256 != upload.sha256:
                 raise AdapterError(f"{word}: held with other bytes of the same short name; lend another checkpoint.")
             self.touch(held)
             return held
@@ -108,13 +99,11 @@ class FrozenAdapters:
             return
         idle = next((held for held in self._held.values() if not held.users), None)
         if idle is None:
-            users = ", ".join(f"{held.name} by {held.users} rollout(s)" for held in self._held.values())
             raise BusyError(
-                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users}). Wait for those games or end "
-                "their clients, then lend it again."
+                f"{word}: all {MAX_FROZEN} places for lent adapters are in use ({users_of(self._held.values())}). Wait "
+                "for those games or end their clients, then lend it again."
             )
         # Out of the map before anything waits: no rollout can take it from here on.
         del self._held[idle.name]
         logger.info("lent: dropping %s for %s", idle.name, word)
-        await self._loader.unload(idle)
-        await self._loader.remove_files(idle)
+        await self._loader.drop(idle, loaded=True)

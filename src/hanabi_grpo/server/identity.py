@@ -1,5 +1,6 @@
 """What a rollout server is, and whether a trainer fits it."""
 
+import contextlib
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
@@ -29,6 +30,10 @@ class ServerIdentity(BaseModel):
     """Seconds of a trainer's silence after which another may take over."""
 
 
+class _AnyRequest(BaseModel):
+    protocol: int
+
+
 def read_session_request(identity: ServerIdentity, body: bytes) -> SessionRequest:
     """Return the request of a body.
 
@@ -38,10 +43,11 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
     try:
         return SessionRequest.model_validate_json(body)
     except ValidationError as error:
-        theirs = _protocol_of(body)
-        if theirs is not None and theirs != identity.protocol:
-            # Another protocol has other fields: that, not the first of them, is what the trainer must be told.
-            raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
+        with contextlib.suppress(ValidationError):
+            theirs = _AnyRequest.model_validate_json(body).protocol
+            if theirs != identity.protocol:
+                # Another protocol has other fields: that, not the first of them, is what the trainer must be told.
+                raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
         value = "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
@@ -112,14 +118,3 @@ def _too_many_players(what: str, players: int, identity: ServerIdentity) -> Sett
     return SettingsError(
         f"{what}: this server was started for {identity.max_players} players; restart it with HANABI_PLAYERS={players}."
     )
-
-
-class _AnyRequest(BaseModel):
-    protocol: int
-
-
-def _protocol_of(body: bytes) -> int | None:
-    try:
-        return _AnyRequest.model_validate_json(body).protocol
-    except ValidationError:
-        return None

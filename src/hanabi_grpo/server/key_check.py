@@ -12,56 +12,41 @@ LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class KeyCheck:
-    """ASGI middleware that answers 401 unless a request carries `Authorization: Bearer <key>` exactly once."""
+    """ASGI middleware that refuses strangers before anything of a request is looked at.
 
-    def __init__(self, app: ASGIApp, *, api_key: str) -> None:
-        """Guard `app`."""
-        self._app = app
-        self._digest = hashlib.sha256(api_key.encode()).digest()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before anything of it is looked at."""
-        if scope["type"] == "http" and not self._has_key(scope):
-            refusal = problem(
-                401, "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
-            )
-            await refusal(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-    def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            # Two of them leave open which one counts, here and in any proxy before.
-            return False
-        scheme, _, key = given[0].strip().partition(b" ")
-        # Digests have equal length, so the time of the comparison says nothing of the key.
-        same = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._digest)
-        return same and scheme.lower() == b"bearer"
-
-
-class PageCheck:
-    """ASGI middleware that answers 403 to the pages of a browser, for a server without a key.
-
-    A page of any site can send requests to 127.0.0.1. With a name of its own that resolves to this machine it even
-    reads the answers (DNS rebinding), but its name then stands in the Host header.
+    With a key: 401 unless a request carries `Authorization: Bearer <key>` exactly once. Without one: 403 to the pages
+    of a browser. A page of any site can send requests to 127.0.0.1. With a name of its own that resolves to this
+    machine it even reads the answers (DNS rebinding), but its name then stands in the Host header.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str) -> None:
+    def __init__(self, app: ASGIApp, *, api_key: str | None, host: str) -> None:
         """Guard `app`, which listens on the address `host`."""
         self._app = app
+        self._digest = hashlib.sha256(api_key.encode()).digest() if api_key else None
         bracketed = f"[{host}]" if ":" in host else host
         self._names = tuple(dict.fromkeys((*LOCAL_NAMES, bracketed.lower())))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before anything of it is looked at."""
-        reason = self._refusal(scope) if scope["type"] == "http" else None
-        if reason is not None:
-            await problem(403, reason)(scope, receive, send)
-            return
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "http":
+            status = 403 if self._digest is None else 401
+            reason = self._page(scope) if self._digest is None else self._wrong_key(scope, self._digest)
+            if reason is not None:
+                await problem(status, reason)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> str | None:
+    def _wrong_key(self, scope: Scope, digest: bytes) -> str | None:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        # Two of them leave open which one counts, here and in any proxy before.
+        scheme, _, key = given[0].strip().partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        # Digests have equal length, so the time of the comparison says nothing of the key.
+        is_same = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), digest)
+        if is_same and scheme.lower() == b"bearer":
+            return None
+        return "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
+
+    def _page(self, scope: Scope) -> str | None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"host", b"").decode("latin-1")
         # What follows the last bracket is the port; an address without one has colons only inside brackets.

@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass
 
-_JSON, _BYTES = ("application/json",), ("application/octet-stream",)
+_JSON, _BYTES = "application/json", "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a client may use. Tests give shorter times; the server uses the defaults and its own adapter size.
-
-    Example:
-        Limits(adapter_bytes=max_adapter_bytes(shapes, 16))
-    """
+    """What a client may use. Tests give shorter times; the server uses the defaults and its own adapter size."""
 
     rollout_bytes: int = 8 << 20
     """Body of one rollout request; a task takes about 350 bytes, and `messages.MAX_TASKS` of them are allowed."""
@@ -20,7 +16,6 @@ class Limits:
     reply_bytes: int = 8 << 20
     """Body of one request for a single reply; `messages.ReplyRequest` bounds its parts."""
     other_bytes: int = 1 << 20
-    """Body of every other request."""
     header_bytes: int = 64 << 10
     """Request line and headers together."""
     head_seconds: float = 30.0
@@ -36,11 +31,9 @@ class Limits:
     own_at_once: int = 4
     """Requests of each kind that the session's trainer may have open, however many guests have."""
     uploads_at_once: int = 16
-    """Adapter uploads read at once."""
     lends_at_once: int = 4
-    """Uploads of lent adapters read at once; counted apart, so that they never keep a trainer from pushing."""
+    """Uploads of lent adapters; counted apart, so that they never keep a trainer from pushing."""
     replies_at_once: int = 64
-    """Requests for a single reply read, waiting or sampled at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +44,8 @@ class BodyRule:
     max_bytes: int
     at_once: int | None
     """How many such requests may be open; None: as many as there are connections."""
-    content_types: tuple[str, ...] | None
-    """One of them must be named by a POST and may be by a PUT; None: any, since nobody reads the body."""
+    content_type: str | None
+    """It must be named by a POST and may be by a PUT; None: any, since nobody reads the body."""
 
 
 def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
@@ -64,6 +57,6 @@ def body_rule(method: str, path: str, limits: Limits) -> BodyRule:
         "PUT /frozen": ("lent adapter", limits.adapter_bytes, limits.lends_at_once, _BYTES),
     }
     first = f"{method} /{path.removeprefix('/').partition('/')[0]}"
-    types = _JSON if path.startswith("/session") else None
-    what, max_bytes, at_once, content_types = one.get(first, ("request body", limits.other_bytes, None, types))
-    return BodyRule(what=what, max_bytes=max_bytes, at_once=at_once, content_types=content_types)
+    other = ("request body", limits.other_bytes, None, _JSON if path.startswith("/session") else None)
+    what, max_bytes, at_once, content_type = one.get(first, other)
+    return BodyRule(what=what, max_bytes=max_bytes, at_once=at_once, content_type=content_type)

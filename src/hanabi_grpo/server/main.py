@@ -5,7 +5,6 @@ import logging
 import signal
 import socket
 import sys
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hanabi_grpo.errors import ServerError
@@ -18,13 +17,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CLEAN_UP_SECONDS = 20
+"""From the engine's death to the process's end, at most: a clean-up may hang on what is dead."""
+
 
 def serve(settings: "Settings", extra_args: list[str]) -> None:
-    """Run the server until SIGINT or SIGTERM.
-
-    Args:
-        settings: Resolved settings.
-        extra_args: Options for vLLM itself, e.g. ["--max-num-batched-tokens", "8192"].
+    """Run the server until SIGINT or SIGTERM; `extra_args` are options for vLLM itself.
 
     Raises:
         ServerError: The port is taken.
@@ -52,6 +50,11 @@ def _listen(host: str, port: int) -> socket.socket:
     # With the protocol named, asyncio switches Nagle off; without it every small answer waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Of every connection: a machine that vanishes says no goodbye, and its games would be played for nobody.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
         listener.bind((host, port))
         listener.listen(128)
@@ -66,18 +69,19 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _run(settings: "Settings", extra_args: list[str], listener: socket.socket) -> bool:
     from hanabi_grpo.server.assembly import prepare_environment, rollout_server
-    from hanabi_grpo.server.serving import StartingServer, exit_at_latest, serve_until_dead
+    from hanabi_grpo.server.serving import serve_until_dead, starting_server
 
     ring = LineRing()
     set_up_logging(ring=ring)
     prepare_environment(settings.device == "cpu")
-    with StartingServer(listener) as starting, rollout_server(settings, ring, extra_args) as server:
-        starting.stop()
+    with starting_server(listener) as stop, rollout_server(settings, ring, extra_args) as server:
+        stop()
         logger.info("ready on http://%s:%d (instance %s)", settings.host, settings.port, server.identity.instance_id)
         return await serve_until_dead(
             server.app,
             listener,
             lambda: server.engine.is_dead,
             limits=server.limits,
-            on_death=partial(exit_at_latest, EXIT_CODE),
+            # The kernel ends the process then, and the parent starts the next one.
+            on_death=lambda: signal.alarm(_CLEAN_UP_SECONDS),
         )

@@ -8,15 +8,10 @@ slices.
 
 import asyncio
 import contextlib
-import gc
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from hanabi_grpo.server.engine import Sample, SamplingConfig
-    from hanabi_grpo.server.seats import Sampler
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeVar
 
 SLICE = 0.001
 """Seconds of work on a list between two passes of the event loop."""
@@ -39,12 +34,7 @@ class Places:
 
     @contextlib.asynccontextmanager
     async def place(self, request: object, *, own: bool) -> AsyncIterator[None]:
-        """Wait for a place, and hold it for the block.
-
-        Args:
-            request: What the game belongs to.
-            own: Whether the request is from the session's trainer.
-        """
+        """Wait for a place for a game of a request, the trainer's `own` or another's; hold it for the block."""
         await self._take(request, self._own if own else self._guests)
         try:
             yield
@@ -94,25 +84,6 @@ class Turnstile:
             await asyncio.sleep(0)
 
 
-class PacedSampler:
-    """Hands the engine's replies to their games through a turnstile."""
-
-    def __init__(self, sampler: "Sampler", turnstile: Turnstile) -> None:
-        """Sample from `sampler`."""
-        self._sampler, self._turnstile = sampler, turnstile
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the engine is."""
-        return self._sampler.is_dead
-
-    async def generate(self, prompt_ids: list[int], sampling: "SamplingConfig", lora: Any | None) -> "Sample":
-        """Sample one reply."""
-        sample = await self._sampler.generate(prompt_ids, sampling, lora)
-        await self._turnstile.through()
-        return sample
-
-
 async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:
     """Yield the items; after every `SLICE` of work with them the event loop goes on first."""
     start = time.perf_counter()
@@ -121,18 +92,3 @@ async def in_slices(items: Iterable[_Item]) -> AsyncIterator[_Item]:
         if time.perf_counter() - start > SLICE:
             await asyncio.sleep(0)
             start = time.perf_counter()
-
-
-@contextlib.contextmanager
-def heap_left_alone() -> Iterator[None]:
-    """Keep the garbage collector away from everything that is there now, until the block ends.
-
-    With vLLM imported that is 670,000 objects. None of them goes before the server ends, and each full collection
-    would hold up the event loop for half a second to find that out.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -1,19 +1,14 @@
 """Requests to play games or to sample a reply, as they come from a client: checked before anything is sampled."""
 
 from hanabi_grpo.errors import SettingsError, shown
-from hanabi_grpo.rollout.messages import MAX_TEXT_BYTES, ReplyRequest, RolloutRequest
+from hanabi_grpo.rollout.messages import ReplyRequest, RolloutRequest
 from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
 from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
+from hanabi_grpo.settings.refs import BASE, check_seat, is_scripted
 
 MAX_REWARD = 1e6
 """Largest reward weight: sums of it stay far from infinity."""
-
-
-def is_session_adapter(seat: str) -> bool:
-    """Tell whether an adapter of the session sits there: its name says nothing of whose weights it is."""
-    return seat_adapter(seat) is not None and not is_frozen(seat)
 
 
 def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
@@ -36,12 +31,12 @@ def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingCon
     return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
 
 
-def parse_reply_request(body: bytes, *, vocab_size: int | None) -> ReplyRequest:
+def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
     """Read the body of a request for one reply.
 
     Args:
         body: JSON.
-        vocab_size: Rows of the model's token embedding; None leaves the upper bound of ids unchecked.
+        vocab_size: Rows of the model's token embedding.
 
     Raises:
         SettingsError: The body is no such request; says where.
@@ -55,17 +50,11 @@ def parse_reply_request(body: bytes, *, vocab_size: int | None) -> ReplyRequest:
             f"reply request: seat {wanted.seat!r} is a script, which needs no server; play it where the game is, or "
             f"ask for adapter@version (player_0@7) or {BASE}."
         )
-    texts = {"system": wanted.system, "prompt": wanted.prompt}
     for number, turn in enumerate(wanted.turns):
-        texts[f"turns.{number}.prompt"] = turn.prompt
         highest = max(turn.reply_ids)
-        if vocab_size is not None and highest >= vocab_size:
+        if highest >= vocab_size:
             raise SettingsError(
                 f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 to {vocab_size - 1}. "
                 "Send the ids that this server sampled."
             )
-    for name, text in texts.items():
-        size = len(text.encode("utf-8"))
-        if size > MAX_TEXT_BYTES:
-            raise SettingsError(f"reply request: {name}: {size} bytes; allowed are at most {MAX_TEXT_BYTES}.")
     return wanted

@@ -5,14 +5,15 @@ end a whole request instead: a request that could never be played, a dead engine
 """
 
 import asyncio
+import contextlib
 import logging
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from pathlib import Path
+
+from jinja2 import TemplateError
 
 from hanabi_grpo.errors import (
     GameParameterError,
@@ -22,16 +23,16 @@ from hanabi_grpo.errors import (
     SettingsError,
     VersionError,
 )
-from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import ReplyRequest
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
-from hanabi_grpo.server.pacing import PacedSampler, Places, Turnstile, in_slices
-from hanabi_grpo.server.replies import answer_request
-from hanabi_grpo.server.seats import Sampler, ServedPolicy
-from hanabi_grpo.server.tables import Table, loras_of, served_seats, wanted_adapters
+from hanabi_grpo.server.pacing import Places, in_slices
+from hanabi_grpo.server.seats import Model
+from hanabi_grpo.server.tables import Table, Tables, wanted_adapters
+from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
 logger = logging.getLogger(__name__)
@@ -46,35 +47,10 @@ _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
 class Scheduler:
     """Plays requests on one engine. Each game is its own coroutine."""
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        chat: ChatFormat,
-        store: AdapterStore,
-        *,
-        max_model_len: int,
-        games_at_once: int,
-        instance_id: str,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Bind the engine, the conversation format and the adapters.
-
-        Args:
-            sampler: The engine.
-            chat: How conversations become ids.
-            store: Which adapters are served.
-            max_model_len: Token budget of one conversation.
-            games_at_once: How many games may wait on the engine together; see `Places` for who comes first.
-            instance_id: Stamped on every episode.
-            vocab_size: Rows of the model's token embedding; a reply with an id beyond them fails. None: unchecked.
-        """
-        self._turnstile = Turnstile()
-        self._sampler = PacedSampler(sampler, self._turnstile)
-        self._chat, self._store = chat, store
-        self._max_model_len, self.instance_id = max_model_len, instance_id
-        self.vocab_size = vocab_size
-        """Rows of the model's token embedding, None when unknown."""
-        self._places = Places(games_at_once)
+    def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
+        """Bind the model and the adapters; `instance_id` is stamped on every episode."""
+        self.model, self.instance_id = model, instance_id
+        self._store, self._places = store, Places(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
         """Games that came to their end."""
@@ -86,19 +62,14 @@ class Scheduler:
     async def run(
         self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, *, own: bool = False
     ) -> list[list[Episode | DroppedGame]]:
-        """Play every game of the tasks.
-
-        Args:
-            tasks: What is played; every version that their seats name must be served.
-            sampling: Limits and temperature.
-            own: Whether the session's trainer asks; its games take free places before all others.
+        """Play every game of the tasks; those of the session's trainer (`own`) take free places before all others.
 
         Returns:
             Per task its games, in order of their numbers.
 
         Raises:
             SettingsError: Tasks that cannot be played.
-            VersionError: A required version is not served; nothing was sampled.
+            VersionError: A version that a seat names is not served; nothing was sampled.
             ServerGoneError: The engine is dead.
             ServerError: Not one of the games could be played.
         """
@@ -107,52 +78,52 @@ class Scheduler:
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
         if len(dropped) == len(games):
-            first = dropped[0]
             raise ServerError(
-                f"none of the {len(dropped)} games could be played, so this is no bad luck; the first, deal "
-                f"{first.suite}/{first.seed}, game {first.game}: {first.reason}. "
-                "Look at the server's log, and check model, adapters and settings."
+                f"none of the {len(dropped)} games could be played, so this is no bad luck; the first, {tasks[0].where}"
+                f", game {dropped[0].game}: {dropped[0].reason}. Look at the server's log, and check model, adapters "
+                "and settings."
             )
         return played
 
     async def reply(self, wanted: ReplyRequest) -> Reply:
-        """Sample one reply, see `answer_request`; it waits for no game's place.
+        """Sample one reply outside any game; it waits for no game's place.
+
+        The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same conversation has
+        the same ids.
 
         Raises:
             SettingsError: A request that cannot be answered.
             VersionError: The adapter is not held in that version; nothing was sampled.
-            ServerGoneError: The engine is dead.
-            ServerError: A sample that cannot be used, or a reply that the engine cancelled.
-            NonFiniteError: As `answer_request`.
+            ServerError: The engine is dead or cancelled it, or as `Model.ask`.
+            NonFiniteError: As `Model.ask`.
         """
         self._check_room(wanted.max_tokens)
-        where = f"a reply of {wanted.seat}"
-        try:
-            return await answer_request(
-                wanted,
-                sampler=self._sampler,
-                chat=self._chat,
-                store=self._store,
-                max_model_len=self._max_model_len,
-                vocab_size=self.vocab_size,
-            )
-        except HanabiGrpoError:
-            raise
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise self._gone(where, "the engine cancelled it") from error
-        except Exception as error:
-            if self._sampler.is_dead:
-                raise self._gone(where, _reason(error)) from error
-            raise
+        named = seat_adapter(wanted.seat)
+        sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+        conversation = Conversation(self.model.chat, wanted.system)
+        with self._engine_faults(f"a reply of {wanted.seat}"):
+            async with self._store.lease(dict([named]) if named else {}) as leased:
+                player = Tables(model=self.model, sampling=sampling, leased=leased).served(wanted.seat)
+                try:
+                    for turn in wanted.turns:
+                        conversation.ask(turn.prompt)
+                        conversation.answer(list(turn.reply_ids))
+                        if len(conversation.ids) > self.model.max_model_len:
+                            return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
+                    return await self.model.ask(
+                        conversation, wanted.prompt, sampling=sampling, lora=player.lora, version=player.version
+                    )
+                except TemplateError as error:
+                    raise SettingsError(
+                        f"reply request: the chat template of this server's model refuses the conversation ({error}); "
+                        'send system="" and put its text into the first prompt.'
+                    ) from error
 
     def _check_room(self, max_tokens: int) -> None:
-        if max_tokens >= self._max_model_len:
+        if max_tokens >= self.model.max_model_len:
             raise SettingsError(
                 f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the conversation that this "
-                f"server can hold, HANABI_MAX_MODEL_LEN={self._max_model_len}."
+                f"server can hold, HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
             )
 
     async def _play_all(
@@ -161,37 +132,27 @@ class Scheduler:
         started = []
         place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = []
-            async for task in in_slices(tasks):
-                seats = task.seats or served_seats(task.task.setup.spec.num_players, leased)
-                served = ServedPolicy(
-                    self._sampler,
-                    self._chat,
-                    loras=loras_of(seats, leased),
-                    sampling=sampling,
-                    max_model_len=self._max_model_len,
-                    vocab_size=self.vocab_size,
-                )
-                tables.append((task, Table(task.task.setup, seats, served)))
+            tables = Tables(model=self.model, sampling=sampling, leased=leased)
             try:
                 async with asyncio.TaskGroup() as group:
-                    async for task, table in in_slices(tables):
-                        games = [group.create_task(self._play(place, task, table, game)) for game in task.games]
+                    async for task in in_slices(tasks):
+                        table = tables.seat(task)
+                        games = [group.create_task(self._play(place, table, game)) for game in task.games]
                         started.append(games)
-                        group.create_task(_report(task, games, table.seats))
+                        group.create_task(_report(table, games))
             except BaseExceptionGroup as failed:
-                raise unwrap(failed) from failed
+                raise _first(failed) from failed
         return [[game.result() for game in games] for games in started]
 
     async def _play(
-        self, place: Callable[[], AbstractAsyncContextManager[None]], task: RequestedTask, table: Table, game: int
+        self, place: Callable[[], AbstractAsyncContextManager[None]], table: Table, game: int
     ) -> Episode | DroppedGame:
         async with place():
             self.games_in_flight += 1
             try:
-                await self._turnstile.through()
+                await self.model.turnstile.through()
                 for attempt in range(1, ATTEMPTS + 1):
-                    played = await self._attempt(task, table, game, attempt)
+                    played = await self._attempt(table, game, attempt)
                     if isinstance(played, Episode):
                         self.games_played += 1
                         return played
@@ -202,69 +163,69 @@ class Scheduler:
             finally:
                 self.games_in_flight -= 1
 
-    async def _attempt(self, task: RequestedTask, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
-        where = f"{task.where}, game {game}"
+    async def _attempt(self, table: Table, game: int, attempt: int) -> Episode | DroppedGame:
+        task, where = table.task.task, f"{table.task.where}, game {game}"
+        with self._engine_faults(where):
+            try:
+                return await play_episode(
+                    task, table.players, game=game, names=table.seats, instance_id=self.instance_id
+                )
+            except _IMPOSSIBLE:
+                raise
+            except Exception as error:
+                if self.model.sampler.is_dead:
+                    raise
+                reason, then = _reason(error), "it is played again" if attempt < ATTEMPTS else "it is dropped"
+                logger.warning("%s failed, attempt %d of %d (%s): %s", where, attempt, ATTEMPTS, then, reason)
+                return DroppedGame(suite=task.split, seed=task.seed, game=game, reason=reason)
+
+    @contextlib.contextmanager
+    def _engine_faults(self, where: str) -> Iterator[None]:
+        """Say it as such when the engine is what failed in the block."""
         try:
-            return await play_episode(
-                task.task,
-                table.players,
-                game=game,
-                names=table.seats,
-                instance_id=self.instance_id,
-            )
+            yield
         except _IMPOSSIBLE:
             raise
         except asyncio.CancelledError as error:
             running = asyncio.current_task()
             if running is None or running.cancelling():
                 raise
-            # Nobody cancelled this game, so the engine did, and it would look like one that its client gave up.
+            # Nobody cancelled this, so the engine did, and it would look like one that its client gave up.
             raise self._gone(where, "the engine cancelled a reply") from error
         except Exception as error:
-            if self._sampler.is_dead:
+            if self.model.sampler.is_dead:
                 raise self._gone(where, _reason(error)) from error
-            logger.warning(
-                "%s failed, attempt %d of %d (%s): %s",
-                where,
-                attempt,
-                ATTEMPTS,
-                "it is played again" if attempt < ATTEMPTS else "it is dropped",
-                f"{_reason(error)} [{_place(error)}]",
-            )
-            return DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=_reason(error))
+            raise
 
     def _gone(self, where: str, reason: str) -> ServerError:
-        if self._sampler.is_dead:
+        if self.model.sampler.is_dead:
             return ServerGoneError(f"the engine is dead; {where} ended with {reason}. A new server process is needed.")
         return ServerError(f"{where}: {reason}, though it is alive; the whole request was ended. Ask again.")
 
 
-async def _report(
-    task: RequestedTask, games: Sequence[asyncio.Task[Episode | DroppedGame]], seats: Sequence[str]
-) -> None:
+async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGame]]) -> None:
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
     dropped = sum(isinstance(result, DroppedGame) for result in results)
     if len(episodes) + dropped < len(results) or not episodes:
         return
-    seconds = time.perf_counter() - start
+    seconds, count = time.perf_counter() - start, len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
-    kinds = Counter(turn.kind for turn in turns)
+    returns = [sum(one.reward(player) for one in episodes) / count for player in range(len(table.seats))]
+    kinds = Counter(str(turn.kind) for turn in turns if turn.kind is not ReplyKind.LEGAL)
     statuses = Counter(str(episode.status) for episode in episodes)
     logger.info(
-        "%s: %d games%s, returns %s, %.1f turns, %d illegal, %d unparsable, %s, %.1f s, %.0f tok/s, %s",
-        task.where,
-        len(episodes),
+        "%s: %d games%s, returns %s, %.1f turns, %s, %.1f s, %.0f tok/s, %s",
+        table.task.where,
+        count,
         f" ({dropped} dropped)" if dropped else "",
-        " ".join(f"{sum(one.reward(seat) for one in episodes) / len(episodes):.2f}" for seat in range(len(seats))),
-        len(turns) / len(episodes),
-        kinds[ReplyKind.ILLEGAL],
-        kinds[ReplyKind.UNPARSABLE],
-        " ".join(f"{status} {count}" for status, count in sorted(statuses.items())),
+        " ".join(f"{value:.2f}" for value in returns),
+        len(turns) / count,
+        " ".join(f"{name} {number}" for name, number in (*sorted(kinds.items()), *sorted(statuses.items()))),
         seconds,
         sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9),
-        " ".join(seats),
+        " ".join(table.seats),
     )
 
 
@@ -274,14 +235,9 @@ def _reason(error: BaseException) -> str:
     return text[:_MAX_REASON_CHARS].encode("utf-8", "replace").decode("utf-8")
 
 
-def _place(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
-
-
-def unwrap(error: BaseException) -> BaseException:
+def _first(error: BaseException) -> BaseException:
     """Return the first error of ours inside an exception group, else the first error of all."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    leaves = [unwrap(inner) for inner in error.exceptions]
+    leaves = [_first(inner) for inner in error.exceptions]
     return next((leaf for leaf in leaves if isinstance(leaf, HanabiGrpoError)), leaves[0])

@@ -1,14 +1,15 @@
 """Served adapters as players: one private conversation per seat and game."""
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.types import Reply, player_name
+from hanabi_grpo.server.pacing import Turnstile
+from hanabi_grpo.types import Reply
 
 
 class Sampler(Protocol):
@@ -22,136 +23,104 @@ class Sampler(Protocol):
         """True once it has failed for good; no reply comes any more."""
 
 
-class ServedPolicy:
-    """Lets the adapters that are served now sit in the seats of one rollout."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The base model behind every reply: it samples, and turns texts into ids and back."""
 
-    name = "served"
+    sampler: Sampler
+    chat: ChatFormat
+    max_model_len: int
+    """Token budget of a conversation, the next reply included."""
+    vocab_size: int = 1 << 31
+    """Rows of its token embedding."""
+    turnstile: Turnstile = field(default_factory=Turnstile)
 
-    def __init__(
+    async def ask(
         self,
-        sampler: Sampler,
-        chat: ChatFormat,
+        conversation: Conversation,
+        text: str,
         *,
-        loras: Mapping[str, tuple[Any, int]],
         sampling: SamplingConfig,
-        max_model_len: int,
-        vocab_size: int | None = None,
-    ) -> None:
-        """Bind a rollout to its adapters.
+        lora: Any | None,
+        version: int | None,
+    ) -> Reply:
+        """Add a message and the reply to it to a conversation.
 
         Args:
-            sampler: The engine.
-            chat: How conversations become ids.
-            loras: Per player name the engine's handle and the version; a player that is absent uses the base model.
-            sampling: Limits and temperature of each reply.
-            max_model_len: Token budget of a conversation, the next reply included.
-            vocab_size: See `check_reply`.
+            conversation: Grows by both.
+            text: The message.
+            sampling: Limits and temperature.
+            lora: The engine's handle, None for the base model.
+            version: What the reply is stamped with.
+
+        Returns:
+            The reply; `out_of_tokens` and without tokens when it might not fit the budget.
+
+        Raises:
+            NonFiniteError: A logprob is infinite or no number.
+            ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
         """
-        self.sampler, self.chat, self.loras, self.sampling = sampler, chat, loras, sampling
-        self.max_model_len, self.vocab_size = max_model_len, vocab_size
+        added = conversation.ask(text)
+        if len(conversation.ids) + sampling.max_tokens > self.max_model_len:
+            return Reply(text="", prompt=text, out_of_tokens=True)
+        sample = await self.sampler.generate(list(conversation.ids), sampling, lora)
+        await self.turnstile.through()
+        ids = list(sample.ids)
+        conversation.answer(ids)
+        self._check(sample, added)
+        return Reply(
+            text=self.chat.decode(ids),
+            prompt=text,
+            prompt_ids=tuple(added),
+            reply_ids=sample.ids,
+            logprobs=sample.logprobs,
+            version=version,
+        )
+
+    def _check(self, sample: Sample, prompt_ids: list[int]) -> None:
+        """Refuse a sample that nobody could train on, before anything is built on it."""
+        if len(sample.logprobs) != len(sample.ids):
+            raise ServerError(f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own.")
+        for place, value in enumerate(sample.logprobs):
+            if not math.isfinite(value):
+                raise NonFiniteError(
+                    f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model "
+                    "hold finite weights?"
+                )
+        for token in (*prompt_ids, *sample.ids):
+            if not 0 <= token < self.vocab_size:
+                raise ServerError(
+                    f"reply: id {token}; allowed are 0 to {self.vocab_size - 1}. Do tokenizer and model belong "
+                    "together?"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlayer:
+    """Lets one adapter, or the base model alone, sit in the seats of one rollout."""
+
+    model: Model
+    sampling: SamplingConfig
+    lora: Any | None = None
+    """The engine's handle; None: the base model."""
+    version: int | None = None
+    name: str = "served"
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, player, task.environment.system(task.config, player))
+        return ServedSeat(self, Conversation(self.model.chat, task.environment.system(task.config, player)))
 
 
+@dataclass(frozen=True, slots=True)
 class ServedSeat:
     """One player of one game."""
 
-    def __init__(self, policy: ServedPolicy, player: int, system: str) -> None:
-        """Start the conversation; `system` is its first message unless empty."""
-        self._policy = policy
-        held: tuple[Any, int | None] = policy.loras.get(player_name(player), (None, None))
-        self._lora, self._version = held
-        self._conversation = Conversation(policy.chat, system)
+    player: ServedPlayer
+    conversation: Conversation
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action; `out_of_tokens` when the reply might not fit the budget."""
-        policy = self._policy
-        return await ask_model(
-            policy.sampler,
-            policy.chat,
-            self._conversation,
-            seen.message(),
-            sampling=policy.sampling,
-            lora=self._lora,
-            version=self._version,
-            max_model_len=policy.max_model_len,
-            vocab_size=policy.vocab_size,
+        who = self.player
+        return await who.model.ask(
+            self.conversation, seen.message(), sampling=who.sampling, lora=who.lora, version=who.version
         )
-
-
-async def ask_model(
-    sampler: Sampler,
-    chat: ChatFormat,
-    conversation: Conversation,
-    text: str,
-    *,
-    sampling: SamplingConfig,
-    lora: Any | None,
-    version: int | None,
-    max_model_len: int,
-    vocab_size: int | None,
-) -> Reply:
-    """Add a message and the reply to it to a conversation.
-
-    Args:
-        sampler: The engine.
-        chat: How ids become text.
-        conversation: Grows by both.
-        text: The message.
-        sampling: Limits and temperature.
-        lora: The engine's handle, None for the base model.
-        version: What the reply is stamped with.
-        max_model_len: Token budget of the conversation, the reply included.
-        vocab_size: See `check_reply`.
-
-    Returns:
-        The reply; `out_of_tokens` and without tokens when it might not fit the budget.
-
-    Raises:
-        NonFiniteError: As `check_reply`.
-        ServerError: As `check_reply`.
-    """
-    added = conversation.ask(text)
-    if len(conversation.ids) + sampling.max_tokens > max_model_len:
-        return Reply(text="", prompt=text, out_of_tokens=True)
-    sample = await sampler.generate(list(conversation.ids), sampling, lora)
-    conversation.answer(list(sample.ids))
-    reply = Reply(
-        text=chat.decode(list(sample.ids)),
-        prompt=text,
-        prompt_ids=tuple(added),
-        reply_ids=sample.ids,
-        logprobs=sample.logprobs,
-        version=version,
-    )
-    check_reply(reply, vocab_size=vocab_size)
-    return reply
-
-
-def check_reply(reply: Reply, *, vocab_size: int | None) -> None:
-    """Refuse a sample that nobody could train on, before anything is built on it.
-
-    Args:
-        reply: As sampled.
-        vocab_size: Rows of the model's token embedding; None leaves the upper bound of ids unchecked.
-
-    Raises:
-        NonFiniteError: A logprob is infinite or no number.
-        ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
-    """
-    if len(reply.logprobs) != len(reply.reply_ids):
-        raise ServerError(f"reply: {len(reply.logprobs)} logprobs for {len(reply.reply_ids)} ids; each needs its own.")
-    for place, value in enumerate(reply.logprobs):
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model hold "
-                "finite weights?"
-            )
-    for token in (*reply.prompt_ids, *reply.reply_ids):
-        if token < 0 or (vocab_size is not None and token >= vocab_size):
-            raise ServerError(
-                f"reply: id {token}; allowed are 0 to {'…' if vocab_size is None else vocab_size - 1}. Do tokenizer "
-                "and model belong together?"
-            )

@@ -12,6 +12,8 @@ from hanabi_grpo.rollout.handshake import SessionRequest, read_session_headers
 
 logger = logging.getLogger(__name__)
 
+NO_SESSION = "no trainer has opened a session on this server; open one first (POST /session/)."
+
 
 @dataclass(slots=True, kw_only=True)
 class Session:
@@ -31,25 +33,27 @@ class Session:
         """Tell whether a trainer works in this session's run folder: the name is public, the secret is not."""
         return self.run_id == wanted.run_id and hmac.compare_digest(self.proof, _proof(wanted))
 
+    def serves_the_same(self, wanted: SessionRequest) -> bool:
+        """Tell whether what this session pushed can be served on for a trainer."""
+        same_adapters = (self.adapters, self.lora_rank) == (tuple(wanted.adapters), wanted.lora_rank)
+        return self.is_of_run(wanted) and same_adapters
+
 
 class Ownership:
-    """Decides who may open, use and end a session. Used from one event loop; nothing here waits."""
+    """Decides who may open, use and end a session. Used from one event loop; nothing here waits.
+
+    `timeout` is in seconds of silence, after which another trainer may take over.
+    """
 
     def __init__(self, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without a session.
-
-        Args:
-            timeout: Seconds of silence after which another trainer may take over.
-            clock: Seconds, never going back.
-        """
+        """Start without a session."""
         self._timeout, self._clock = timeout, clock
         self.session: Session | None = None
 
     @property
     def is_alive(self) -> bool:
         """True while the session belongs to its trainer and nobody else may open one."""
-        session = self.session
-        return session is not None and not session.released and self.silence <= self._timeout
+        return self.session is not None and not self.session.released and self.silence <= self._timeout
 
     @property
     def silence(self) -> float:
@@ -66,12 +70,12 @@ class Ownership:
             SessionError: Names the run that holds the server, and the ways out.
         """
         session = self.session
-        if session is None or not self.is_alive:
+        if session is None or not self.is_alive or session.is_of_run(wanted):
             return
-        if session.is_of_run(wanted) or _same(wanted.trainer_id, session.trainer_id):
+        if _same(wanted.trainer_id, session.trainer_id):
             return
-        same_name = wanted.run_id == session.run_id
-        named = "; this trainer has its name but not the secret of its folder" if same_name else ""
+        is_named = wanted.run_id == session.run_id
+        named = "; this trainer has its name but not the secret of its folder" if is_named else ""
         wait = max(0.0, self._timeout - self.silence)
         raise SessionError(
             f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago{named}. One trainer at a "
@@ -80,12 +84,8 @@ class Ownership:
 
     def open(self, wanted: SessionRequest) -> Session:
         """Give the server to a trainer, or note that its trainer is there."""
-        old, adapters = self.session, tuple(wanted.adapters)
-        if (
-            old is not None
-            and old.is_of_run(wanted)
-            and (old.trainer_id, old.adapters, old.lora_rank) == (wanted.trainer_id, adapters, wanted.lora_rank)
-        ):
+        old = self.session
+        if old is not None and old.serves_the_same(wanted) and old.trainer_id == wanted.trainer_id:
             old.heard, old.released = self._clock(), False
             return old
         if old is not None:
@@ -96,10 +96,20 @@ class Ownership:
             run_id=wanted.run_id,
             trainer_id=wanted.trainer_id,
             proof=_proof(wanted),
-            adapters=adapters,
+            adapters=tuple(wanted.adapters),
             lora_rank=wanted.lora_rank,
             heard=self._clock(),
         )
+        return self.session
+
+    def current(self) -> Session:
+        """Return the session that was opened last; its trainer may have left since.
+
+        Raises:
+            SessionError: There is none.
+        """
+        if self.session is None:
+            raise SessionError(NO_SESSION)
         return self.session
 
     def check(self, headers: Mapping[str, str]) -> Session:
@@ -108,28 +118,29 @@ class Ownership:
         Raises:
             SessionError: No session is open, or the request is not from its trainer.
         """
-        run_id, trainer_id = read_session_headers(headers)
-        session = self._belongs_to(run_id, trainer_id)
+        session = self._of(headers)
         if session.released:
-            raise SessionError(f"run {run_id} has released this server; open a session again (POST /session/).")
+            raise SessionError(f"run {session.run_id} has released this server; open a session again (POST /session/).")
         session.heard = self._clock()
         return session
 
-    def release(self, headers: Mapping[str, str]) -> None:
-        """End the session of a request's trainer; a second time is harmless.
+    def is_owner(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request is from the session's trainer, see `check`."""
+        try:
+            self.check(headers)
+        except SessionError:
+            return False
+        return True
 
-        Raises:
-            SessionError: No session is open, or the request is not from its trainer.
-        """
-        session = self._belongs_to(*read_session_headers(headers))
+    def release(self, headers: Mapping[str, str]) -> None:
+        """End the session of a request's trainer; a second time is harmless. Raises as `check`."""
+        session = self._of(headers)
         if not session.released:
             logger.info("session: %s (trainer %s) has released this server", session.run_id, session.trainer_id[:8])
         session.released = True
 
-    def _belongs_to(self, run_id: str | None, trainer_id: str | None) -> Session:
-        session = self.session
-        if session is None:
-            raise SessionError("no trainer has opened a session on this server; open one first (POST /session/).")
+    def _of(self, headers: Mapping[str, str]) -> Session:
+        session, (run_id, trainer_id) = self.current(), read_session_headers(headers)
         if run_id is None or trainer_id is None:
             raise SessionError(
                 f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must say which trainer asks; "
@@ -148,30 +159,16 @@ class Ownership:
         return session
 
 
-def _proof(wanted: SessionRequest) -> bytes:
-    return hashlib.sha256(wanted.secret.encode()).digest()
-
-
-def _same(given: str, known: str) -> bool:
-    # The id of a trainer lets in whoever names it, so the time of the comparison must not tell its letters.
-    return hmac.compare_digest(given.encode(), known.encode())
-
-
 def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Mapping[str, int]) -> dict[str, int]:
-    """Return the served versions that a resumed trainer replaces.
-
-    Args:
-        session: What the server worked for until now.
-        wanted: The trainer that introduces itself.
-        served: Version of each adapter.
+    """Return what a trainer that opens a session replaces, of the served version of each adapter.
 
     Raises:
         VersionError: The server holds newer versions of this run, and the trainer does not name exactly those.
     """
-    if session is None or not session.is_of_run(wanted):
+    if session is None:
         return {}
     newer = {name: version for name, version in served.items() if version > wanted.version}
-    if newer and wanted.replaces != newer:
+    if session.is_of_run(wanted) and newer and wanted.replaces != newer:
         held = ", ".join(f"{name}@{version}" for name, version in newer.items())
         named = "none" if wanted.replaces is None else f"{wanted.replaces}"
         raise VersionError(
@@ -180,4 +177,13 @@ def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Ma
             f"(replaces={newer}, got {named}). Or resume from a newer checkpoint, choose another OUTPUT_DIR, or "
             "restart the server."
         )
-    return newer
+    return newer if session.serves_the_same(wanted) else dict(served)
+
+
+def _proof(wanted: SessionRequest) -> bytes:
+    return hashlib.sha256(wanted.secret.encode()).digest()
+
+
+def _same(given: str, known: str) -> bool:
+    # The id of a trainer lets in whoever names it, so the time of the comparison must not tell its letters.
+    return hmac.compare_digest(given.encode(), known.encode())

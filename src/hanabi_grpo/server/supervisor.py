@@ -38,8 +38,7 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = HEALTHY_SECONDS
         healthy_seconds: After which the count begins anew.
 
     Raises:
-        SystemExit: In the parent: the serving process ended for another reason (its code), or died too often
-            (`EXIT_CODE`).
+        SystemExit: In the parent: the serving process ended otherwise (its code), or died too often (`EXIT_CODE`).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -111,16 +110,13 @@ def _reap(child: int) -> int | None:
 
 
 def _end_left_behind() -> None:
-    told, deadline = set[int](), time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + _END_SECONDS
     while left := _left_behind():
         if time.monotonic() > deadline:
             logger.error("killed processes that do not end: %s", ", ".join(str(process.pid) for process in left))
             return
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.pid not in told:
-                    told.add(process.pid)
-                    logger.warning("killing process %d (%s), which the server left behind", process.pid, process.name())
                 process.kill()
         time.sleep(0.05)
 

@@ -1,30 +1,18 @@
-"""From the words of a request to who plays: adapters to hold, engine handles, policies."""
+"""From the words of a request to who plays: adapters to hold, and a player for each seat."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import VersionError
 from hanabi_grpo.rollout.players import Player, make_script
 from hanabi_grpo.rollout.tasks import RequestedTask
-from hanabi_grpo.server.seats import ServedPolicy
+from hanabi_grpo.server.adapter_loader import HeldAdapter
+from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
-from hanabi_grpo.types import adapter_of, player_name, player_names
-
-
-class Table:
-    """Who sits at one task's games: scripts, and the served model in all other seats."""
-
-    def __init__(self, setup: Setup[Any], seats: Sequence[str], served: ServedPolicy) -> None:
-        """Seat everybody.
-
-        Args:
-            setup: What is played.
-            seats: One word per seat, see `refs`.
-            served: Plays every seat that no script plays.
-        """
-        self.seats = tuple(seats)
-        self.players: list[Player] = [make_script(setup, seat) if is_scripted(seat) else served for seat in self.seats]
+from hanabi_grpo.types import adapter_of, player_names
 
 
 def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:
@@ -46,23 +34,40 @@ def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:
     return wanted
 
 
-def served_seats(num_players: int, leased: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the seats of a task that names none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Who sits at one task's games."""
 
-    Args:
-        num_players: Of its board.
-        leased: Adapter name to what is served of it.
-    """
-    held = [leased.get(adapter_of(player, leased)) for player in player_names(num_players)]
-    return tuple(one.name if one else BASE for one in held)
+    task: RequestedTask
+    seats: tuple[str, ...]
+    """One word per seat, see `refs`."""
+    players: list[Player]
 
 
-def loras_of(seats: Sequence[str], leased: Mapping[str, Any]) -> dict[str, tuple[Any, int]]:
-    """Return per player name the engine's handle and the version of the adapter in its seat; others are left out."""
-    loras = {}
-    for index, seat in enumerate(seats):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one request; a script or adapter that sits at several of them is made once."""
+
+    model: Model
+    sampling: SamplingConfig
+    leased: Mapping[str, HeldAdapter]
+    """Adapter name to what is held of it."""
+    made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
+
+    def seat(self, task: RequestedTask) -> Table:
+        """Seat who a task names, else the served adapters."""
+        setup, seats = task.task.setup, task.seats
+        if seats is None:
+            names = [adapter_of(player, self.leased) for player in player_names(setup.spec.num_players)]
+            seats = tuple(self.leased[name].name if name in self.leased else BASE for name in names)
+        for seat in seats:
+            if (setup, seat) not in self.made:
+                self.made[setup, seat] = make_script(setup, seat) if is_scripted(seat) else self.served(seat)
+        return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+
+    def served(self, seat: str) -> ServedPlayer:
+        """Return the player that samples in a seat."""
         named = seat_adapter(seat)
-        if named is not None:
-            held = leased[named[0]]
-            loras[player_name(index)] = (held.lora, held.version)
-    return loras
+        held = self.leased[named[0]] if named else None
+        lora, version = (held.lora, held.version) if held else (None, None)
+        return ServedPlayer(model=self.model, sampling=self.sampling, lora=lora, version=version)

@@ -20,7 +20,7 @@ batch       how many deals, games and micro-batches make one step
 
 from hanabi_grpo.settings.batch import BatchPlan, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.load import LoadedSettings, load_settings, read_settings
-from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.show import environment_markdown, settings_json, settings_table, settings_values
 from hanabi_grpo.settings.updates import (
     active_players,
@@ -30,7 +30,7 @@ from hanabi_grpo.settings.updates import (
     trained_players,
     update_notes,
 )
-from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable, variables
+from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, Variable
 
 __all__ = [
     "PASSED_THROUGH",

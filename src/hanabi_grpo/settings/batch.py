@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
@@ -56,24 +55,17 @@ def batch_plan(settings: Settings) -> BatchPlan:
         )
     games = deals * group
     tokens = tokens_per_micro_batch(settings)
+    micro_batches = 1
     if tokens:
         # What ms-swift multiplies must be whole groups; which rank has how many trajectories is `cut_by_tokens`'s.
         batch = -(-deals // processes) * group
-        return BatchPlan(
-            deals=deals,
-            games=games,
-            sequences=games * settings.players,
-            micro_batches_per_player=1,
-            gradient_accumulation_steps=settings.updates_per_step * settings.players,
-            per_device_train_batch_size=batch,
-            tokens_per_micro_batch=tokens,
-        )
-    if games % (processes * batch):
+    elif games % (processes * batch):
         raise SettingsError(
             f"{deals} deals × {group} games = {games} games do not divide by NPROC_PER_NODE={processes} × "
             f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: {_ways_out(settings)}."
         )
-    micro_batches = games // (processes * batch)
+    else:
+        micro_batches = games // (processes * batch)
     return BatchPlan(
         deals=deals,
         games=games,
@@ -81,6 +73,7 @@ def batch_plan(settings: Settings) -> BatchPlan:
         micro_batches_per_player=micro_batches,
         gradient_accumulation_steps=settings.updates_per_step * settings.players * micro_batches,
         per_device_train_batch_size=batch,
+        tokens_per_micro_batch=tokens,
     )
 
 
@@ -112,21 +105,16 @@ def deepspeed_stage(settings: Settings) -> int:
 def _ways_out(settings: Settings) -> str:
     deals, group = settings.deals_per_step, settings.num_generations
     processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
-    ways = []
-    if (deals * group) % processes == 0:
-        share = deals * group // processes
-        fitting = [size for size in range(1, share + 1) if share % size == 0]
-        ways.append(f"PER_DEVICE_TRAIN_BATCH_SIZE={_either(fitting, batch)}")
-    unit = processes * batch // gcd(processes * batch, group)
-    around = [multiple for multiple in (deals // unit * unit, (deals // unit + 1) * unit) if multiple]
-    ways.append(f"HANABI_DEALS_PER_STEP={_either(around, deals)}")
-    return "the nearest that fit are " + ", or ".join(ways)
-
-
-def _either(fitting: list[int], wanted: int) -> str:
-    below = [value for value in fitting if value < wanted][-1:]
-    above = [value for value in fitting if value > wanted][:1]
-    return " or ".join(str(value) for value in [*below, *above])
+    games, most = deals * group, deals + processes * batch
+    ways = {
+        "PER_DEVICE_TRAIN_BATCH_SIZE": (batch, [n for n in range(1, games + 1) if not games % (processes * n)]),
+        "HANABI_DEALS_PER_STEP": (deals, [n for n in range(1, most + 1) if not n * group % (processes * batch)]),
+    }
+    said = []
+    for name, (wanted, fitting) in ways.items():
+        nearest = [n for n in fitting if n < wanted][-1:] + [n for n in fitting if n > wanted][:1]
+        said += [f"{name}={' or '.join(map(str, nearest))}"] if nearest else []
+    return "the nearest that fit are " + ", or ".join(said)
 
 
 def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:

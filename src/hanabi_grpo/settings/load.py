@@ -3,6 +3,7 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
@@ -11,12 +12,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.envs import registry
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings.device import installed_device
-from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.game import HANABI, game_values
+from hanabi_grpo.settings.model import Settings, variables
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
-from hanabi_grpo.settings.variables import PASSED_THROUGH, is_secret, variables
+from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
+ENV = "HANABI_ENV"
+_PREFIX = "HANABI_"
 _KEY_LENGTH = 16
 
 
@@ -61,8 +66,12 @@ def resolve(sources: Sequence[Source], *, without: Collection[str] = ()) -> Load
         replace(source, values={name: value for name, value in source.values.items() if name not in without})
         for source in sources
     ]
-    known = variables(Settings)
-    problems = _unknown_names({name: source.place for source in reversed(sources) for name in source.values})
+    env = (find(sources, ENV) or (HANABI,))[0]
+    try:
+        known = variables(env)
+    except SettingsError as error:
+        raise SettingsError(_with_place(f"HANABI_ENV={str(error).removeprefix('env=')}", sources)) from error
+    problems = _unknown_names({name: source.place for source in reversed(sources) for name in source.values}, env)
     device = installed_device()
     given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
     origins: dict[str, str] = {}
@@ -72,10 +81,8 @@ def resolve(sources: Sequence[Source], *, without: Collection[str] = ()) -> Load
         origins[variable.field] = found[1].origin if found else "default" if same else f"default ({device.kind})"
         if found:
             given[variable.field] = found[0]
-    settings, bad = _validate(given)
+    settings, bad = _validate(given, known)
     problems += [_with_place(problem, sources) for problem in bad]
-    if settings is not None:
-        problems += _cross_checks(settings)
     if problems or settings is None:
         raise SettingsError("\n".join(problems))
     names = {variable.env for variable in known}
@@ -107,9 +114,10 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         values, origins = dict(data["settings"]), dict(data["origins"])
+        known = variables(values.get(ENV, HANABI))
         given = {"device": data["device"], "device_reason": data["device_reason"]}
-        for variable in variables(Settings):
-            if is_secret(Settings.model_fields[variable.field]):
+        for variable in known:
+            if variable.secret:
                 given[variable.field] = source.get(variable.env) or None
             elif variable.env in values:
                 given[variable.field] = values[variable.env]
@@ -117,25 +125,35 @@ def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
         raise SettingsError(
             f"{path}: not a settings file of this version ({error!r}); hanabi-grpo train writes one."
         ) from error
-    settings, problems = _validate(given)
+    settings, problems = _validate(given, known)
     if problems or settings is None:
         raise SettingsError(f"{path}:\n" + "\n".join(problems))
-    given_names = {env for env, origin in origins.items() if not origin.startswith("default")}
-    explicit = {variable.field for variable in variables(Settings) if variable.env in given_names}
-    return Settings.model_construct(_fields_set=explicit, **dict(settings))
+    explicit = {variable.field for variable in known if not origins.get(variable.env, "default").startswith("default")}
+    settings.model_fields_set.intersection_update(explicit)
+    return settings
 
 
-def _unknown_names(names: Mapping[str, str]) -> list[str]:
-    known = [variable.env for variable in variables(Settings)]
+def _unknown_names(names: Mapping[str, str], env: str) -> list[str]:
+    # Without the prefix that all share, and that would make any two names look alike.
+    ours = {variable.env.removeprefix(_PREFIX): variable.env for variable in variables(env)}
     problems = []
     for name, origin in names.items():
-        if name.upper().startswith("HANABI_") and name not in known:
-            # Without the prefix that all share, and that would make any two names look alike.
-            ours = {env.removeprefix("HANABI_"): env for env in known}
-            close = difflib.get_close_matches(name.upper().removeprefix("HANABI_"), ours, n=1)
-            hint = f"did you mean {ours[close[0]]}?" if close else "hanabi-grpo settings lists what there is."
-            problems.append(f"{name} (from {origin}): no such setting; {hint}")
+        bare = name.upper().removeprefix(_PREFIX)
+        if not name.upper().startswith(_PREFIX) or name in ours.values():
+            continue
+        close = difflib.get_close_matches(bare, ours, n=1)
+        hint = f"did you mean {ours[close[0]]}?" if close else "hanabi-grpo settings lists what there is."
+        if bare not in ours and (owners := [one for one in registry.names() if bare.lower() in _fields_of(one)]):
+            hint = f"it belongs to {' and '.join(owners)}, and {ENV}={env}; unset it, or set {ENV}={owners[0]}."
+        problems.append(f"{name} (from {origin}): no such setting; {hint}")
     return problems
+
+
+def _fields_of(env: str) -> Collection[str]:
+    try:
+        return registry.get(env).Config.model_fields
+    except SettingsError:
+        return ()  # a package that cannot be loaded
 
 
 def _with_place(problem: str, sources: Sequence[Source]) -> str:
@@ -144,25 +162,49 @@ def _with_place(problem: str, sources: Sequence[Source]) -> str:
     return f"{problem} It is in {found[1].place}." if found and found[1].origin == PROFILE else problem
 
 
-def _validate(given: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
+def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> tuple[Settings | None, list[str]]:
+    """Return the settings, None where a value is bad, and a sentence for each problem."""
+    bad: set[str] = set()
     try:
-        settings = Settings.model_validate(given)
+        game_values(given)
     except ValidationError as error:
-        by_field = {variable.field: variable for variable in variables(Settings)}
-        problems = []
-        for field_name in dict.fromkeys(str(item["loc"][0]) for item in error.errors(include_input=False)):
-            if field_name not in given:
-                continue  # pydantic makes no defaults once a given value is bad
-            variable = by_field[field_name]
-            secret = is_secret(Settings.model_fields[field_name])
-            shown = "'********'" if secret else repr(given.get(field_name))
-            problems.append(f"{variable.env}={shown}: {variable.allowed}.")
+        bad = {str(item["loc"][0]) for item in error.errors(include_input=False)}
+    except HanabiGrpoError as error:
+        return None, [_of_the_game(given, known, error)]
+    settings = None
+    try:
+        settings = Settings.model_validate({name: value for name, value in given.items() if name not in bad})
+    except ValidationError as error:
+        # pydantic makes no defaults once a given value is bad.
+        bad |= {str(item["loc"][0]) for item in error.errors(include_input=False)} & given.keys()
+    problems = [
+        f"{one.env}={('********' if one.secret else given[one.field])!r}: {one.allowed}."
+        for one in known
+        if one.field in bad
+    ]
+    if problems or settings is None:
         return None, problems
-    return settings, []
+    return settings, _cross_checks(settings, known)
 
 
-def _cross_checks(settings: Settings) -> list[str]:
+def _of_the_game(given: Mapping[str, Any], known: Sequence[Variable], error: Exception) -> str:
+    fields = registry.get(given.get("env", HANABI)).Config.model_fields
+    said = [f"{one.env}={given[one.field]!r}" for one in known if one.field in fields and one.field in given]
+    # Without the field and the value that the error begins with: they are among those.
+    reason = re.sub(r"^(env_config: )?(\w+=[^:]*: )?", "", str(error))
+    return f"{' with '.join(said) or ENV}: {reason}"
+
+
+def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
     problems = []
+    try:
+        setup = settings.setup()
+        if setup.config.preset not in setup.environment.presets:
+            known_ones = ", ".join(setup.environment.presets)
+            raise SettingsError(f"no such preset of {settings.env}; allowed are {known_ones}.")
+    except HanabiGrpoError as error:
+        given = {name: getattr(settings, name) for name in settings.model_fields_set}
+        problems.append(_of_the_game(given, known, error))
     key = settings.api_key.get_secret_value() if settings.api_key else ""
     if not _is_loopback(settings.host) and len(key) < _KEY_LENGTH:
         has = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}" if key else "one"
@@ -170,15 +212,6 @@ def _cross_checks(settings: Settings) -> list[str]:
             f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY, {has}. Set the "
             'same in both terminals, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
-    # The default board fits the players.
-    if "preset" in settings.model_fields_set and settings.preset is not None:
-        # Imported here, since it loads OpenSpiel, which few settings need.
-        from hanabi_grpo.envs.hanabi.rules import make_spec
-
-        try:
-            make_spec(settings.preset, settings.players)
-        except GameParameterError as error:
-            problems.append(f"HANABI_PRESET={settings.preset!r} with HANABI_PLAYERS={settings.players}: {error}")
     if settings.partners:
         from hanabi_grpo.settings.partners import read_pool
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.model import Settings
+from hanabi_grpo.settings.model import variables
 from hanabi_grpo.settings.sources import DOTENV, SHELL, read_sources
-from hanabi_grpo.settings.variables import PASSED_THROUGH, variables
+from hanabi_grpo.settings.variables import PASSED_THROUGH
 
 _SHORT = 7
 """Letters below which only two swapped neighbours count: MODE, SPEED and PORTS are words of their own."""
@@ -24,7 +24,7 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
     Example:
         misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
     """
-    known = {_letters(env): env for env in (*(variable.env for variable in variables(Settings)), *PASSED_THROUGH)}
+    known = {_letters(env): env for env in (*(variable.env for variable in variables()), *PASSED_THROUGH)}
     given = set(names)
     found = {}
     for name in sorted(given - set(known.values()) - _OTHERS):
@@ -49,16 +49,15 @@ def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DO
     sources = read_sources(os.environ if environ is None else environ, dotenv)
     places = {name: source for source in reversed(sources) for name in source.values}
     lines = []
-    # Those with our prefix are refused as unknown names.
     for name, meant in misspelt_names(places).items():
-        if name.upper().startswith("HANABI_"):
-            continue
-        source = places[name]
-        away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
-        lines.append(
-            f"{name} (from {source.place}): no such setting; did you mean {meant}? Rename it; if it is meant for other "
-            f"software, keep it from this command: {away}."
-        )
+        # Those with our prefix are refused as unknown names.
+        if not name.upper().startswith("HANABI_"):
+            source = places[name]
+            away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
+            lines.append(
+                f"{name} (from {source.place}): no such setting; did you mean {meant}? Rename it; if it is meant for "
+                f"other software, keep it from this command: {away}."
+            )
     if lines:
         raise SettingsError("\n".join(lines))
 

@@ -6,16 +6,10 @@ from typing import Any
 from rich.table import Table
 
 from hanabi_grpo.settings.load import LoadedSettings
-from hanabi_grpo.settings.model import Settings
-from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, typed, variables
+from hanabi_grpo.settings.model import Settings, variables
+from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, typed
 
-_TITLES = {
-    "run": "Both terminals",
-    "server": "Rollout server",
-    "game": "Game",
-    "trainer": "Trainer",
-    "tracking": "Tracking",
-}
+_TITLES = dict(zip(SECTIONS, ("Both terminals", "Rollout server", "Game", "Trainer", "Tracking"), strict=True))
 
 
 def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS) -> Table:
@@ -26,7 +20,7 @@ def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS) -
         table.add_column(column, overflow="fold")
     for section in sections:
         table.add_section()
-        for variable in variables(Settings):
+        for variable in variables(settings.env):
             if variable.section == section:
                 value = typed(getattr(settings, variable.field))
                 origin = loaded.origins[variable.field]
@@ -49,7 +43,7 @@ def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
         "device": settings.device,
         "device_reason": settings.device_reason,
         "settings": settings_values(settings),
-        "origins": {variable.env: loaded.origins[variable.field] for variable in variables(Settings)},
+        "origins": {variable.env: loaded.origins[variable.field] for variable in variables(settings.env)},
         "passed_through": {name: value for name, (value, _) in loaded.passed_through.items()},
     }
 
@@ -60,20 +54,16 @@ def settings_values(settings: Settings) -> dict[str, Any]:
     Example:
         {"MODEL": "data/tiny-model", "MAX_STEPS": 500, "REPORT_TO": "wandb,tensorboard", …}
     """
-    return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(Settings)}
+    return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(settings.env)}
 
 
 def environment_markdown() -> str:
     """Return the README's tables of all variables, one for each section."""
     parts = []
     for section in SECTIONS:
-        parts += [
-            f"**{_TITLES[section]}**",
-            "",
-            "| variable | default without a GPU | with GPUs | meaning | allowed |",
-            "|---|---|---|---|---|",
-        ]
-        for variable in variables(Settings):
+        parts += [f"**{_TITLES[section]}**", "", "| variable | default without a GPU | with GPUs | meaning | allowed |"]
+        parts += ["|---|---|---|---|---|"]
+        for variable in variables():
             if variable.section == section:
                 cells = (f"`{variable.env}`", _code(variable.cpu), _code(variable.gpu), variable.description)
                 parts.append("| " + " | ".join((*cells, variable.allowed)) + " |")

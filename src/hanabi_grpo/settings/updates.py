@@ -13,26 +13,25 @@ def check_updates(settings: Settings) -> None:
     Raises:
         SettingsError: With the values and a way out.
     """
-    names = player_names(settings.players)
-    unknown = [name for name in settings.freeze if name not in names]
-    if unknown:
-        raise SettingsError(f"HANABI_FREEZE={unknown[0]}: not at the table; allowed are {', '.join(names)}.")
-    if settings.learning_rates and len(settings.learning_rates) != settings.players:
+    names, count = player_names(settings.players), len(settings.learning_rates)
+    for name in settings.freeze:
+        if name not in names:
+            raise SettingsError(f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}.")
+    if count not in (0, settings.players):
         raise SettingsError(
-            f"HANABI_LEARNING_RATES has {len(settings.learning_rates)} rate(s) for HANABI_PLAYERS={settings.players}; "
-            "give one for each player, in turn order, or unset it for LEARNING_RATE."
+            f"HANABI_LEARNING_RATES has {count} rate(s) for {settings.players} players; give one for each player, in "
+            "turn order, or unset it for LEARNING_RATE."
         )
-    if settings.adapters == SHARED_ADAPTER:
-        for name, given in (
-            ("HANABI_FREEZE", bool(settings.freeze)),
-            ("HANABI_LEARNING_RATES", bool(settings.learning_rates)),
-            (f"HANABI_UPDATE={settings.update}", settings.update != "independent"),
-        ):
-            if given:
-                raise SettingsError(
-                    f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be told apart; "
-                    "unset it, or set HANABI_ADAPTERS=per_player."
-                )
+    apart = {
+        "HANABI_FREEZE": settings.freeze,
+        "HANABI_LEARNING_RATES": settings.learning_rates,
+        f"HANABI_UPDATE={settings.update}": settings.update != "independent",
+    }
+    for name in [name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER]:
+        raise SettingsError(
+            f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be told apart; unset it, "
+            "or set HANABI_ADAPTERS=per_player."
+        )
     if not trained_players(settings):
         raise SettingsError(
             f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at least one player."
@@ -89,26 +88,19 @@ def rates_of_each(settings: Settings) -> Mapping[str, float]:
 
 def update_notes(settings: Settings) -> list[str]:
     """Return a sentence for each setting that has no effect here."""
-    notes = []
-    clips = [
-        name
-        for name, given in (
-            ("HANABI_CLIP_LOW", "clip_low" in settings.model_fields_set),
-            ("HANABI_CLIP_HIGH", "clip_high" in settings.model_fields_set),
-            ("HANABI_CLIP_DUAL", settings.clip_dual is not None),
-        )
-        if given
-    ]
-    if clips and settings.updates_per_step == 1 and not settings.overlap:
-        notes.append(
-            f"{', '.join(clips)}: no effect with HANABI_UPDATES_PER_STEP=1, where every probability ratio is 1"
-        )
-    if settings.kl == "reward" and not settings.beta:
-        notes.append("HANABI_KL=reward: no effect with BETA=0")
-    if settings.sampler_correction == "none" and "sampler_correction_limit" in settings.model_fields_set:
-        notes.append("HANABI_SAMPLER_CORRECTION_LIMIT: no effect without HANABI_SAMPLER_CORRECTION")
-    if settings.update != "alternating" and "alternate_every" in settings.model_fields_set:
-        notes.append("HANABI_ALTERNATE_EVERY: no effect without HANABI_UPDATE=alternating")
-    if settings.update == "alternating" and len(trained_players(settings)) == 1:
-        notes.append("HANABI_UPDATE=alternating: no effect, HANABI_FREEZE leaves one player to train")
-    return notes
+    given, alternates = settings.model_fields_set, settings.update == "alternating"
+    clips = [f"HANABI_{name.upper()}" for name in ("clip_low", "clip_high", "clip_dual") if name in given]
+    corrects = settings.sampler_correction != "none"
+    idle = {
+        f"{', '.join(clips)}: no effect with HANABI_UPDATES_PER_STEP=1, where every probability ratio is 1": clips
+        and settings.updates_per_step == 1
+        and not settings.overlap,
+        "HANABI_KL=reward: no effect with BETA=0": settings.kl == "reward" and not settings.beta,
+        "HANABI_SAMPLER_CORRECTION_LIMIT: no effect without HANABI_SAMPLER_CORRECTION": not corrects
+        and "sampler_correction_limit" in given,
+        "HANABI_ALTERNATE_EVERY: no effect without HANABI_UPDATE=alternating": not alternates
+        and "alternate_every" in given,
+        "HANABI_UPDATE=alternating: no effect, HANABI_FREEZE leaves one player to train": alternates
+        and len(trained_players(settings)) == 1,
+    }
+    return [note for note, is_idle in idle.items() if is_idle]

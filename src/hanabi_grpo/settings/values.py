@@ -4,9 +4,10 @@ W&B's rules are those of its `wandb/sdk/artifacts/_validators.py`.
 """
 
 import re
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 
 from hanabi_grpo.settings.variables import split_list
 
@@ -19,21 +20,21 @@ SERVERS_ALLOWED = (
     "a host name or address, or a comma list of them, each perhaps with :port behind it and named once; an IPv6 "
     "address with a port is written [::1]:8000"
 )
+PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
+ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
+ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
 _LARGEST_PORT = 65535
 
 
-def check_servers(text: str) -> str:
-    """Return a list of servers as it is.
+def where(is_right: Callable[[Any], object]) -> AfterValidator:
+    """Return what refuses other values; the setting's `allowed` says which are right."""
 
-    Raises:
-        ValueError: No such list.
-    """
-    for word in text.split(","):
-        split_address(word)
-    return text
+    def check(value: Any) -> Any:
+        if not is_right(value):
+            raise ValueError("not allowed")
+        return value
 
-
-Servers = Annotated[str, AfterValidator(check_servers)]
+    return AfterValidator(check)
 
 
 def split_address(word: str) -> tuple[str, int | None]:
@@ -64,31 +65,27 @@ def split_address(word: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone"
-ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
-ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
+def _travels_in_a_header(key: SecretStr) -> bool:
+    text = key.get_secret_value()
+    return text.isascii() and text.isprintable() and " " not in text
 
 
-def _project(name: str) -> str:
+def _is_project(name: str) -> bool:
     # The name becomes a folder below outputs/downloads.
-    if not 0 < len(name) <= 128 or set(name) & set("/\\#?%:\r\n") or set(name) == {"."}:
-        raise ValueError("not a name of a project or an entity")
-    return name
+    return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:\r\n") and set(name) != {"."}
 
 
-def _artifact(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name) or set(name) == {"."}:
-        raise ValueError("not an artifact name")
-    return name
+def _is_alias(name: str) -> bool:
+    return not set(name) & set("/:") and not re.fullmatch(r"v[0-9]+", name)
 
 
-def _aliases(names: tuple[str, ...]) -> tuple[str, ...]:
-    if any(set(name) & set("/:") or re.fullmatch(r"v[0-9]+", name) for name in names):
-        raise ValueError("not aliases")
-    return tuple(dict.fromkeys(names))
-
-
-ProjectName = Annotated[str, AfterValidator(_project)]
-EntityName = ProjectName
-ArtifactName = Annotated[str, AfterValidator(_artifact)]
-Aliases = Annotated[tuple[str, ...], BeforeValidator(split_list), AfterValidator(_aliases)]
+Servers = Annotated[str, where(lambda text: [split_address(word) for word in text.split(",")])]
+HeaderSafe = Annotated[SecretStr, where(_travels_in_a_header)]
+ProjectName = Annotated[str, where(_is_project)]
+ArtifactName = Annotated[str, where(lambda name: re.fullmatch(r"(?!\.+$)[A-Za-z0-9._-]{1,128}", name))]
+Aliases = Annotated[
+    tuple[str, ...],
+    BeforeValidator(split_list),
+    AfterValidator(lambda names: tuple(dict.fromkeys(names))),
+    where(lambda names: all(map(_is_alias, names))),
+]

@@ -3,6 +3,7 @@
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, SecretStr
@@ -34,8 +35,8 @@ class Variable:
     """What is known of one variable beyond its type.
 
     Example:
-        Variable(field="players", env="HANABI_PLAYERS", section="game", description="Players of one game.",
-                 cpu="2", gpu="2", allowed="2 to 5", both=True)
+        Variable(field="max_turns", env="HANABI_MAX_TURNS", section="game", description="Moves before a game is cut.",
+                 cpu="0", gpu="0", allowed="a whole number, at least 0")
     """
 
     field: str
@@ -49,19 +50,16 @@ class Variable:
     """What a value must be, as the end of a sentence."""
     both: bool = False
     """True when the server and the trainer must be given the same value."""
-
-
-def split_list(value: object) -> object:
-    """Return the parts of a comma list; what is no text stays."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    secret: bool = False
+    """The value must never be printed."""
 
 
 def setting(
     env: str,
-    section: str,
     description: str,
     default: Any = None,
     *,
+    section: str,
     gpu: Any = ...,
     allowed: str = "",
     both: bool = False,
@@ -72,9 +70,9 @@ def setting(
 
     Args:
         env: Name in the environment.
-        section: One of SECTIONS.
         description: One sentence for the README.
         default: Default; on CPU only, when `gpu` is given too.
+        section: One of SECTIONS.
         gpu: Default where the GPU engine is installed; left out when it is the same.
         allowed: What a value must be; derived from the type and `constraints` when empty.
         both: True when both terminals must agree.
@@ -87,25 +85,31 @@ def setting(
     return Field(default_factory=choose, description=description, json_schema_extra=extra, **constraints)
 
 
-def variables(model: type[BaseModel]) -> tuple[Variable, ...]:
-    """Return every variable of a settings model, in the order of its fields."""
-    found = []
-    for name, info in model.model_fields.items():
-        extra = info.json_schema_extra
-        if isinstance(extra, dict) and "env" in extra:
-            found.append(
-                Variable(
-                    field=name,
-                    env=str(extra["env"]),
-                    section=str(extra["section"]),
-                    description=info.description or "",
-                    cpu=typed(extra["cpu"]),
-                    gpu=typed(extra["gpu"]),
-                    allowed=str(extra["allowed"]) or _allowed(info),
-                    both=bool(extra["both"]),
-                )
-            )
-    return tuple(found)
+run, server, game, trainer, tracking = (partial(setting, section=section) for section in SECTIONS)
+
+
+def variables_of(model: type[BaseModel]) -> tuple[Variable, ...]:
+    """Return every variable of a model, in the order of its fields."""
+    return tuple(
+        Variable(
+            field=name,
+            env=str(extra["env"]),
+            section=str(extra["section"]),
+            description=info.description or "",
+            cpu=typed(extra["cpu"]),
+            gpu=typed(extra["gpu"]),
+            allowed=str(extra["allowed"]) or allowed_by(info),
+            both=bool(extra["both"]),
+            secret=SecretStr in _types(info),
+        )
+        for name, info in model.model_fields.items()
+        if isinstance(extra := info.json_schema_extra, dict) and "env" in extra
+    )
+
+
+def split_list(value: object) -> object:
+    """Return the parts of a comma list; what is no text stays."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def typed(value: Any) -> str:
@@ -119,37 +123,11 @@ def typed(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else str(value)
-    if isinstance(value, tuple | list):
-        return ",".join(str(item) for item in value)
-    return str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def header_safe(key: SecretStr) -> SecretStr:
-    """Return a key as it is.
-
-    Raises:
-        ValueError: It cannot travel in an HTTP header.
-    """
-    text = key.get_secret_value()
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise ValueError("cannot travel in an HTTP header")
-    return key
-
-
-def is_secret(info: FieldInfo) -> bool:
-    """Tell whether a field's value must never be printed."""
-    return SecretStr in _types(info)
-
-
-def _types(info: FieldInfo) -> tuple[Any, ...]:
-    kinds = info.annotation
-    members = get_args(kinds) if get_origin(kinds) in (Union, types.UnionType) else (kinds,)
-    # A validated member of a union is still wrapped: Annotated[SecretStr, ...] | None.
-    bare = (get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members)
-    return tuple(kind for kind in bare if kind is not type(None))
-
-
-def _allowed(info: FieldInfo) -> str:
+def allowed_by(info: FieldInfo) -> str:
+    """Return what a field's type and bounds allow, e.g. "a whole number from 2 to 5"."""
     kind = _types(info)[0]
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(kind))
@@ -163,6 +141,12 @@ def _allowed(info: FieldInfo) -> str:
         return f"{noun} above {bounds['gt']}, at most {bounds['le']}"
     if "ge" in bounds:
         return f"{noun}, at least {bounds['ge']}"
-    if "gt" in bounds:
-        return f"{noun} above {bounds['gt']}"
-    return noun
+    return f"{noun} above {bounds['gt']}" if "gt" in bounds else noun
+
+
+def _types(info: FieldInfo) -> tuple[Any, ...]:
+    kinds = info.annotation
+    members = get_args(kinds) if get_origin(kinds) in (Union, types.UnionType) else (kinds,)
+    # A validated member of a union is still wrapped: Annotated[SecretStr, ...] | None.
+    bare = (get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in members)
+    return tuple(kind for kind in bare if kind is not type(None))

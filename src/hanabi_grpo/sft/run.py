@@ -114,7 +114,7 @@ class WarmStart:
             f"({len({sample.deck for sample in held_out})} of {len({sample.deck for sample in samples})} decks)"
         )
         base = load_base(settings, folder, full=self.full)
-        lesson = self._lesson(chat, self._rate(base.num_parameters(), watcher.say))
+        lesson = self._lesson(_pad_id(chat), base.num_parameters(), watcher.say)
         names = student_names(self.config.players, full=self.full, shared=self.shared)
         model, students = make_students(
             base, names, settings, taught, held_out, learning_rate=lesson.learning_rate, batch_size=self.batch
@@ -133,7 +133,15 @@ class WarmStart:
             "env_config": self.config.model_dump(mode="json"),
             "games": self.sources.describe(),
         }
-        key = {**identity, "data": data_digest(samples), "learns": list(names), **self._numbers(lesson)}
+        # Everything that the weights depend on.
+        key = {
+            **identity,
+            "data": data_digest(samples),
+            "learns": list(names),
+            **{"steps": self.steps, "batch": self.batch, "learning_rate": lesson.learning_rate},
+            **{"max_grad_norm": settings.max_grad_norm, "seed": settings.seed},
+            **({} if self.full else {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}),
+        }
         kept = Kept(out=self.out, key=key, facts=facts, history=[])
         if self.resume and not kept.restore(students):
             watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
@@ -177,36 +185,21 @@ class WarmStart:
             watcher.say(line)
         return samples
 
-    def _lesson(self, chat: ChatFormat, rate: float) -> Lesson:
-        dtype: torch.dtype = getattr(torch, self.settings.dtype)
+    def _lesson(self, pad_id: int, num_parameters: int, say: Callable[[str], None]) -> Lesson:
+        settings = self.settings
+        dtype: torch.dtype = getattr(torch, settings.dtype)
+        what, rate = "model" if self.full else "adapters", self.learning_rate
+        if rate is None:
+            rate = _RATES[what, num_parameters > LARGE]
+            say(f"learning rate: {rate:g} ({what} of {num_parameters / 1e6:.1f} M parameters; --learning-rate sets it)")
         return Lesson(
             steps=self.steps,
-            micro_batch=min(self.batch, self.settings.per_device_train_batch_size),
+            micro_batch=min(self.batch, settings.per_device_train_batch_size),
             learning_rate=rate,
-            max_grad_norm=self.settings.max_grad_norm,
-            pad_id=chat.eos_id if chat.tokenizer.pad_token_id is None else int(chat.tokenizer.pad_token_id),
+            max_grad_norm=settings.max_grad_norm,
+            pad_id=pad_id,
             autocast=dtype if self.full and dtype != torch.float32 else None,
         )
-
-    def _numbers(self, lesson: Lesson) -> dict[str, Any]:
-        """Return the numbers that the weights depend on."""
-        settings = self.settings
-        return {
-            "steps": self.steps,
-            "batch": self.batch,
-            "learning_rate": lesson.learning_rate,
-            "max_grad_norm": settings.max_grad_norm,
-            "seed": settings.seed,
-            **({} if self.full else {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}),
-        }
-
-    def _rate(self, num_parameters: int, say: Callable[[str], None]) -> float:
-        if self.learning_rate is not None:
-            return self.learning_rate
-        what = "model" if self.full else "adapters"
-        rate = _RATES[what, num_parameters > LARGE]
-        say(f"learning rate: {rate:g} ({what} of {num_parameters / 1e6:.1f} M parameters; --learning-rate sets it)")
-        return rate
 
     def _next_steps(self) -> tuple[str, ...]:
         if self.full:
@@ -225,6 +218,11 @@ class WarmStart:
 
 class _StoppedError(Exception):
     """Reading games was stopped."""
+
+
+def _pad_id(chat: ChatFormat) -> int:
+    pad = chat.tokenizer.pad_token_id
+    return chat.eos_id if pad is None else int(pad)
 
 
 def _rows(history: Sequence[Mapping[str, Any]], students: Sequence[Student]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, read_history
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.runs.run_folder import append_jsonl
-from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.board import Board
 from hanabi_grpo.tracking.mirror import Mirror
 
@@ -28,7 +29,8 @@ class TrackingCallback(TrainerCallback):
         self.settings, self.run_folder = settings, run_folder
         self._mirror: Mirror | None = None
         self._board: Board | None = None
-        self._watch = AlarmWatch()
+        self._alarms = alarms_of(settings_values(settings))
+        self._watch = AlarmWatch(self._alarms)
         self._incidents = IncidentLog(run_folder)
         self._rows: list[dict[str, Any]] = []
         self._started = time.time()
@@ -122,7 +124,7 @@ class TrackingCallback(TrainerCallback):
         except OSError as error:
             logger.warning("metrics.jsonl cannot be read (%s): the alarms start anew", error.strerror)
             rows = []
-        watch = AlarmWatch.after(row for row in rows if row["step"] <= step)
+        watch = AlarmWatch.after((row for row in rows if row["step"] <= step), self._alarms)
         for (name, subject), since in watch.raised.items():
             logger.info("alarm %s%s is raised since step %d", name, f" of {subject}" if subject else "", since)
         return watch

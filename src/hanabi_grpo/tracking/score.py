@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import number
+from hanabi_grpo.runs.history import number
 
 WINDOW = 10
 """Steps behind a running score."""

@@ -84,7 +84,7 @@ def upload_settings(run_folder: Path, loaded: LoadedSettings) -> Settings:
     settings = read_settings(run_folder / "settings.json")
     given = {
         variable.field: getattr(loaded.settings, variable.field)
-        for variable in variables(Settings)
+        for variable in variables(settings.env)
         if variable.section == "tracking" and not loaded.origins[variable.field].startswith("default")
     }
     mode = given.pop("wandb_mode", "online")

@@ -63,7 +63,7 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "learning_rate": settings.learning_rate,
         "lr_scheduler_type": settings.lr_scheduler_type,
         "warmup_steps": settings.warmup_steps,
-        # ms-swift's 0.1 would pull a player's adapter towards the base model also in steps without its data.
+        # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
         "weight_decay": 0.0,
         # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
         "beta": settings.beta,

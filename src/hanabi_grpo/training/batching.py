@@ -6,7 +6,7 @@ computes the same plan from the same episodes, so that all ranks work on the sam
 DeepSpeed's collectives need.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +17,8 @@ from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import Estimator
-from hanabi_grpo.training.advantages.loss_unit import LossUnit, token_weights
-from hanabi_grpo.training.advantages.moving_baseline import moved
-from hanabi_grpo.training.advantages.step import step_advantages
+from hanabi_grpo.training.advantages.estimators import moved
+from hanabi_grpo.training.advantages.step import LossUnit, step_advantages, token_weights
 from hanabi_grpo.training.model.cutting import cut_by_rows, cut_by_tokens
 from hanabi_grpo.training.model.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
 from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
@@ -61,54 +60,36 @@ def usable_groups(
 ) -> tuple[list[list[Episode]], list[str]]:
     """Return the groups that can be trained on, and a sentence for each deal that lost games.
 
-    Every rank computes the same from the same arguments.
-
     Args:
         groups: The games that were played.
         dropped: The games that the server gave up.
         min_games: A group with fewer games has no baseline and is left out.
-        mixed: Whether the games of a group are of different deals; a group that is left out then has a sentence of its
-            own.
+        mixed: Whether the games of a group are of different deals; what is left out then has one sentence of its own.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
         reasons[f"{one.suite}/{one.seed}"].append(f"game {one.game}: {one.reason}")
-    left: dict[str, int] = dict.fromkeys(reasons, 0)
-    kept_groups: list[list[Episode]] = []
-    left_out: set[str] = set()
-    for group in groups:
-        for episode in group:
-            name = f"{episode.suite}/{episode.seed}"
-            left[name] = left.get(name, 0) + 1
-        if len(group) >= min_games:
-            kept_groups.append(list(group))
-        elif group and not mixed:
-            left_out.add(f"{group[0].suite}/{group[0].seed}")
+    left = Counter(f"{episode.suite}/{episode.seed}" for group in groups for episode in group)
+    kept = [list(group) for group in groups if len(group) >= min_games]
+    short = [f"{group[0].suite}/{group[0].seed}" for group in groups if 0 < len(group) < min_games and not mixed]
     sentences = []
-    for name, count in left.items():
-        why = reasons[name]
-        if why:
+    for name in dict.fromkeys([*reasons, *short]):
+        sentence = f"deal {name}: {left[name]} game(s) played"
+        if why := reasons.get(name):
             shown = "; ".join(why[:_MAX_REASONS]) + ("; …" if len(why) > _MAX_REASONS else "")
-            sentence = f"deal {name}: {len(why)} of {count + len(why)} games dropped ({shown})"
-        elif name in left_out:
-            sentence = f"deal {name}: {count} game(s) played"
-        else:
-            continue
-        too_few = name in left_out or (count < min_games and not mixed)
+            sentence = f"deal {name}: {len(why)} of {left[name] + len(why)} games dropped ({shown})"
+        too_few = name in short or (left[name] < min_games and not mixed)
         sentences.append(f"{sentence}; a group needs {min_games}, so it is left out." if too_few else f"{sentence}.")
-    if mixed and (lost := len(groups) - len(kept_groups)):
+    if mixed and (lost := len(groups) - len(kept)):
         sentences.append(f"{lost} group(s) of mixed deals kept fewer than {min_games} games and are left out.")
-    return kept_groups, sentences
+    return kept, sentences
 
 
 def players_with_data(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> set[str]:
     """Return the players that are trained on something of any game, e.g. {"player_0"}; the same on every rank.
 
-    A rank's own share of a step may lack a player whose games all went to the other ranks.
-
-    Args:
-        groups: Per deal its games.
-        own: Words of the seats that are trained, see `partners.own_seats`.
+    A rank's own share of a step may lack a player whose games all went to the other ranks. `own` are the words of the
+    seats that are trained, here and below, see `partners.own_seats`.
     """
     return {
         player_name(turn.player)
@@ -130,15 +111,8 @@ def sequences_of(
 ) -> list[TokenRow]:
     """Return a player's sequences over all groups.
 
-    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
-
-    Args:
-        groups: The games of the step.
-        player: Number of the seat.
-        estimator: Of the advantages.
-        own: Words of the seats that are trained, see `partners.own_seats`.
-        whiten: See `step_advantages`.
-        unit: What has equal weight in the loss, see `token_weights`.
+    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. `whiten` and `unit`:
+    see `advantages.step`.
 
     Raises:
         NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
@@ -158,31 +132,22 @@ def sequences_of(
                 f"{game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
                 "env_config)."
             )
-        ids: list[int] = []
-        mask: list[bool] = []
-        logprobs: list[float] = []
-        advantages: list[float] = []
+        row = TokenRow(ids=[], mask=[], logprobs=[], advantages=[], game=number)
         for turn, value in zip(episode.trajectory(player), weighted, strict=True):
             skipped, said = len(turn.prompt_ids), len(turn.reply_ids)
-            ids += [*turn.prompt_ids, *turn.reply_ids]
-            mask += [False] * skipped + [True] * said
-            logprobs += [0.0] * skipped + [*turn.logprobs]
-            advantages += [0.0] * skipped + [value] * said
-        if any(mask):
-            found.append(TokenRow(ids=ids, mask=mask, logprobs=logprobs, advantages=advantages, game=number))
+            row.ids.extend((*turn.prompt_ids, *turn.reply_ids))
+            row.mask.extend([False] * skipped + [True] * said)
+            row.logprobs.extend([0.0] * skipped + [*turn.logprobs])
+            row.advantages.extend([0.0] * skipped + [value] * said)
+        if any(row.mask):
+            found.append(row)
     return found
 
 
 def next_baselines(
     baselines: Mapping[str, float], groups: Sequence[Sequence[Episode]], own: Sequence[str]
 ) -> dict[str, float]:
-    """Return the players' moving baselines after a step; the same on every rank.
-
-    Args:
-        baselines: Those that the step's advantages were computed with.
-        groups: The games of the step.
-        own: Words of the seats that are trained, see `partners.own_seats`.
-    """
+    """Return the players' moving baselines after a step, from those that its advantages were computed with."""
     after = dict(baselines)
     for player in range(len(own)):
         after = moved(after, [episode for group in _trained(groups, player, own) for episode in group], player)
@@ -220,14 +185,8 @@ def plan_batches(
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
         num_tokens = max(sum(sum(one.mask) for one in rows), 1)
-        shares = cut_rows(
-            rows,
-            tokens=tokens_per_micro_batch,
-            parts=micro_batches_per_player,
-            rank=rank,
-            world_size=world_size,
-            shared=shared,
-        )
+        tokens, parts = tokens_per_micro_batch, micro_batches_per_player
+        shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)
         batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
     return batches
 
@@ -237,13 +196,7 @@ def cut_rows(
 ) -> list[list[TokenRow]]:
     """Return this rank's rows of each micro-batch of one player, see `plan_batches`; every rank has equally many.
 
-    Args:
-        rows: In any order.
-        tokens: Of a micro-batch at most; 0: `parts` micro-batches of equally many rows.
-        parts: See `tokens`.
-        rank: Of this process.
-        world_size: Processes.
-        shared: Whether what rows begin with alike counts once.
+    Of at most `tokens` tokens, or where that is 0 `parts` micro-batches of equally many rows.
     """
     if not shared:
         ordered = sorted(rows, key=lambda one: -len(one.ids))
@@ -253,14 +206,11 @@ def cut_rows(
     if not rows:
         return [[] for _ in range(1 if tokens else parts)]
     # What comes after the last reply is not computed.
-    order = PrefixOrder([np.array(one.ids[: _last_reply(one.mask)], dtype=np.int64) for one in rows])
+    last = [max(place for place, said in enumerate(one.mask) if said) for one in rows]
+    order = PrefixOrder([np.array(one.ids[:end], dtype=np.int64) for one, end in zip(rows, last, strict=True)])
     ordered = [rows[number] for number in order.order]
     spans = order.cut(tokens, world_size) if tokens else cut_by_rows(len(rows), parts)
     return [ordered[slice(*share_of(span, rank, world_size))] for span in spans]
-
-
-def _last_reply(mask: Sequence[bool]) -> int:
-    return max(position for position, said in enumerate(mask) if said)
 
 
 def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
@@ -275,15 +225,9 @@ def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
 def collate(
     rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device, shared: bool = False
 ) -> dict[str, Any]:
-    """Return rows as one micro-batch, padded on the right to the longest; without rows one row without loss.
+    """Return a player's rows as one micro-batch, padded on the right to the longest; without rows one without loss.
 
-    Args:
-        rows: Of one player.
-        player: Its name.
-        num_tokens: What its loss is divided by.
-        pad_id: Fills rows up.
-        device: Of the tensors.
-        shared: Whether it gets a tree.
+    The loss is divided by `num_tokens`. With `shared` it gets a tree.
     """
     nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
     rows = rows or [nothing]

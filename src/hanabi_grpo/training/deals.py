@@ -1,14 +1,14 @@
-"""Which deals a step plays: a dataset of deals, a sampler that keeps a deal together, and groups of mixed deals.
+"""Which deals a step plays, and groups of mixed deals.
 
 With HANABI_GROUP=mixed, to measure what groups of one deal are worth, a group is played as many deals with one game
 each, and put together again. Its games have one board, one suite and one line-up of seats, those of the deal that it
 stands for; only the cards differ.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import deals
@@ -28,37 +28,13 @@ class DealDataset(Dataset[dict[str, Any]]):
         return self._num_deals
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return {"env", "env_config", "suite", "seed"} of one deal."""
+        """Return {"env", "env_config", "suite", "seed", "deal"} of one deal."""
         return deals(self._rows, number, 1)[0]
 
 
-def step_deals(step: int, deals_per_step: int) -> range:
+def step_deals(step: int, deals_per_step: int) -> list[int]:
     """Return the numbers of a step's deals in the run, in order."""
-    return range(step * deals_per_step, (step + 1) * deals_per_step)
-
-
-class DealSampler(Sampler[list[int]]):
-    """Yields one step's deals, once per micro-step of that step, in order and on every rank alike.
-
-    The trainer asks for data at each micro-step and plays at the first one; a deal, with all its players and all
-    games of its group, therefore never falls apart over batches or ranks.
-    """
-
-    def __init__(self, *, num_steps: int, deals_per_step: int, micro_steps: int, first_step: int = 0) -> None:
-        """Plan the steps from `first_step` up to `num_steps`, of `micro_steps` micro-steps each."""
-        self._steps = range(first_step, num_steps)
-        self._deals_per_step, self._micro_steps = deals_per_step, micro_steps
-
-    def __len__(self) -> int:
-        """Return the number of micro-steps."""
-        return len(self._steps) * self._micro_steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of deal numbers."""
-        for step in self._steps:
-            batch = list(step_deals(step, self._deals_per_step))
-            for _ in range(self._micro_steps):
-                yield batch
+    return list(range(step * deals_per_step, (step + 1) * deals_per_step))
 
 
 def spread_deals(
@@ -90,15 +66,13 @@ def spread_deals(
 
 def gather_groups(games: Sequence[Sequence[_Game]], num_games: int) -> list[list[_Game]]:
     """Return groups of what was played of `num_games` deals each."""
-    return [
-        [game for played in games[start : start + num_games] for game in played]
-        for start in range(0, len(games), num_games)
-    ]
+    starts = range(0, len(games), num_games)
+    return [[game for played in games[start : start + num_games] for game in played] for start in starts]
 
 
 def _row_of(deal: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     for row in rows:
-        same = (row["env_config"], row["suite"]) == (deal["env_config"], deal["suite"])
+        same = all(row[name] == deal[name] for name in ("env", "env_config", "suite"))
         if same and (deal["seed"] in row["seeds"] if row["seeds"] else deal["seed"] >= row["first_seed"]):
             return row
     raise SettingsError(

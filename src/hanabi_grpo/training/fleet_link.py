@@ -6,11 +6,10 @@ again; the games of the others are kept. With HANABI_OVERLAP=1 all games that we
 server, and their step plays them anew: a step's games have one version.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from peft import PeftModel
 
@@ -21,6 +20,8 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
 from hanabi_grpo.training.model.adapters import export_adapter
+
+_Answer = TypeVar("_Answer")
 
 
 class FleetLink(SwiftClient):
@@ -50,15 +51,7 @@ class FleetLink(SwiftClient):
         return {word: name for link in self.links.values() for word, name in link.partner_names.items()}
 
     def connect(self, version: int) -> None:
-        """Introduce this run to every server, once all of them are found alike.
-
-        Args:
-            version: The first version that will be pushed.
-
-        Raises:
-            ServerError: No server, servers that differ, or one that refuses; it is named.
-            SettingsError: A partner that cannot be seated.
-        """
+        """Introduce this run to every server, once all of them are found alike, see `ServerLink.connect`."""
         check_alike({name: link.client.identity() for name, link in self.links.items()})
         try:
             # One after the other: each reads the tokenizer and the partners' checkpoints.
@@ -82,43 +75,34 @@ class FleetLink(SwiftClient):
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
         """Play one step's deals on all servers with exactly the pushed version, see `ServerLink.play`."""
         shares = self._share(deals)
-        calls = {
-            name: partial(self.links[name].play, [deals[place] for place in places], names, version)
-            for name, places in shares.items()
-        }
-        result = _merged(list(shares.values()), side_by_side(calls))
+        result = _merged(shares, self._on_each(shares, lambda link, own: link.play(own, names, version), deals))
         self._check_alike()
         return result
 
     def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
         """Seat the partners of a step's deals and lend the servers what they need, see `ServerLink.prepare`."""
         shares = self._share(deals)
-        calls = {
-            name: partial(self.links[name].prepare, [deals[place] for place in places], names, version)
-            for name, places in shares.items()
-        }
-        parts = side_by_side(calls)
+        parts = self._on_each(shares, lambda link, own: link.prepare(own, names, version), deals)
         return GamesRequest(
-            deals=merge_shares(list(shares.values()), [part.deals for part in parts]),
+            deals=merge_shares([*shares.values()], [part.deals for part in parts]),
             own=own_seats(self.settings.players, names, version),
             version=version,
             instance_id="",
             parts=tuple(parts),
         )
 
-    def fetch(self, request: GamesRequest) -> RolloutResult:
-        """Ask every server once, and change nothing of this object, see `ServerLink.fetch`."""
-        shares = self._share(request.deals)
-        calls = {name: partial(self.links[name].fetch, part) for name, part in zip(shares, request.parts, strict=True)}
-        return _merged(self._rows(shares), side_by_side(calls))
+    def fetch(self, request: GamesRequest) -> list[RolloutResult]:
+        """Ask every server once, and change nothing of this object; returns the answers for `accept`."""
+        names = self._share(request.deals)
+        return side_by_side(
+            {name: partial(self.links[name].fetch, part) for name, part in zip(names, request.parts, strict=True)}
+        )
 
-    def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
+    def accept(self, request: GamesRequest, results: list[RolloutResult]) -> RolloutResult:
         """Check every stamp against the server that was asked, see `ServerLink.accept`."""
         shares = self._share(request.deals)
-        accepted = []
-        for name, part, rows in zip(shares, request.parts, self._rows(shares), strict=True):
-            accepted.append(self.links[name].accept(part, RolloutResult(groups=[result.groups[row] for row in rows])))
-        return replace(_merged(list(shares.values()), accepted), dropped=result.dropped)
+        answers = zip(shares, request.parts, results, strict=True)
+        return _merged(shares, [self.links[name].accept(part, result) for name, part, result in answers])
 
     def copy_log(self) -> None:
         """Append every server's new log lines to `server.log`, each with the server's name before it."""
@@ -130,10 +114,15 @@ class FleetLink(SwiftClient):
         shares = zip(self.links, share_deals(deals, len(self.links)), strict=True)
         return {name: places for name, places in shares if places}
 
-    def _rows(self, shares: dict[str, list[int]]) -> list[list[int]]:
-        # With HANABI_GROUP=mixed a server answers with as many groups for a deal as it has games.
-        each = self.settings.num_generations if self.settings.group == "mixed" else 1
-        return [[each * place + number for place in places for number in range(each)] for places in shares.values()]
+    def _on_each(
+        self,
+        shares: Mapping[str, list[int]],
+        call: Callable[[ServerLink, list[dict[str, Any]]], _Answer],
+        deals: list[dict[str, Any]],
+    ) -> list[_Answer]:
+        return side_by_side(
+            {name: partial(call, self.links[name], [deals[one] for one in places]) for name, places in shares.items()}
+        )
 
     def _check_alike(self) -> None:
         # A server that took the place of another one may differ from the rest.
@@ -149,8 +138,8 @@ def make_link(settings: Settings, run_folder: Path) -> Link:
     return FleetLink(settings, run_folder) if len(servers) > 1 else ServerLink(servers[0], run_folder)
 
 
-def _merged(shares: Sequence[Sequence[int]], results: Sequence[RolloutResult]) -> RolloutResult:
+def _merged(shares: Mapping[str, list[int]], results: Sequence[RolloutResult]) -> RolloutResult:
     return RolloutResult(
-        groups=merge_shares(shares, [result.groups for result in results]),
+        groups=merge_shares([*shares.values()], [result.groups for result in results]),
         dropped=tuple(game for result in results for game in result.dropped),
     )

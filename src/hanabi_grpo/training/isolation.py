@@ -26,15 +26,9 @@ the gradient itself is not finite."""
 def player_groups(
     model: torch.nn.Module, names: Sequence[str], rates: Mapping[str, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter.
+    """Return one optimizer group per adapter: parameters, name, peak rate, and "updates": in how many steps it moved.
 
-    Args:
-        model: Holds the adapters.
-        names: Of the adapters.
-        rates: Peak learning rate of each; None: the optimizer's own.
-
-    Returns:
-        Per adapter its parameters, its name, its rate, and "updates": in how many steps it moved.
+    Without `rates` the optimizer's own rate holds.
     """
     return [
         {
@@ -59,7 +53,7 @@ class PlayerGuard:
             max_norm: Largest norm of one player's gradient; None leaves clipping to somebody else (ZeRO-3).
             sharded: Whether each rank's groups hold only its share of the gradient.
             report: Called as report(kind, message, **details) for each dropped update.
-            loss_scaled: Whether the loss is multiplied by a scale that is found by skipping updates (float16).
+            loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
         """
         self._limit = SCALE_SKIPS_IN_A_ROW if loss_scaled else BAD_STEPS_IN_A_ROW
         self._max_norm, self._sharded, self._report = max_norm, sharded, report
@@ -78,11 +72,7 @@ class PlayerGuard:
         optimizer.register_step_pre_hook(self._before_step)
 
     def begin(self, with_data: Collection[str]) -> None:
-        """Announce the first update of the next step.
-
-        Args:
-            with_data: Adapters with at least one token in the loss, over all ranks.
-        """
+        """Announce the first update of the next step; `with_data` has a token in the loss on some rank."""
         self.norms, self.dropped, self._moved = {}, [], set()
         self.again(with_data)
 
@@ -134,21 +124,22 @@ class PlayerGuard:
     def _check(self, group: dict[str, Any]) -> None:
         name = group["player"]
         self._seen.add(name)
-        if name not in (self._with_data or ()):
-            return _forget_gradient(group)
+        has_data = name in (self._with_data or ())
         gradients = [value.grad for value in group["params"] if value.grad is not None]
-        norm = self._norm(gradients, group["params"][0].device)
-        if not math.isfinite(norm):
-            _forget_gradient(group)
-            self.norms.pop(name, None)
-            return self._drop(name, f"the gradient's norm is {norm}")
+        norm = self._norm(gradients, group["params"][0].device) if has_data else 0.0
+        if not has_data or not math.isfinite(norm):
+            for value in group["params"]:
+                value.grad = None
+            if has_data:
+                self.norms.pop(name, None)
+                self._drop(name, f"the gradient's norm is {norm}")
+            return
         if self._max_norm is not None and norm > self._max_norm:
             torch._foreach_mul_(gradients, self._max_norm / (norm + 1e-6))
         self.norms[name] = norm
         self.streaks[name] = 0
         group["updates"] += name not in self._moved
         self._moved.add(name)
-        return None
 
     def _norm(self, gradients: Sequence[torch.Tensor], device: torch.device) -> float:
         norms = torch._foreach_norm([gradient.float() for gradient in gradients]) if gradients else []
@@ -168,8 +159,3 @@ class PlayerGuard:
             f"({self.streaks[name]} in a row, {self._limit} stop the run)",
             player=name,
         )
-
-
-def _forget_gradient(group: dict[str, Any]) -> None:
-    for value in group["params"]:
-        value.grad = None

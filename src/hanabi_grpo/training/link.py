@@ -50,7 +50,7 @@ class GamesRequest:
     deals: list[dict[str, Any]]
     """With "seats" where a partner plays."""
     own: tuple[str, ...]
-    """Words of the run's own players, e.g. ("player_0@7", "player_1@7")."""
+    """Of the run's own players, e.g. ("player_0@7", "player_1@7")."""
     version: int
     instance_id: str
     """Of the server process; empty where there are several."""
@@ -77,15 +77,8 @@ class ServerLink(SwiftClient):
     """Handshake, pushes and games of one server. Every rank holds one; only the main process connects."""
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
-        """Prepare a link; `connect` does the talking.
-
-        Args:
-            settings: Of the run, with one server.
-            run_folder: For its records.
-            name: Of this server where there are several; it stands in their common records.
-        """
-        self.settings = settings
-        self.run_folder = run_folder
+        """Prepare a link to one server; where there are several, `name` stands in their common records."""
+        self.settings, self.run_folder = settings, run_folder
         self.incidents = IncidentLog(run_folder)
         self.identity: dict[str, Any] = {}
         """What the server says of itself; empty before `connect`."""
@@ -103,10 +96,7 @@ class ServerLink(SwiftClient):
         self._heartbeat: Heartbeat | None = None
 
     def connect(self, version: int) -> None:
-        """Introduce this run to the server; `hanabi-grpo train` has waited for it.
-
-        Args:
-            version: The first version that will be pushed; above 0 for a resumed run.
+        """Introduce this run to the server, with the first version that will be pushed; above 0 for a resumed run.
 
         Raises:
             ServerError: No server, one that works for another trainer, or one that does not fit.
@@ -134,7 +124,7 @@ class ServerLink(SwiftClient):
             logger.info("the server was not released (%s); it frees itself after a while", error)
 
     def push(self, model: PeftModel, names: tuple[str, ...], version: int) -> None:
-        """Upload and commit every adapter in the server's number format; the receipts are checked."""
+        """Upload and commit every adapter; the receipts are checked."""
         self.push_exported({name: export_adapter(model, name, self.dtype) for name in names}, version)
 
     def push_exported(self, exported: Adapters, version: int) -> None:
@@ -159,25 +149,17 @@ class ServerLink(SwiftClient):
         return self.accept(asked[0], result)
 
     def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
-        """Seat the partners of a step's deals and lend the server what they need.
-
-        Raises:
-            ServerError: The server refuses an adapter, or is gone.
-        """
+        """Seat the partners of a step's deals and lend the server what they need."""
         own = own_seats(self.settings.players, names, version)
         seated = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
         return GamesRequest(deals=seated, own=own, version=version, instance_id=self.instance_id)
 
     def fetch(self, request: GamesRequest) -> RolloutResult:
-        """Ask once, and change nothing of this object: it may run beside other calls, in a thread of its own.
-
-        Raises:
-            ServerError: As `RolloutClient.play`.
-        """
+        """Ask once, and change nothing of this object: it may run beside other calls, in a thread of its own."""
         settings = self.settings
         mixed = settings.group == "mixed"
         return self.client.play(
-            spread_deals(request.deals, self._rows(), settings.num_generations) if mixed else request.deals,
+            spread_deals(request.deals, training_rows(settings), settings.num_generations) if mixed else request.deals,
             num_games=1 if mixed else settings.num_generations,
             max_tokens=settings.max_completion_length,
             temperature=settings.temperature,
@@ -214,9 +196,6 @@ class ServerLink(SwiftClient):
         """What the partner behind a seat's word is called in metrics."""
         return self.partners.names
 
-    def _rows(self) -> list[dict[str, Any]]:
-        return training_rows(self.settings)
-
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
         identity = self.client.identity()
@@ -231,7 +210,7 @@ class ServerLink(SwiftClient):
                 "are made again; the server is told to drop them",
                 versions=newer,
             )
-        rows = self._rows()
+        rows = training_rows(settings)
         answer = self.client.introduce(
             settings,
             run_id=run_id,
@@ -268,8 +247,8 @@ class ServerLink(SwiftClient):
             if tries > 2 * TRIES_ON_ONE_SERVER:
                 raise ServerError(f"{what}: {tries} tries on several servers failed, the last with: {reason}")
             self.incidents.record("server_gone", f"{what}: {reason}", version=self._version, instance=before)
-            command = "bash tools/rollout/rollout_hanabi_gym.sh"
-            health = wait_for_server(self.settings, logger.warning, server_command=command)
+            start = "bash tools/rollout/rollout_hanabi_gym.sh"
+            health = wait_for_server(self.settings, logger.warning, server_command=start)
             try:
                 self._return_to(health["instance_id"], what)
             except ServerGoneError as error:
@@ -286,8 +265,7 @@ class ServerLink(SwiftClient):
             return True
 
     def _return_to(self, instance_id: str, what: str) -> None:
-        before = self.instance_id
-        if instance_id == before:
+        if instance_id == (before := self.instance_id):
             again = "%sthe same server (instance %s) answers again; asking for %s again"
             logger.warning(again, self._said_by, before, what)
             return

@@ -124,10 +124,6 @@ class PolicyLoss:
 
         Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"; for sequences
         Liu et al. 2025, "When Speed Kills Stability".
-
-        Args:
-            old: [rows, tokens] log π_old.
-            batch: Mask, and the sampler's logprobs.
         """
         log_ratio = torch.clamp(old - batch.rollout_per_token_logps, min=-_LARGEST_LOG, max=_LARGEST_LOG)
         ratio = compared = torch.exp(log_ratio)
@@ -173,15 +169,10 @@ def shape_advantages(
     means = {}
     if settings.entropy_bonus:
         episodes = [episode for group in groups for episode in group]
-        means = {
-            player_name(player): mean_logprob(
-                turn.logprobs
-                for episode in episodes
-                if is_trained(episode, player, trained)
-                for turn in episode.trajectory(player)
-            )
-            for player in range(len(trained))
-        }
+        for player in range(len(trained)):
+            own = [turn for one in episodes if is_trained(one, player, trained) for turn in one.trajectory(player)]
+            values = [value for turn in own for value in turn.logprobs]
+            means[player_name(player)] = sum(values) / len(values) if values else 0.0
     gaps = []
     for data in (batch["grpo_batch"] for batch in batches):
         mask, sampled = data.completion_mask, data.rollout_per_token_logps
@@ -199,17 +190,11 @@ def shape_advantages(
 
 
 def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return −β (log π(a) − log π_ref(a)) on sampled tokens, 0 elsewhere.
+    """Return −β (log π(a) − log π_ref(a)) on sampled tokens, 0 elsewhere; [batch, tokens] each.
 
     With f = −β log(π/π_ref) the expected step is −β ∇KL(π(·|s) ‖ π_ref(·|s)), the exact gradient, while k3 in the loss
     (`kl_estimate`) has another expectation where the policies differ. Unlike in RLHF (Ouyang et al. 2022) a token's
     part does not enter the return of earlier tokens, and no baseline is taken off.
-
-    Args:
-        logps: [batch, tokens] under the policy that sampled, in nats.
-        reference: [batch, tokens] under the base model.
-        mask: [batch, tokens], True on sampled tokens.
-        beta: Weight.
     """
     return torch.where(mask, -beta * (logps - reference), 0.0)
 
@@ -217,19 +202,7 @@ def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, be
 def entropy_part(logps: torch.Tensor, mask: torch.Tensor, weight: float, mean: float) -> torch.Tensor:
     """Return −c (log π(a) − mean) on sampled tokens, 0 elsewhere; the expected step is c ∇H(π(·|s)).
 
-    It is the part −log π(a) of Williams and Peng (1991); the constant `mean` changes no expectation and lowers the
-    variance.
-
-    Args:
-        logps: [batch, tokens] under the policy that sampled, in nats.
-        mask: [batch, tokens], True on sampled tokens.
-        weight: The c of HANABI_ENTROPY_BONUS.
-        mean: Mean log probability of the player's tokens in the step, in nats.
+    It is the part −log π(a) of Williams and Peng (1991); the constant `mean`, of the player's tokens in the step,
+    changes no expectation and lowers the variance.
     """
     return torch.where(mask, -weight * (logps - mean), 0.0)
-
-
-def mean_logprob(logprobs: Iterable[Iterable[float]]) -> float:
-    """Return the mean over all tokens of all replies; 0 where there is none."""
-    values = [value for reply in logprobs for value in reply]
-    return sum(values) / len(values) if values else 0.0

@@ -1,9 +1,10 @@
 """Numbers of one step, from its games, and what they warn of."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import dynamics_figures
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, is_trained, player_name
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
 
 ALL_BAD_SHARE = 0.5
 """Share of games without a single legal reply from which on a step warns."""
@@ -11,6 +12,7 @@ ALL_BAD_SHARE = 0.5
 
 def episode_metrics(
     groups: Sequence[Sequence[Episode]],
+    setups: Mapping[str, Setup[Any]],
     *,
     games_dropped: int = 0,
     groups_dropped: int = 0,
@@ -19,30 +21,33 @@ def episode_metrics(
     reply_limit: int = 0,
     end_id: int | None = None,
 ) -> dict[str, float]:
-    """Return the step's figures: scores, what went wrong, how the team plays, and per player its own.
+    """Return the step's figures: scores, what went wrong, per player its own, and what the environment adds.
 
-    `score/mean` is OpenSpiel's scoring (0 on a bomb), `score_kept/mean` the points on the table; rates are per game
-    unless named otherwise; `entropy_estimate` is the mean of −logprob over sampled tokens, in nats. A figure that the
-    games do not determine is absent: every mean of a step without games, the error of a single game, the reward of a
-    player without a turn. Counts are always there.
+    The score of a game is the figure that `EnvSpec.score` names, or player 0's return. `score/mean` and its standard
+    error `score/se` are over all games, `games/<preset>` and `score/<preset>` by preset, `score/normalized` is the mean
+    of score / greatest score. Rates are per game; `entropy_estimate` is the mean of −logprob over sampled tokens, in
+    nats. Figures of `Environment.metrics` have the name of the environment before them where a step has several.
 
-    Scores and rates are of all games and all seats. What says how training goes (a player's reward, entropy and games
-    without a turn, zero-variance groups, games whose replies were all bad) is of the trained seats alone. How play
-    changes (kinds of moves, hints, form of replies, blind play) is described in `dynamics`.
+    A figure that the games do not determine is absent: every mean of a step without games, the error of a single game,
+    the reward of a player without a turn. Counts are always there. Scores and rates are of all games and all seats.
+    What says how training goes (a player's reward, replies and games without a turn, groups without spread, games whose
+    replies were all bad) is of the trained seats alone.
 
     Args:
         groups: Per deal its games.
+        setups: What is played, by the hash of its rules.
         games_dropped: Games that were dropped and are in no group.
         groups_dropped: Deals that were left out because too few of their games remained.
         own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
         partners: For a run with partners: the word of a partner's seat to its name. Scores of self-play and with each
             partner are then told apart.
         reply_limit: Most tokens of one reply; 0: unknown, and no reply counts as cut.
-        end_id: The token that ends a reply.
+        end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
     """
     episodes = [episode for group in groups for episode in group]
     turns = [turn for episode in episodes for turn in episode.turns]
-    metrics = {
+    metrics = _environment_figures(episodes, setups) | _score_figures(episodes, setups)
+    metrics |= {
         "games": float(len(episodes)),
         "games_dropped": float(games_dropped),
         "groups_dropped": float(groups_dropped),
@@ -53,30 +58,29 @@ def episode_metrics(
     if groups:
         metrics["flat_group_share"] = metrics["groups_without_spread"] / len(groups)
     if episodes:
-        metrics |= _means(episodes)
-        metrics |= dynamics_figures(groups, own, reply_limit=reply_limit, end_id=end_id)
+        metrics |= {
+            "truncated_per_game": _mean([one.status.is_truncated for one in episodes]),
+            "out_of_tokens_per_game": _mean([one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes]),
+            "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / len(episodes),
+            "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / len(episodes),
+            "turns_per_game": len(turns) / len(episodes),
+        }
     if partners is not None:
-        metrics |= _scores_by_partner(episodes, own, partners)
+        metrics |= _scores_by_partner(episodes, setups, own, partners)
     for player in range(max((episode.num_players for episode in episodes), default=0)):
-        trained = [episode for episode in episodes if _trains(episode, player, own)]
-        logprobs = [value for episode in trained for turn in episode.trajectory(player) for value in turn.logprobs]
+        trained = [one for one in episodes if player < one.num_players and _trains(one, player, own)]
+        replies = [turn for one in trained for turn in one.trajectory(player)]
         returns = [episode.reward(player) for episode in trained if episode.trajectory(player)]
-        name = player_name(player)
-        metrics[f"{name}/games_without_turn"] = float(len(trained) - len(returns))
+        found = {"games_without_turn": float(len(trained) - len(returns))}
         if returns:
-            metrics[f"{name}/reward"] = sum(returns) / len(returns)
-        if logprobs:
-            metrics[f"{name}/entropy_estimate"] = -sum(logprobs) / len(logprobs)
+            found["reward"] = _mean(returns)
+        found |= _reply_figures(replies, reply_limit, end_id)
+        metrics |= {f"{player_name(player)}/{name}": value for name, value in found.items()}
     return metrics
 
 
 def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
-    """Return one sentence for each thing that makes a step teach less than it seems to.
-
-    Args:
-        metrics: Of `episode_metrics`.
-        num_groups: Groups that are trained on.
-    """
+    """Return one sentence for each thing that makes a step of so many groups teach less than it seems to."""
     games = int(metrics["games"])
     dropped, groups_dropped = int(metrics["games_dropped"]), int(metrics["groups_dropped"])
     all_bad, flat = int(metrics["games_all_bad"]), int(metrics["groups_without_spread"])
@@ -104,40 +108,73 @@ def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
     return found
 
 
-def _means(episodes: Sequence[Episode]) -> dict[str, float]:
-    num_games = len(episodes)
-    scores = [episode.score for episode in episodes]
-    mean = sum(scores) / num_games
-    turns = [turn for episode in episodes for turn in episode.turns]
-    means = {
-        "score/mean": mean,
-        "score_kept/mean": sum(episode.score_kept for episode in episodes) / num_games,
-        "bombs_per_game": sum(episode.result["bombed"] for episode in episodes) / num_games,
-        "truncated_per_game": sum(episode.status.is_truncated for episode in episodes) / num_games,
-        "out_of_tokens_per_game": sum(one.status is EpisodeStatus.TRUNCATED_TOKENS for one in episodes) / num_games,
-        "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / num_games,
-        "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / num_games,
-        "hints_per_game": sum(turn.action.startswith("Hint") for turn in turns) / num_games,
-        "turns_per_game": len(turns) / num_games,
-    }
-    if num_games > 1:
-        spread = (sum((score - mean) ** 2 for score in scores) / (num_games - 1)) ** 0.5
-        means["score/se"] = spread / num_games**0.5
-    return means
+def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:
+    name = setups[episode.spec_hash].spec.score
+    return episode.reward(0) if name == "return" else episode.result[name]
+
+
+def _score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
+    scores, shares = [_score(episode, setups) for episode in episodes], []
+    by_preset: dict[str, list[float]] = {}
+    for episode, score in zip(episodes, scores, strict=True):
+        by_preset.setdefault(episode.preset, []).append(score)
+        spec = setups[episode.spec_hash].spec
+        if greatest := spec.return_range[1] if spec.max_score is None else spec.max_score:
+            shares.append(score / greatest)
+    figures = {f"games/{preset}": float(len(values)) for preset, values in by_preset.items()}
+    figures |= {f"score/{preset}": _mean(values) for preset, values in by_preset.items()}
+    figures |= {"score/normalized": _mean(shares)} if shares else {}
+    if scores:
+        figures["score/mean"] = _mean(scores)
+    if len(scores) > 1:
+        spread = (sum((score - figures["score/mean"]) ** 2 for score in scores) / (len(scores) - 1)) ** 0.5
+        figures["score/se"] = spread / len(scores) ** 0.5
+    return figures
+
+
+def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
+    by_env: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        by_env.setdefault(episode.env, []).append(episode)
+    found: dict[str, float] = {}
+    for env, played in by_env.items():
+        setup = setups[played[0].spec_hash]
+        figures = setup.environment.metrics(setup.config, played)
+        found |= figures if len(by_env) == 1 else {f"{env}/{name}": value for name, value in figures.items()}
+    return found
+
+
+def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dict[str, float]:
+    """Return the form of a player's replies, as shares of them or, behind the first two, of those with tokens."""
+    figures = {}
+    if turns:
+        figures["bad_reply_share"] = _mean([turn.kind is not ReplyKind.LEGAL for turn in turns])
+        figures["unparsable_share"] = _mean([turn.kind is ReplyKind.UNPARSABLE for turn in turns])
+    if said := [turn for turn in turns if turn.reply_ids]:
+        figures["tokens_per_reply"] = _mean([len(turn.reply_ids) for turn in said])
+        figures["entropy_estimate"] = -_mean([value for turn in said for value in turn.logprobs])
+        if limit:
+            cut = [len(turn.reply_ids) >= limit and turn.reply_ids[-1] != end_id for turn in said]
+            figures["cut_share"] = _mean(cut)
+    return figures
 
 
 def _scores_by_partner(
-    episodes: Sequence[Episode], own: Sequence[str], partners: Mapping[str, str]
+    episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]], own: Sequence[str], partners: Mapping[str, str]
 ) -> dict[str, float]:
     """Return `self_play/score`, `partners/<name>/score`, and the games behind each; without a game only the latter."""
-    scores: dict[str, list[int]] = {"self_play": [], **{f"partners/{name}": [] for name in partners.values()}}
+    scores: dict[str, list[float]] = {"self_play": [], **{f"partners/{name}": [] for name in partners.values()}}
     for episode in episodes:
         others = [seat for player, seat in enumerate(episode.seats) if not _trains(episode, player, own)]
         names = [f"partners/{partners.get(seat, seat)}" for seat in others] or ["self_play"]
         for name in dict.fromkeys(names):
-            scores.setdefault(name, []).append(episode.score)
+            scores.setdefault(name, []).append(_score(episode, setups))
     found = {f"{name}/games": float(len(values)) for name, values in scores.items()}
-    return found | {f"{name}/score": sum(values) / len(values) for name, values in scores.items() if values}
+    return found | {f"{name}/score": _mean(values) for name, values in scores.items() if values}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _trains(episode: Episode, player: int, own: Sequence[str]) -> bool:

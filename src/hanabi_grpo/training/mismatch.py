@@ -23,14 +23,7 @@ class MismatchCheck:
     def check(
         self, player: str, version: int, trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor
     ) -> float:
-        """Compare one micro-batch.
-
-        Args:
-            player: Whose tokens these are.
-            version: The version that both sides say they hold.
-            trainer: [batch, tokens] logprobs of the trainer's forward pass.
-            sampler: [batch, tokens] logprobs that came with the sampled tokens.
-            mask: [batch, tokens], True on sampled tokens.
+        """Compare the logprobs of one micro-batch, [batch, tokens] each, where `mask` says that a token was sampled.
 
         Returns:
             The mean absolute difference; not a number when the trainer's own forward pass is not. Its gradient is

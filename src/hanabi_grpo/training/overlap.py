@@ -11,10 +11,10 @@ The server holds on to the version that a request uses until its games have ende
 Games in flight at a kill are nobody's: nothing of them was trained on, and a resumed run plays their deals again.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,8 +25,6 @@ from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.errors import ServerError, VersionError
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,45 +41,32 @@ class StepGames:
 
 
 def play_now(link: Link, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
-    """Play a step's games while the trainer waits.
-
-    Raises:
-        ServerError: As `ServerLink.play`.
-    """
+    """Play a step's games while the trainer waits, see `ServerLink.play`."""
     start = time.perf_counter()
     result = link.play(deals, names, version)
     seconds = time.perf_counter() - start
     return StepGames(result=result, version=version, rollout_seconds=seconds, wait_seconds=seconds)
 
 
+@dataclass(slots=True, kw_only=True)
 class _Flight:
     """One request in a thread of its own, which ends with the process: nobody has to wait for it."""
 
-    def __init__(self, link: Link, deals: list[dict[str, Any]], request: GamesRequest) -> None:
-        self.deals, self.request = deals, request
-        self.seconds = 0.0
-        self._link = link
-        self._result: RolloutResult | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"games of version {request.version}", daemon=True)
-        self._thread.start()
+    deals: list[dict[str, Any]]
+    request: GamesRequest
+    answer: Future[Any]
+    seconds: float = 0.0
 
-    def result(self) -> RolloutResult:
-        """Wait for the answer, and return it or raise what the request raised."""
-        with says_so(f"the games of version {self.request.version}, which were asked for a step ahead"):
-            self._thread.join()
-        if self._result is None:
-            raise self._error or RuntimeError("a thread ended without a result")
-        return self._result
-
-    def _run(self) -> None:
+    def fly(self, link: Link) -> None:
         start = time.perf_counter()
         try:
-            self._result = self._link.fetch(self.request)
+            found = link.fetch(self.request)
         except BaseException as error:
             # Raised again where the games are taken, in the trainer's own thread.
-            self._error = error
+            self.answer.set_exception(error)
+            return
         self.seconds = time.perf_counter() - start
+        self.answer.set_result(found)
 
 
 class PlayAhead:
@@ -93,12 +78,7 @@ class PlayAhead:
     """
 
     def __init__(self, link: Link, names: tuple[str, ...]) -> None:
-        """Prepare; nothing is asked yet.
-
-        Args:
-            link: To the server or servers.
-            names: Of the run's adapters.
-        """
+        """Prepare for the adapters `names`; nothing is asked yet."""
         self._link, self._names = link, names
         self._flight: _Flight | None = None
 
@@ -115,42 +95,35 @@ class PlayAhead:
         start = time.perf_counter()
         flight, self._flight = self._flight, None
         if flight is not None:
-            answer = self._answer(flight, deals)
-            if answer is not None:
-                return StepGames(
-                    result=self._link.accept(flight.request, answer),
-                    version=flight.request.version,
-                    rollout_seconds=flight.seconds,
-                    wait_seconds=time.perf_counter() - start,
-                )
+            request = flight.request
+            reason: object = "they are of other deals than this step's"
+            try:
+                with says_so(f"the games of version {request.version}, which were asked for a step ahead"):
+                    answer = flight.answer.result()
+            except ServerError as error:
+                reason = error
+            else:
+                if flight.deals == deals:
+                    return StepGames(
+                        result=self._link.accept(request, answer),
+                        version=request.version,
+                        rollout_seconds=flight.seconds,
+                        wait_seconds=time.perf_counter() - start,
+                    )
+            self._again(request.version, reason)
         now = play_now(self._link, deals, self._names, version)
         return replace(now, wait_seconds=time.perf_counter() - start)
 
     def ask(self, deals: list[dict[str, Any]], version: int) -> None:
-        """Ask for the games of the next step, and return at once.
-
-        Args:
-            deals: Of the next step.
-            version: That the server serves now.
-        """
+        """Ask for the games of the next step with the version that is served now, and return at once."""
         try:
             request = self._link.prepare(deals, self._names, version)
         except ServerError as error:
             # Lending a partner failed; the next step waits for the server and lends again.
             self._again(version, error)
             return
-        self._flight = _Flight(self._link, deals, request)
-
-    def _answer(self, flight: _Flight, deals: list[dict[str, Any]]) -> RolloutResult | None:
-        try:
-            result = flight.result()
-        except ServerError as error:
-            self._again(flight.request.version, error)
-            return None
-        if flight.deals != deals:
-            self._again(flight.request.version, "they are of other deals than this step's")
-            return None
-        return result
+        self._flight = _Flight(deals=deals, request=request, answer=Future())
+        threading.Thread(target=self._flight.fly, args=(self._link,), daemon=True).start()
 
     def _again(self, version: int, reason: object) -> None:
         self._link.incidents.record(
@@ -175,17 +148,13 @@ class KeptAdapters:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._versions: dict[int, dict[str, torch.Tensor]] = {}
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """The versions that are kept, oldest first."""
-        return tuple(self._versions)
+        self.versions: dict[int, dict[str, torch.Tensor]] = {}
+        """Oldest first."""
 
     def keep(self, model: torch.nn.Module, version: int) -> None:
         """Remember the weights of now under their version; only the version before it stays beside it."""
-        before = {number: kept for number, kept in self._versions.items() if number == version - 1}
-        self._versions = {**before, version: _copy(model)}
+        before = {number: kept for number, kept in self.versions.items() if number == version - 1}
+        self.versions = {**before, version: _copy(model)}
 
     @contextmanager
     def using(self, model: torch.nn.Module, version: int) -> Iterator[None]:
@@ -196,14 +165,14 @@ class KeptAdapters:
         Raises:
             VersionError: That version is not kept.
         """
-        if version not in self._versions:
+        if version not in self.versions:
             raise VersionError(
-                f"the adapters of version {version} are not kept here (kept: {list(self._versions)}), so its games "
+                f"the adapters of version {version} are not kept here (kept: {list(self.versions)}), so its games "
                 "cannot be learned from. Restart the trainer with RESUME=latest."
             )
         now = _copy(model)
         try:
-            _put(model, self._versions[version])
+            _put(model, self.versions[version])
             yield
         finally:
             _put(model, now)

@@ -36,17 +36,13 @@ class PartnerSeats:
     """The pool of one run: its checkpoints, its draws, and what one server process was lent."""
 
     def __init__(self, settings: Settings, run_folder: Path) -> None:
-        """Read HANABI_PARTNERS; `load` reads the checkpoints.
-
-        Raises:
-            SettingsError: See `partners.read_pool`.
-        """
+        """Read HANABI_PARTNERS; `load` reads the checkpoints."""
         self._settings, self._run_folder = settings, run_folder
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
         """What the partner behind a seat's word is called in metrics, for every word that was drawn."""
         self._saved: dict[Place, SavedAdapters] = {}
-        self._lent: dict[tuple[str, str], str] = {}
+        self._lent: dict[tuple[Place, str], str] = {}
         self._instance_id = ""
         self._damaged: set[Path] = set()
         self._said_self_play = False
@@ -69,17 +65,17 @@ class PartnerSeats:
         self._instance_id = instance_id
         logger.info("%s", describe_pool(self.pool, self._settings.partner_share))
         for partner in self.pool:
-            if partner.place is not None:
-                if partner.place not in self._saved:
-                    self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
-                seats = range(self._settings.players) if partner.seat is None else (partner.seat,)
-                try:
-                    for seat in seats:
-                        self._word(Draw(partner=partner, seat=seat), 0, 0, lend)
-                except ServerGoneError:
-                    raise
-                except ServerError as error:
-                    raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
+            if partner.place is None:
+                continue
+            if partner.place not in self._saved:
+                self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
+            try:
+                for seat in range(self._settings.players) if partner.seat is None else (partner.seat,):
+                    self._word(Draw(partner=partner, seat=seat), 0, 0, lend)
+            except ServerGoneError:
+                raise
+            except ServerError as error:
+                raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
             logger.warning(
@@ -100,24 +96,21 @@ class PartnerSeats:
             instance_id: Of the server.
         """
         if instance_id != self._instance_id:
-            self.forget()
+            self._lent.clear()
             self._instance_id = instance_id
-        seated = []
+        settings, seated = self._settings, []
         for deal in deals:
-            found = self._draw(int(deal["deal"])) if self.pool else None
-            word = self._word(found, version, int(deal["deal"]), lend) if found else None
-            if found is None or word is None:
+            number, seats = int(deal["deal"]) if self.pool else 0, [*own]
+            found = draw(
+                self.pool, number, share=settings.partner_share, seed=settings.seed, num_players=settings.players
+            )
+            if found is not None and (word := self._word(found, version, number, lend)) is not None:
+                self.names.setdefault(word, found.partner.name)
+                seats[found.seat] = word
+                seated.append({**deal, "seats": seats})
+            else:
                 seated.append(dict(deal))
-                continue
-            self.names.setdefault(word, found.partner.name)
-            seats = [*own]
-            seats[found.seat] = word
-            seated.append({**deal, "seats": seats})
         return seated
-
-    def forget(self) -> None:
-        """Lend everything again before it is used: the server was replaced, or dropped an adapter."""
-        self._lent.clear()
 
     def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
         """Make a request that `seat` prepares; where the server dropped an adapter meanwhile, prepare and make it anew.
@@ -132,13 +125,9 @@ class PartnerSeats:
                 if NOT_HELD not in str(error) or not self.pool or tries >= TRIES:
                     raise
                 logger.info("a partner is lent again: %s", error)
-            self.forget()
+            self._lent.clear()
             time.sleep(tries)
             tries += 1
-
-    def _draw(self, deal: int) -> Draw | None:
-        settings = self._settings
-        return draw(self.pool, deal, share=settings.partner_share, seed=settings.seed, num_players=settings.players)
 
     def _word(self, found: Draw, version: int, deal: int, lend: Lend) -> str | None:
         partner = found.partner
@@ -147,23 +136,28 @@ class PartnerSeats:
         if partner.place is None:
             return partner.word
         saved = self._saved[partner.place]
-        return self._lend(str(partner.place), saved, _adapter_for(partner, found.seat, saved), lend)
+        try:
+            adapter = saved.choose(player_name(found.seat), partner.adapter)
+        except SettingsError as error:
+            raise SettingsError(
+                f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
+            ) from error
+        return self._lend(partner.place, adapter, saved, lend)
 
     def _earlier_word(self, seat: int, version: int, deal: int, lend: Lend) -> str | None:
-        shared = self._settings.adapters == SHARED_ADAPTER
-        adapter = SHARED_ADAPTER if shared else player_name(seat)
+        adapter = SHARED_ADAPTER if self._settings.adapters == SHARED_ADAPTER else player_name(seat)
         while steps := self._earlier_steps(version):
             folder = self._run_folder / f"checkpoint-{choose_step(steps, deal, seed=self._settings.seed)}"
-            if (str(folder), adapter) in self._lent:
-                return self._touch(str(folder), adapter)
-            try:
-                # Read for each lending: adapters of several versions are too large to be kept in memory.
-                saved = read_adapters(folder)
-            except (OSError, SettingsError) as error:
-                logger.warning("%s cannot be a partner: %s", folder.name, error)
-                self._damaged.add(folder)
-            else:
-                return self._lend(str(folder), saved, adapter, lend)
+            saved = None
+            if (folder, adapter) not in self._lent:
+                try:
+                    # Read for each lending: adapters of several versions are too large to be kept in memory.
+                    saved = read_adapters(folder)
+                except (OSError, SettingsError) as error:
+                    logger.warning("%s cannot be a partner: %s", folder.name, error)
+                    self._damaged.add(folder)
+                    continue
+            return self._lend(folder, adapter, saved, lend)
         if not self._said_self_play:
             self._said_self_play = True
             logger.info("partner earlier: no earlier version is kept yet; until there is one, its deals are self-play")
@@ -171,23 +165,17 @@ class PartnerSeats:
 
     def _earlier_steps(self, version: int) -> list[int]:
         # Only the regular ones: what an interrupt saved besides must not change what a resumed run draws.
-        steps = []
-        for folder in self._run_folder.glob("checkpoint-*"):
-            named = CHECKPOINT_NAME.fullmatch(folder.name)
-            if named and int(named[1]) < version and folder not in self._damaged:
-                steps.append(int(named[1]))
-        return sorted(step for step in steps if step % self._settings.save_steps == 0)
+        kept = [folder for folder in self._run_folder.glob("checkpoint-*") if folder not in self._damaged]
+        steps = sorted(int(named[1]) for folder in kept if (named := CHECKPOINT_NAME.fullmatch(folder.name)))
+        return [step for step in steps if step < version and step % self._settings.save_steps == 0]
 
-    def _lend(self, source: str, saved: SavedAdapters, adapter: str, lend: Lend) -> str:
-        if (source, adapter) not in self._lent:
-            weights, config = saved.adapters[adapter]
-            self._lent[source, adapter] = lend(saved.step, weights, config)
-        return self._touch(source, adapter)
-
-    def _touch(self, source: str, adapter: str) -> str:
+    def _lend(self, place: Place, adapter: str, saved: SavedAdapters | None, lend: Lend) -> str:
+        """Return the word of an adapter, which is lent now unless it was; None: it was."""
+        key = (place, adapter)
+        if saved is not None and key not in self._lent:
+            self._lent[key] = lend(saved.step, *saved.adapters[adapter])
         # The server drops the adapter that was not used for longest; this list is in the same order.
-        word = self._lent.pop((source, adapter))
-        self._lent[source, adapter] = word
+        word = self._lent[key] = self._lent.pop(key)
         while len(self._lent) > MAX_LENT:
             del self._lent[next(iter(self._lent))]
         return word
@@ -208,12 +196,3 @@ def _read(partner: Partner, place: Place, run_folder: Path, facts: Mapping[str, 
         "" if is_said else "; nothing says on which base model it was trained",
     )
     return saved
-
-
-def _adapter_for(partner: Partner, seat: int, saved: SavedAdapters) -> str:
-    try:
-        return saved.choose(player_name(seat), partner.adapter)
-    except SettingsError as error:
-        raise SettingsError(
-            f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
-        ) from error

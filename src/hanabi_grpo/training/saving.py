@@ -63,14 +63,13 @@ class CheckpointSaving:
         problem = broadcast_object_list([problem], from_process=0)[0]
         self.failed_saves = self.failed_saves + 1 if problem else 0
         if problem:
-            self._incident(
-                "save_failed", f"{problem} ({self.failed_saves} in a row, {SAVE_TRIES} stop the run)", step=step
+            said = f"{problem} ({self.failed_saves} in a row, {SAVE_TRIES} stop the run)"
+            self._incident("save_failed", said, step=step)
+        if self.failed_saves >= SAVE_TRIES:
+            raise RunFolderError(
+                f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
+                "then go on with RESUME=latest."
             )
-            if self.failed_saves >= SAVE_TRIES:
-                raise RunFolderError(
-                    f"{problem} {SAVE_TRIES} saves in a row failed; the earlier checkpoints are complete. Make room, "
-                    "then go on with RESUME=latest."
-                )
 
     def _write_checkpoint(self, step: int, moments: Any, groups: list[Any], random_states: list[Any]) -> None:
         model = self.accelerator.unwrap_model(self.model)
@@ -130,18 +129,10 @@ def save_checkpoint(
     random_states: list[dict[str, object]],
     baselines: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes.
+    """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes and `facts`.
 
-    Args:
-        model: Holds the adapters.
-        names: Of the adapters.
-        run_folder: Where the checkpoint appears, by a rename once all of it is on disk.
-        step: Optimizer steps behind it.
-        facts: Further entries of the manifest.
-        moments: From `OptimizerState.collect`; None leaves `trainer/` out, and the run cannot be resumed from here.
-        groups: The optimizer's groups.
-        random_states: Per rank.
-        baselines: The players' moving baselines.
+    It appears in `run_folder` by a rename once all of it is on disk. Without `moments` (`OptimizerState.collect`) it
+    has no `trainer/`, and the run cannot be resumed from here. `random_states` are per rank.
 
     Raises:
         RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.

@@ -31,12 +31,9 @@ class PlayerSchedule(LRScheduler):
         Raises:
             SettingsError: The schedule is not a function of the number of updates.
         """
-        self._factors = {
-            group["player"]: _factor(
-                name, num_steps if isinstance(num_steps, int) else num_steps[group["player"]], options
-            )
-            for group in optimizer.param_groups
-        }
+        names = [group["player"] for group in optimizer.param_groups]
+        steps = dict.fromkeys(names, num_steps) if isinstance(num_steps, int) else num_steps
+        self._factors = {player: _factor(name, steps[player], options) for player in names}
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float]:

@@ -22,13 +22,9 @@ MAX_WEIGHT = 2.0
 
 
 def game_log_ratios(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, games: Sequence[int]) -> dict[int, float]:
-    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies.
+    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies, [batch, tokens] before and after.
 
-    Args:
-        new: [batch, tokens] logprobs after the player's update.
-        old: [batch, tokens] before it.
-        mask: [batch, tokens], True on sampled tokens.
-        games: [batch] number of each row's game; rows without a sampled token are left out.
+    `games` are [batch] numbers of each row's game; rows without a sampled token are left out.
     """
     sums = torch.where(mask, new - old, 0.0).double().sum(1).tolist()
     present = mask.any(1).tolist()
@@ -36,11 +32,6 @@ def game_log_ratios(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, ga
 
 
 def game_weights(log_ratios: Sequence[Mapping[int, float]], games: Sequence[int]) -> torch.Tensor:
-    """Return [batch, 1] weights of a later player's rows.
-
-    Args:
-        log_ratios: Of each earlier player; a game without its replies has the ratio 1.
-        games: [batch] number of each row's game.
-    """
+    """Return [batch, 1] weights of a later player's rows, from each earlier player's ratios; 1 without its replies."""
     totals = torch.tensor([sum(one.get(game, 0.0) for one in log_ratios) for game in games], dtype=torch.float64)
     return totals.exp().clamp(1 / MAX_WEIGHT, MAX_WEIGHT).nan_to_num(1.0).float()[:, None]

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.refs import is_scripted, seat_adapter
-from hanabi_grpo.types import Episode, Turn, player_name
+from hanabi_grpo.types import Episode, player_name
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
-    """Refuse games by others than those who were asked for.
+    """Refuse games of a deal by others than those who were asked for.
 
     Args:
-        group: Games of one deal.
+        group: The games.
         seats: The word of each seat, see `refs`; an own player's names the pushed version.
         instance_id: Of the server that was asked.
 
@@ -20,22 +20,16 @@ def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: st
     """
     for episode in group:
         if episode.seats != tuple(seats):
-            raise _foreign(f"the seats {', '.join(episode.seats) or '(none)'}", f"{', '.join(seats)}")
+            raise _foreign(f"the seats {', '.join(episode.seats) or '(none)'}", ", ".join(seats))
         for turn in episode.turns:
-            named = seat_adapter(seats[turn.player])
+            who, seat = player_name(turn.player), seats[turn.player]
+            named = seat_adapter(seat)
             required = named[1] if named else None
             if turn.version != required or episode.instance_id != instance_id:
-                raise _foreign(
-                    f"{player_name(turn.player)}: a turn is stamped {_version(turn.version)} of instance "
-                    f"{episode.instance_id}",
-                    f"{_version(required)} of instance {instance_id}",
-                )
-            if is_scripted(seats[turn.player]) and _has_tokens(turn):
-                raise _foreign(f"{player_name(turn.player)}: a turn with tokens", f"the script {seats[turn.player]}")
-
-
-def _has_tokens(turn: Turn) -> bool:
-    return bool(turn.prompt_ids or turn.reply_ids)
+                got = f"{who}: a turn is stamped {_version(turn.version)} of instance {episode.instance_id}"
+                raise _foreign(got, f"{_version(required)} of instance {instance_id}")
+            if is_scripted(seat) and (turn.prompt_ids or turn.reply_ids):
+                raise _foreign(f"{who}: a turn with tokens", f"the script {seat}")
 
 
 def _version(version: int | None) -> str:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from swift.rlhf_trainers.utils import get_gather_if_zero3_context, identity_data
 from torch.utils.data import DataLoader
 
 from hanabi_grpo.errors import NonFiniteError
+from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import (
@@ -47,7 +49,7 @@ from hanabi_grpo.training.batching import (
     usable_groups,
     useful_share,
 )
-from hanabi_grpo.training.deals import DealSampler, step_deals
+from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
@@ -83,6 +85,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self.link = link
         self.settings: Settings = link.settings
         self.plan = batch_plan(self.settings)
+        self.setups = {one.spec.hash: one for one in played_setups(training_rows(self.settings))}
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
         self.loss = PolicyLoss.from_settings(self.settings)
         self.mismatch = MismatchCheck(self.settings.parity_tolerance)
@@ -113,14 +116,13 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             logger.warning("%s", note)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
-        """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
-        sampler = DealSampler(
-            first_step=self.first_step,
-            num_steps=self.args.max_steps,
-            deals_per_step=self.plan.deals,
-            micro_steps=self.plan.gradient_accumulation_steps,
-        )
-        return DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=identity_data_collator)
+        """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded.
+
+        The trainer plays at a step's first micro-step; no deal falls apart over batches or ranks.
+        """
+        steps = (step_deals(step, self.plan.deals) for step in range(self.first_step, self.args.max_steps))
+        batches = [deals for deals in steps for _ in range(self.plan.gradient_accumulation_steps)]
+        return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=identity_data_collator)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer that ms-swift's options name, with one group per player."""
@@ -135,13 +137,12 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> PlayerSchedule:
         """Make the schedule; each player is at its own count of updates."""
-        warmup = self.args.get_warmup_steps(num_training_steps)
         steps = steps_of_each(self.settings, num_training_steps)
         self.lr_scheduler = PlayerSchedule(
             self._optimizer_ori,
             self.settings.lr_scheduler_type,
             num_steps={name: steps.get(name, num_training_steps) for name in self.adapter_names},
-            num_warmup_steps=warmup,
+            num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
         )
         return self.lr_scheduler
 
@@ -152,13 +153,11 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         prepared = super()._prepare_for_training(*args, **kwargs)
-        self._restore()
+        if self.resume is not None:
+            self._restore(self.resume.checkpoint)
         return prepared
 
-    def _restore(self) -> None:
-        if self.resume is None:
-            return
-        folder = self.resume.checkpoint
+    def _restore(self, folder: Path) -> None:
         model = self.accelerator.unwrap_model(self.model)
         for name in self.adapter_names:
             adapters.load_adapter(model, name, folder / name)
@@ -206,14 +205,9 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._add_reference(batches)
         for gap in shape_advantages(batches, self.settings, groups, trained):
             self._metrics["train"]["kl"].append(gap)
-        active = players_with_data(groups, trained) & set(active_players(self.settings, version))
-        updates = order_updates(
-            batches,
-            self.settings,
-            step=version,
-            adapters=self.adapter_names,
-            active={adapter_of(player, self.adapter_names) for player in active},
-        )
+        moving = players_with_data(groups, trained) & set(active_players(self.settings, version))
+        active = {adapter_of(player, self.adapter_names) for player in moving}
+        updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=active)
         self._record(groups, problems, version, own, partner_names)
         rollout = games.rollout_seconds if self.ahead else waited
         self._time({"push": synced - start, "rollout": rollout, "train": start - self._played_at})
@@ -253,8 +247,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             if self.ahead:
                 games = self.ahead.take(deals, version)
                 if version + 1 < self.args.max_steps:
-                    numbers = step_deals(version + 1, self.plan.deals)
-                    self.ahead.ask([self.train_dataset[number] for number in numbers], version)
+                    following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
+                    self.ahead.ask(following, version)
             else:
                 games = play_now(self.link, deals, self.adapter_names, version)
             answer = (games, self.link.partner_names)
@@ -262,15 +256,18 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:
         # What the ratio divides by, and what is compared with the sampler, is the policy that sampled.
-        model = self.accelerator.unwrap_model(self.model)
         start = time.perf_counter()
-        with self.kept.using(model, version):
+        with self.kept.using(self.accelerator.unwrap_model(self.model), version):
             for batch in batches:
                 data = batch["grpo_batch"]
-                adapters.use_adapter(model, adapter_of(data.player, self.adapter_names))
+                self._use_adapter_of(data)
                 data.old_per_token_logps = self.logps_of(batch)
                 self._check_mismatch(data, data.old_per_token_logps, version)
         self._time({"recall": time.perf_counter() - start})
+
+    def _use_adapter_of(self, data: PlayerBatch) -> None:
+        name = adapter_of(data.player, self.adapter_names)
+        adapters.use_adapter(self.accelerator.unwrap_model(self.model), name)
 
     def _check_mismatch(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
         gap = self.mismatch.check(data.player, version, logps, data.rollout_per_token_logps, data.completion_mask)
@@ -308,10 +305,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def new_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         """Return [rows, tokens] logprobs under the micro-batch's own adapter, with a gradient."""
         data = batch["grpo_batch"]
-        unwrapped = self.accelerator.unwrap_model(self.model)
-        adapters.use_adapter(unwrapped, adapter_of(data.player, self.adapter_names))
-        ids = batch["model_inputs"]["input_ids"]
-        logps = reply_logps(model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
+        self._use_adapter_of(data)
+        logps = self._reply_logps(model, batch)
         if self.in_first_pass and data.old_per_token_logps is None:
             # What later passes, and the players after this one, compare with.
             data.old_per_token_logps = logps.detach()
@@ -326,10 +321,13 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return logprobs under the adapter that is in use, without a gradient."""
         # This is not the policy that sampled, so there is no mismatch to look for.
+        with torch.no_grad():
+            return self._reply_logps(self.model, batch)
+
+    def _reply_logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
         ids, data = batch["model_inputs"]["input_ids"], batch["grpo_batch"]
         unwrapped = self.accelerator.unwrap_model(self.model)
-        with torch.no_grad():
-            return reply_logps(self.model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
+        return reply_logps(model, unwrapped, ids, data.completion_mask, self.temperature, data.tree)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
@@ -346,6 +344,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         missing = self.plan.games - sum(len(group) for group in groups)
         metrics = episode_metrics(
             groups,
+            self.setups,
             games_dropped=missing,
             groups_dropped=self.plan.deals - len(groups),
             own=own,

@@ -6,6 +6,7 @@ DeepSpeed stage may differ at the resume, and no file can run code.
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,7 @@ class OptimizerState:
     """Moments and step counters of every adapter parameter, whatever holds them."""
 
     def __init__(self, model: PeftModel, optimizer: Any) -> None:
-        """Bind.
-
-        Args:
-            model: The unwrapped model.
-            optimizer: accelerate's wrapper, around a torch optimizer or DeepSpeed's ZeRO-1 or -2.
+        """Bind the unwrapped model and accelerate's optimizer: around torch's, or DeepSpeed's ZeRO-1 or -2.
 
         Raises:
             RunFolderError: It keeps its state in another way.
@@ -55,8 +52,7 @@ class OptimizerState:
         self._link()
         found: dict[str, torch.Tensor] = {}
         for name, parameter in self._parameters:
-            state = self._state_of(parameter)
-            for key, value in state.items():
+            for key, value in self._torch.state.get(self._holder(parameter), {}).items():
                 full = self._full(parameter, key) if torch.is_tensor(value) and value.dim() else value
                 found[f"{name}|{key}"] = _on_cpu(full)
             if self._zero is not None and parameter.dtype != torch.float32:
@@ -69,10 +65,10 @@ class OptimizerState:
         Raises:
             RunFolderError: The file is of another model or of other adapters.
         """
-        by_parameter: dict[str, dict[str, torch.Tensor]] = {}
+        by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in saved.items():
             name, _, moment = key.rpartition("|")
-            by_parameter.setdefault(name, {})[moment] = value
+            by_parameter[name][moment] = value
         unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
         if unknown:
             raise RunFolderError(
@@ -93,9 +89,6 @@ class OptimizerState:
             if self._zero is not None and parameter.dtype == torch.float32:
                 # ZeRO steps a copy of its own; the adapter that was just loaded is the truth.
                 parameter.set_full_hp_param(parameter.data)
-
-    def _state_of(self, parameter: torch.Tensor) -> dict[str, Any]:
-        return dict(self._torch.state.get(self._holder(parameter), {}))
 
     def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
         if self._zero is None:
@@ -139,15 +132,7 @@ def save_training_state(
     *,
     baselines: Mapping[str, float] | None = None,
 ) -> None:
-    """Write the folder `trainer/` of a checkpoint.
-
-    Args:
-        folder: Does not exist yet.
-        moments: From `OptimizerState.collect`.
-        groups: The optimizer's groups; each player's count of updates and rate are kept.
-        random_states: Per rank, from `random_state`.
-        baselines: The players' moving baselines, see `batching.next_baselines`.
-    """
+    """Write the folder `trainer/` of a checkpoint; of the groups each player's count of updates and rate are kept."""
     folder.mkdir(parents=True)
     save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
     kept = [{key: group[key] for key in ("player", "updates", "lr")} for group in groups]
@@ -179,10 +164,10 @@ def random_state() -> dict[str, Any]:
     """Return this process's generators (Python, NumPy, torch) as JSON-able values."""
     version, internal, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
-    kind, keys, position, has_gauss, cached = numpy_state
+    kind, keys, *place = numpy_state
     state: dict[str, Any] = {
         "python": [version, list(internal), gauss],
-        "numpy": [kind, keys.tolist(), position, has_gauss, cached],
+        "numpy": [kind, keys.tolist(), *place],
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
     }
     if torch.cuda.is_available():
@@ -198,16 +183,12 @@ def restore_random_state(folder: Path, rank: int) -> bool:
     state = states[rank]
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(_bytes_tensor(state["torch"]))
+    kind, keys, *place = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *place))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(_bytes_tensor(state["cuda"]))
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
     return True
-
-
-def _bytes_tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
 
 def _on_cpu(value: Any) -> torch.Tensor:

@@ -65,7 +65,7 @@ def order_updates(
     """Return the updates of a step; all updates of a run have the same number of micro-steps.
 
     Args:
-        batches: Of `plan_batches`, each with a "grpo_batch" that names its player.
+        batches: Of `plan_batches`.
         settings: HANABI_UPDATE and HANABI_UPDATES_PER_STEP from here.
         step: Steps that were made before this one.
         adapters: Of the run.
@@ -75,13 +75,12 @@ def order_updates(
     updates = []
     for player in player_order(settings, step) if sequential else ("",):
         own = [batch for batch in batches if player in ("", batch["grpo_batch"].player)]
-        moving = frozenset(active) & {adapter_of(player, adapters)} if sequential else frozenset(active)
         for number in range(settings.updates_per_step):
             updates.append(
                 Update(
                     # ms-swift may write further arguments of the forward pass into "model_inputs".
                     batches=tuple({**batch, "model_inputs": dict(batch["model_inputs"])} for batch in own),
-                    adapters=moving,
+                    adapters=frozenset(active) & {adapter_of(player, adapters)} if sequential else frozenset(active),
                     first_pass=number == 0,
                     last_of_player=player if number == settings.updates_per_step - 1 else "",
                 )

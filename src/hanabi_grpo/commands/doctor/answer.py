@@ -1,4 +1,4 @@
-"""What an address answers, and which processes of this machine are rollout servers."""
+"""What an address answers, and which process of this machine listens on a port."""
 
 import itertools
 from collections.abc import Mapping
@@ -16,7 +16,6 @@ from hanabi_grpo.settings import Settings
 
 _LIMIT = 3.0
 """Seconds of a call."""
-_ONLY_LOOK = {"--dry-run", "--print-config"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,39 +69,22 @@ def is_local(host: str) -> bool:
         return False
 
 
-def port_owner(port: int) -> psutil.Process | None:
-    """Return the process that listens on a TCP port; None when there is none, or it is another user's.
+def port_owner(port: int) -> tuple[int, str, bool] | None:
+    """Return who listens on a TCP port: (pid, its command line, whether it is `hanabi-grpo serve`).
 
-    A rollout server's port is held by two processes: the one that serves, and its parent, which is returned.
+    None when there is nobody, or it is another user's. A rollout server's port is held by two processes with one
+    command line: the one that serves, and its parent, which is returned.
     """
     found = psutil.net_connections("tcp")
     pids = (one.pid for one in found if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid)
     try:
         owner = next((psutil.Process(pid) for pid in pids), None)
-        parent = owner.parent() if owner else None
-        # A forked process has its parent's command line.
-        return parent if owner and parent and parent.cmdline() == owner.cmdline() else owner
+        if owner is None:
+            return None
+        words, parent = owner.cmdline(), owner.parent()
+        pid = parent.pid if parent and parent.cmdline() == words else owner.pid
     except psutil.Error:
         return None
-
-
-def rollout_servers() -> list[psutil.Process]:
-    """Return every running `hanabi-grpo serve`: the process that was typed, not the one that it started."""
-    found = {}
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        # Not the shell or the `timeout` that started it, and none that only looks.
-        if not words or not _ONLY_LOOK.isdisjoint(words) or not Path(words[0]).name.startswith("python"):
-            continue
-        for program, command in itertools.pairwise(words):
-            ours = Path(program).name in ("hanabi-grpo", "hanabi_grpo.cli") or program.endswith("hanabi_grpo/cli.py")
-            if ours and command == "serve":
-                found[process.pid] = process
-    return [process for process in found.values() if _parent(process) not in found]
-
-
-def _parent(process: psutil.Process) -> int | None:
-    try:
-        return process.ppid()
-    except psutil.Error:
-        return None
+    programs = ("hanabi-grpo", "hanabi_grpo.cli", "cli.py")
+    serves = any(Path(one).name in programs and next_one == "serve" for one, next_one in itertools.pairwise(words))
+    return pid, " ".join(words), serves

@@ -1,22 +1,20 @@
-"""How many tokens a private conversation can take, measured on games that last as long as the rules allow."""
+"""How many tokens a private conversation can take when a game lasts as long as its environment allows."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
-from hanabi_grpo.envs.base import Observation, Setup, Task
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules import PlayerView, format_action
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.types import Reply
 
-_GAMES = 4
-_BOARDS = 4
-"""Datasets with more boards are measured on their largest."""
+_STARTS = 8
+_SETUPS = 4
+"""Of a dataset with more games those of most turns are measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,67 +31,47 @@ class Budget:
     """The longest first message and one reply."""
 
 
-def measure_budget(games: Sequence[EnvConfig], chat: ChatFormat, max_completion: int) -> Budget:
-    """Play stretched games on the largest boards; return the budget of the hungriest board."""
-    largest = sorted(games, key=lambda config: config.spec().max_turns, reverse=True)[:_BOARDS]
-    return max((_measure(config, chat, max_completion) for config in largest), key=lambda budget: budget.longest)
+def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completion: int) -> Budget:
+    """Return the budget of the hungriest game."""
+    largest = sorted(setups, key=lambda setup: setup.spec.max_turns, reverse=True)[:_SETUPS]
+    return max((_measure(setup, chat, max_completion) for setup in largest), key=lambda budget: budget.longest)
 
 
-def _measure(config: EnvConfig, chat: ChatFormat, max_completion: int) -> Budget:
-    games = [[len(ids) for ids in game] for game in _conversations(config, chat)]
-
-    def total(messages: list[int]) -> int:
-        return sum(messages) + len(messages) * max_completion
-
-    longest = max(games, key=total)
+def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
+    """Play some games with random actions, and stretch the longest conversation to the most turns that may be."""
+    openings, later, gaps, first_steps = [], [0.0], [], []
+    for seed in range(_STARTS):
+        for messages in _conversations(setup, chat, seed):
+            steps, sizes = zip(*messages, strict=True)
+            openings.append(sizes[0])
+            first_steps.append(steps[0])
+            gaps += [after - before for before, after in pairwise(steps)]
+            later += [fmean(sizes[1:])] if len(sizes) > 1 else []
+    turns = 1 + (setup.spec.max_turns - 1 - min(first_steps)) // min(gaps) if gaps else 1
+    prompts = max(openings) + math.ceil((turns - 1) * max(later))
     return Budget(
-        preset=config.preset,
-        turns=len(longest),
-        prompts=sum(longest),
-        longest=total(longest),
-        opening=max(messages[0] for messages in games) + max_completion,
+        preset=setup.spec.preset,
+        turns=turns,
+        prompts=prompts,
+        longest=prompts + turns * max_completion,
+        opening=max(openings) + max_completion,
     )
 
 
-def _conversations(config: EnvConfig, chat: ChatFormat) -> list[list[tuple[int, ...]]]:
-    """Play games and return, per player and game, the ids that each turn's message added."""
-    measured = _Measured(config, chat)
-    conversations = []
-    for episode in play_episodes_sync(Setup(HANABI, config), [measured] * config.players, "doctor", range(_GAMES)):
-        for player in range(config.players):
-            messages = [turn.prompt_ids for turn in episode.turns if turn.player == player]
-            conversations += [messages] if messages else []
-    return conversations
-
-
-class _Measured:
-    """Makes a game as long as it can be, and keeps the conversation that a model would have had.
-
-    A hint while there is a token, else a discard, which pays one back.
-    """
-
-    name = "stretching"
-
-    def __init__(self, config: EnvConfig, chat: ChatFormat) -> None:
-        self._config, self._chat = config, chat
-
-    def seat(self, player: int, *, task: Task[Any], game: int) -> "_MeasuredSeat":
-        system = task.environment.system(task.config, player)
-        rng = random.Random(repr((player, task.split, task.seed, game)))
-        return _MeasuredSeat(rng, Conversation(self._chat, system), self._chat.eos_id)
-
-
-class _MeasuredSeat:
-    def __init__(self, rng: random.Random, conversation: Conversation, eos_id: int) -> None:
-        self._rng, self._conversation, self._eos_id = rng, conversation, eos_id
-
-    async def reply(self, seen: Observation) -> Reply:
-        view: PlayerView = seen.view()
-        added = tuple(self._conversation.ask(seen.message()))
-        self._conversation.answer([self._eos_id])
-        for kind in ("hint", "discard", "play"):
-            if moves := [action for action in view.legal_actions if action.kind.startswith(kind)]:
-                move = self._rng.choice(moves)
-                text = format_action(move, style=ObservationStyle.FULL, num_players=view.num_players)
-                return Reply(text=text, prompt_ids=added)
-        return Reply(text="", prompt_ids=added)
+def _conversations(setup: Setup[Any], chat: ChatFormat, seed: int) -> list[list[tuple[int, int]]]:
+    """Play one game; return per player (step, tokens that the turn's message added) of its turns."""
+    referee, rng = Referee(setup.task("doctor", seed)), random.Random(seed)
+    players = range(setup.spec.num_players)
+    talks = [Conversation(chat, setup.environment.system(setup.config, player)) for player in players]
+    added: list[list[tuple[int, int]]] = [[] for _ in players]
+    step = 0
+    while acting := referee.to_act():
+        replies = {}
+        for player in acting:
+            seen = referee.see(player)
+            added[player].append((step, len(talks[player].ask(seen.message()))))
+            talks[player].answer([chat.eos_id])
+            replies[player] = rng.choice(seen.legal() or ("",))
+        referee.step(replies)
+        step += 1
+    return [messages for messages in added if messages]

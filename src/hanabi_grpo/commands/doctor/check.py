@@ -1,24 +1,32 @@
-"""One finding of the doctor."""
+"""One finding of the doctor, and how findings are printed."""
 
-from dataclasses import dataclass
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 Status = Literal["ok", "warn", "fail", "skip"]
 Role = Literal["server", "trainer", "both"]
-STATUSES: tuple[Status, ...] = ("ok", "warn", "fail", "skip")
-ROLES: tuple[Role, ...] = ("server", "trainer", "both")
 PAGE = "docs/troubleshooting.md"
 """What a failure or warning means and what to do; one heading for each name of a check."""
+_MARKS: dict[Status, tuple[str, str]] = {
+    "ok": ("✓ ok  ", "green"),
+    "warn": ("! warn", "yellow"),
+    "fail": ("✗ fail", "bold red"),
+    "skip": ("- skip", "dim"),
+}
+_INDENT = 23
+_NOTICED = 0.5
+"""Seconds from which a check's time is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What one check found.
-
-    Example:
-        Check(name="proxy", status="warn", finding="HTTP_PROXY is set and NO_PROXY lacks 127.0.0.1: …",
-              remedy='export NO_PROXY="$NO_PROXY,127.0.0.1"', seconds=0.0)
-    """
+    """What one check found."""
 
     name: str
     status: Status
@@ -52,3 +60,38 @@ def warn(name: str, finding: str, remedy: str) -> Check:
 def fail(name: str, finding: str, remedy: str) -> Check:
     """Return a finding that stops a run."""
     return Check(name=name, status="fail", finding=finding, remedy=remedy)
+
+
+def print_checks(console: Console, checks: Iterable[Check]) -> None:
+    """Print findings; a line to type stays one line, so that it can be copied."""
+    for check in checks:
+        mark, style = _MARKS[check.status]
+        row = Table.grid(padding=(0, 1), expand=False)
+        row.add_column(width=len(mark), no_wrap=True)
+        row.add_column(width=14, no_wrap=True)
+        row.add_column(overflow="fold")
+        finding = Text(check.finding, style="dim" if check.status == "skip" else "")
+        if check.seconds >= _NOTICED:
+            finding.append(f"  ({check.seconds:.1f} s)", style="dim")
+        row.add_row(Text(mark, style=style), Text(check.name), finding)
+        console.print(row)
+        for line in check.remedy.splitlines():
+            text = Text(f"{'':{_INDENT}}→ {line}", style="cyan" if check.status != "skip" else "dim")
+            console.print(text, soft_wrap=True)
+        if check.see:
+            console.print(Text(f"{'':{_INDENT}}see {check.see}", style="dim"), soft_wrap=True)
+
+
+def summary_line(checks: Sequence[Check]) -> Text:
+    """Return the last line, e.g. "22 ok, 1 warn, 0 fail, 2 skip (3.1 s)"."""
+    counts = Counter(check.status for check in checks)
+    style = "bold red" if counts["fail"] else "yellow" if counts["warn"] else "green"
+    parts = ", ".join(f"{counts[status]} {status}" for status in _MARKS)
+    return Text(f"{parts} ({sum(check.seconds for check in checks):.1f} s)", style=style)
+
+
+def report_json(checks: Sequence[Check]) -> dict[str, Any]:
+    """Return what `--json` prints: {"checks": [{"name": "port", …}, …], "ok": 22, "warn": 1, "fail": 0, "skip": 2}."""
+    counts = Counter(check.status for check in checks)
+    rows = [{**asdict(check), "see": check.see} for check in checks]
+    return {"checks": rows, **{status: counts[status] for status in _MARKS}}

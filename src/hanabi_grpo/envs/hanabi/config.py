@@ -1,6 +1,7 @@
 """Which board is played and how it is rewarded."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,15 +17,31 @@ class EnvConfig(base.EnvConfig):
         EnvConfig(preset="laptop", players=2, observation="compact", legal_moves=False)
     """
 
+    preset: str
+    """Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."""
     players: int = 2
+    """Players of a game: 2 to 5."""
     observation: Literal["full", "compact"] = "full"
+    """Prompt style: readable text, or one line of words."""
     legal_moves: bool = True
-    """Whether an observation lists the legal moves."""
+    """List the legal moves in each prompt."""
     reward_score: float = 1.0
+    """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"
-    """What losing the last life does to the points scored so far."""
+    """What a lost last life does to the points scored so far."""
     max_turns: int = Field(default=0, ge=0)
-    """Moves of all players after which a game is truncated; 0: only the rules end it."""
+    """Moves of all players after which a game is cut; 0: the rules' bound."""
+
+    @classmethod
+    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the whole game in readable text on a GPU, else a small board in the tiny model's words."""
+        if device == "gpu":
+            return {"preset": "full"}
+        return {
+            "preset": "laptop" if given.get("players", 2) == 2 else "mini",
+            "observation": "compact",
+            "legal_moves": False,
+        }
 
     @model_validator(mode="after")
     def _check_board(self) -> Self:

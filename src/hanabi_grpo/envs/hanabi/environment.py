@@ -9,19 +9,24 @@ from types import MappingProxyType
 from typing import Any
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
 from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.replays.frames import frames
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import attainable
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
 from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import PlayerView
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.types import Episode, ReplyKind, player_name
+from hanabi_grpo.types import Episode
 
 
 class HanabiGame(base.Game):
@@ -154,6 +159,8 @@ class Hanabi(base.Environment[EnvConfig]):
         {name: partial(lambda name: HanabiScript(make_policy(name)), name) for name in SCRIPTED}
     )
 
+    alarms = ALARMS
+
     def spec(self, config: EnvConfig) -> base.EnvSpec:
         """Return the board's; its hash names rules and deals, as in every record."""
         board = config.spec()
@@ -188,21 +195,13 @@ class Hanabi(base.Environment[EnvConfig]):
         deck = shuffled_deck(config.spec(), split, seed)
         return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
 
+    def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Return the figures of a step, over boards of any kind."""
+        return step_metrics(episodes)
+
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""
-        game = self.reset(config, split=episode.suite, seed=episode.seed)
-        for number, turn in enumerate(episode.turns, 1):
-            replaced = "" if turn.kind is ReplyKind.LEGAL else f" (in place of a reply that was {turn.kind})"
-            text = f"{_table(game.table)}\n{player_name(turn.player)}: {turn.action}{replaced}"
-            yield base.Frame(title=f"turn {number}", text=text)
-            game.step({turn.player: turn.action})
-        yield base.Frame(title=f"end, {game.table.score_kept} points on the table", text=_table(game.table))
-
-
-def _table(table: Game) -> str:
-    fireworks = " ".join(f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(table.view(0).fireworks))
-    hands = (f"{player_name(seat)} holds {' '.join(map(str, hand))}" for seat, hand in enumerate(table.hands))
-    return "\n".join((f"lives {table.lives}, hint tokens {table.hints}, fireworks {fireworks}", *hands))
+        return frames(make_timeline(Recording(episode=episode)))
 
 
 HANABI = Hanabi()

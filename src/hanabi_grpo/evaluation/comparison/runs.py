@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hanabi_grpo.envs.hanabi.dynamics import number, read_history
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result
+from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
 
 _SCORE = "score/"

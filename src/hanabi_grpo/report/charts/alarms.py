@@ -4,18 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, Reading
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.canvas import COLORS, make_figure, tidy
+from hanabi_grpo.report.charts.canvas import COLORS, make_grid, name_lines, tidy
+from hanabi_grpo.runs.alarms import AlarmWatch, Reading
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _RAISED = "#c62828"
-_COLUMNS = 4
-_CELL = (3.4, 2.3)
-"""Inches of one picture."""
 
 
 @dataclass(slots=True)
@@ -33,47 +31,36 @@ class _Line:
         return bool(self.raised) or len(set(self.values)) > 1 or len(self.values) == 1
 
 
-def alarm_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> "Figure":
+def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, title: str) -> "Figure":
     """Return every figure that an alarm watches against the step, those with a raised alarm first.
 
     Thin: each step; bold: the mean over the last steps, which alarms look at; dashed: their thresholds, a relative one
     for each player; a red band: steps at which an alarm of this figure was raised. Constants are left out.
 
     Args:
-        rows: Of `dynamics.read_history`.
+        rows: Of `metrics.jsonl`, by step.
+        alarms: Of the run, see `alarms_of`.
         title: Heading.
 
     Raises:
         SettingsError: No row has a figure that an alarm watches.
     """
-    pictures = _pictures(rows)
+    pictures = _pictures(rows, alarms)
     if not pictures:
         raise SettingsError("no row has a figure that an alarm watches; the run ended before its first step.")
-    columns = min(_COLUMNS, len(pictures))
-    num_rows = -(-len(pictures) // columns)
-    figure = make_figure(_CELL[0] * columns, _CELL[1] * num_rows + 0.8)
-    grid = figure.subplots(num_rows, columns, squeeze=False, sharex=True)
+    figure, grid = make_grid(len(pictures), title, sharex=True)
     subjects = sorted({subject for _, lines in pictures for subject in lines if subject.startswith("player_")})
     color_of = dict(zip(subjects, COLORS, strict=False))
-    for place, axes in enumerate(grid.flat):
-        if place >= len(pictures):
-            axes.set_visible(False)
-            continue
-        _draw(axes, *pictures[place], color_of)
-        if place >= len(pictures) - columns:
-            axes.set_xlabel("training step", fontsize=8)
-            axes.tick_params(labelbottom=True)
-    if color_of:
-        handles = [grid[0][0].plot([], [], color=color, label=name)[0] for name, color in color_of.items()]
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
+    for axes, (heading, lines) in zip(grid, pictures, strict=True):
+        _draw(axes, heading, lines, color_of)
+    name_lines(figure, grid[0], color_of)
     return figure
 
 
-def _pictures(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, _Line]]]:
+def _pictures(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm]) -> list[tuple[str, dict[str, _Line]]]:
     """Return per figure its heading and lines by subject; raised ones first, else in the order of the table."""
-    watch = AlarmWatch()
-    pictures: dict[str, tuple[str, dict[str, _Line]]] = {alarm.figure: (alarm.title, {}) for alarm in watch.alarms}
+    watch = AlarmWatch(alarms)
+    pictures: dict[str, tuple[str, dict[str, _Line]]] = {alarm.figure: (alarm.title, {}) for alarm in alarms}
     for row in rows:
         watch.update(row)
         for reading in watch.readings:
@@ -128,5 +115,4 @@ def _draw(axes: "Axes", heading: str, lines: Mapping[str, _Line], color_of: Mapp
         axes.legend(fontsize=7, frameon=False)
     is_raised = any(line.raised for line in lines.values())
     axes.set_title(heading, fontsize=8.5, loc="left", color=_RAISED if is_raised else "black")
-    axes.tick_params(labelsize=7)
     tidy(axes, steps=False)

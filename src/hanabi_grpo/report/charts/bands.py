@@ -94,7 +94,7 @@ def _caption(curves: Sequence[Curve], window: int, preset: str) -> str:
     counts = {
         band: sorted({curve.num_runs for curve in curves if curve.band == band}) for band in ("t interval", "range")
     }
-    parts = [f"Played: {preset}."] if preset else []
+    parts = [f"Preset {preset}."] if preset else []
     parts.append(f"Lines: mean of the last {window} steps, mean over runs." if window > 1 else "Lines: mean over runs.")
     if counts["t interval"]:
         numbers = " or ".join(map(str, counts["t interval"]))

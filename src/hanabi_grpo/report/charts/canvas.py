@@ -2,14 +2,13 @@
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
+from hanabi_grpo.report.run_views.braille import bin_means
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +20,8 @@ LEVEL = "#555555"
 SMOOTH = 9
 """Steps of the trailing mean of bold lines."""
 _DPI = 120
+_COLUMNS, _CELL = 4, (3.4, 2.3)
+"""Of a grid; inches of one of its pictures."""
 _MOST_POINTS = 300
 """Of a line; more are not told apart, and a page would carry them."""
 
@@ -36,12 +37,37 @@ def make_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def make_grid(number: int, title: str, *, sharex: bool = False) -> "tuple[Figure, list[Axes]]":
+    """Return a figure of small pictures under one heading, and their axes in reading order."""
+    columns = min(_COLUMNS, number)
+    rows = -(-number // columns)
+    figure = make_figure(_CELL[0] * columns, _CELL[1] * rows + 0.8)
+    grid: Any = figure.subplots(rows, columns, squeeze=False, sharex=sharex)
+    for place, axes in enumerate(grid.flat):
+        axes.set_visible(place < number)
+        axes.tick_params(labelsize=7)
+        if number - columns <= place < number:
+            axes.set_xlabel("training step", fontsize=8)
+            axes.tick_params(labelbottom=True)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
+    return figure, list(grid.flat)[:number]
+
+
+def name_lines(figure: "Figure", axes: "Axes", colors: Mapping[str, str]) -> None:
+    """Write which colour is whose above a grid."""
+    handles = [axes.plot([], [], color=color, label=name)[0] for name, color in colors.items()]
+    if handles:
+        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
+
+
 def draw_line(axes: "Axes", steps: Sequence[int], values: Sequence[float], color: str, *, bold: float = 2.0) -> float:
     """Draw each step thin and the trailing mean bold; returns where the bold line ends."""
     means = trailing_mean(values, SMOOTH)
-    places = _bin_means([float(step) for step in steps])
-    axes.plot(places, _bin_means(values), color=color, alpha=0.3, linewidth=0.9)
-    axes.plot(places, _bin_means(means), color=color, linewidth=bold, marker="o" if len(places) == 1 else None)
+    places = bin_means([float(step) for step in steps], _MOST_POINTS)
+    axes.plot(places, bin_means(values, _MOST_POINTS), color=color, alpha=0.3, linewidth=0.9)
+    axes.plot(
+        places, bin_means(means, _MOST_POINTS), color=color, linewidth=bold, marker="o" if len(places) == 1 else None
+    )
     return means[-1]
 
 
@@ -68,11 +94,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _same_bytes():
-            if path.suffix == ".svg":
-                figure.savefig(path, format="svg", metadata={"Date": None})
-            else:
-                figure.savefig(path, format="png", dpi=_DPI)
+        _write(figure, path, "svg" if path.suffix == ".svg" else "png")
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another place.") from error
 
@@ -80,21 +102,13 @@ def save_figure(figure: "Figure", path: Path) -> None:
 def data_address(figure: "Figure") -> str:
     """Return the figure as the `src` of an image: an SVG in a data: address."""
     content = io.BytesIO()
-    with _same_bytes():
-        figure.savefig(content, format="svg", metadata={"Date": None})
+    _write(figure, content, "svg")
     return "data:image/svg+xml;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-@contextmanager
-def _same_bytes() -> Iterator[None]:
+def _write(figure: "Figure", target: Path | io.BytesIO, kind: str) -> None:
     """Equal runs give equal files, and the text of an SVG stays text."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "hanabi", "svg.fonttype": "none"}):
-        yield
-
-
-def _bin_means(values: Sequence[float]) -> list[float]:
-    count = min(_MOST_POINTS, len(values))
-    edges = [place * len(values) // count for place in range(count + 1)]
-    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+        figure.savefig(target, format=kind, dpi=_DPI, metadata={"Date": None} if kind == "svg" else None)

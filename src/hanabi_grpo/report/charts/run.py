@@ -1,10 +1,12 @@
 """The pictures of one run: score, figures of each player, seconds of each phase, what the alarms watch."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
@@ -15,11 +17,13 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_line,
     make_figure,
+    make_grid,
+    name_lines,
     save_figure,
     tidy,
 )
 from hanabi_grpo.report.charts.labels import Label, write_labels
-from hanabi_grpo.report.run_views.figures import PLAYER, SCORE, phases, players, series
+from hanabi_grpo.report.run_views.figures import SCORE, phases, player_figures, players, series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,8 +33,6 @@ _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
 _POINT = "#c62828"
 _SIZE, _HEIGHTS = (5.8, 4.5), (3.0, 1.0)
-_COLUMNS, _CELL = 4, (3.4, 2.3)
-"""Of the grid of players' figures; inches of one."""
 _Rows = Sequence[Mapping[str, Any]]
 
 
@@ -50,7 +52,10 @@ class RunPictures:
 
     title: str
     rows: _Rows
-    most_points: int | None = None
+    alarms: Sequence[Alarm] = ()
+    """Of the run, see `alarms_of`."""
+    score_range: tuple[float, float] | None = None
+    """Least and most that can be scored."""
     levels: Mapping[str, float] | None = None
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
@@ -65,7 +70,7 @@ class RunPictures:
             "score": self.score,
             "players": self.players,
             "phases": self.phases,
-            "alarms": lambda: alarm_figure(self.rows, title=self.title),
+            "alarms": lambda: alarm_figure(self.rows, self.alarms, title=self.title),
         }
         return pictures[name]()
 
@@ -100,13 +105,13 @@ class RunPictures:
         if self.points:
             last = self.points[-1].mean
             labels.append(Label(text=f"held-out deals {last:.2f}", y=last, color=_POINT, bold=True))
-        # Room above for what is drawn, but never above what the board allows by more than a line's width.
-        highest = max([*scores, *(self.levels or {}).values(), *(point.mean for point in self.points), 0.5])
-        top = 1.1 * highest
-        score.set_ylim(0, top if self.most_points is None else min(1.03 * self.most_points, top))
+        heights = [*scores, *(self.levels or {}).values(), *(point.mean for point in self.points)]
+        score.set_ylim(_limits(heights, self.score_range))
+        if min(heights) < 0:
+            score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         share = _SIZE[1] / sum(_HEIGHTS)
         write_labels(score, labels, inches=_HEIGHTS[0] * share)
-        score.set_ylabel("mean score" + (f", at most {self.most_points}" if self.most_points else ""))
+        score.set_ylabel("mean score" + (f", {_scale(self.score_range)}" if self.score_range else ""))
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         bad_labels = []
         for key, (name, color) in _BAD_REPLIES.items():
@@ -127,31 +132,23 @@ class RunPictures:
     def players(self) -> "Figure":
         """Return a small picture per figure, with a line per player."""
         names = players(self.rows)
-        found = [one for one in PLAYER if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)]
+        found = [
+            one
+            for one in player_figures(self.rows)
+            if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)
+        ]
         if not found:
             raise SettingsError("the last row has no figure of a player; is this the metrics.jsonl of a training?")
-        columns = min(_COLUMNS, len(found))
-        num_rows = -(-len(found) // columns)
-        figure = make_figure(_CELL[0] * columns, _CELL[1] * num_rows + 0.7)
-        grid = figure.subplots(num_rows, columns, squeeze=False)
-        for place, axes in enumerate(grid.flat):
-            if place >= len(found):
-                axes.set_visible(False)
-                continue
-            for color, name in zip(COLORS, names, strict=False):
-                steps, values = series(self.rows, f"{name}/{found[place].name}")
+        figure, grid = make_grid(len(found), self.title)
+        colors = dict(zip(names, COLORS, strict=False))
+        for axes, one in zip(grid, found, strict=True):
+            for name, color in colors.items():
+                steps, values = series(self.rows, f"{name}/{one.name}")
                 if steps:
                     draw_line(axes, steps, values, color, bold=1.7)
-            axes.set_title(found[place].title, loc="left", fontsize=9)
-            axes.tick_params(labelsize=7)
-            if place >= len(found) - columns:
-                axes.set_xlabel("training step", fontsize=8)
+            axes.set_title(one.title, loc="left", fontsize=9)
             tidy(axes)
-        lines = [
-            grid[0][0].plot([], [], color=color, label=name)[0] for color, name in zip(COLORS, names, strict=False)
-        ]
-        figure.legend(handles=lines, loc="outside upper right", ncols=len(lines), fontsize=9, frameon=False)
-        figure.suptitle(self.title, fontsize=11, x=0.01, ha="left", parse_math=False)
+        name_lines(figure, grid[0], colors)
         return figure
 
     def phases(self) -> "Figure":
@@ -182,15 +179,27 @@ class RunPictures:
         return figure
 
 
-def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, level: float | None = None) -> "Figure":
+def _limits(heights: Sequence[float], score_range: tuple[float, float] | None) -> tuple[float, float]:
+    """Return the ends of an axis that holds these heights and 0, with room, but hardly any beyond what is possible."""
+    least, most = score_range or (-math.inf, math.inf)
+    low, high = min([0.0, *heights]), max([0.0, *heights])
+    room = 0.1 * (high - low) or 1.0
+    line = 0.03 * (most - least) if score_range else 0.0
+    return (max(low - room, least - line) if low < 0 else 0.0), (min(high + room, most + line) if high > 0 else room)
+
+
+def _scale(score_range: tuple[float, float]) -> str:
+    least, most = score_range
+    return f"at most {most:g}" if least == 0 else f"{least:g} to {most:g}"
+
+
+def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":
     """Return one figure of a page's grid: a line per name, whose (steps, values) are given."""
     figure = make_figure(3.6, 1.9)
     axes = figure.subplots()
     for color, (name, (steps, values)) in zip(COLORS, lines.items(), strict=False):
         draw_line(axes, steps, values, color, bold=1.7)
         axes.plot([], [], color=color, label=name)
-    if level is not None:
-        axes.axhline(level, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)))
     if len(lines) > 1:
         figure.legend(loc="outside upper left", ncols=len(lines), fontsize=7.5, frameon=False)
     axes.tick_params(labelsize=7.5)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.rules import PRESETS
-from hanabi_grpo.report.export.origin import Origin
-from hanabi_grpo.report.export.results import PlayedResult
+from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.tracking.card import table_cell
 

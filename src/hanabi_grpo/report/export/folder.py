@@ -105,11 +105,7 @@ def export(
 
 
 def check_base_model(base_model: str) -> None:
-    """Refuse what is no hub name.
-
-    Raises:
-        SettingsError: See there.
-    """
+    """Raise a SettingsError for what is no hub name."""
     if not HUB_NAME.fullmatch(base_model):
         raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
 

@@ -49,12 +49,7 @@ def write_merged(base: Path, adapter: Path, target: Path) -> MergeCheck:
     """Write the merged model with its tokenizer, read it again, and compare.
 
     Merged in float32 and written in the base model's own format. One model is in memory at a time, on the CPU: 4 bytes
-    a parameter.
-
-    Args:
-        base: Folder of the base model.
-        adapter: Folder of a PEFT adapter.
-        target: New folder.
+    a parameter. Takes the folders of the base model, of a PEFT adapter, and of the new model.
 
     Raises:
         SettingsError: The adapter does not fit the base model, has values that are no finite numbers, or the merged

@@ -1,21 +1,30 @@
-"""Where adapters come from: the settings they were trained with, their score in training, and their evaluations."""
+"""Where adapters come from: the settings they were trained with, their score in training, and their evaluations.
 
+An evaluation is of certain adapters by the digests of their weights, not by names, which repeat over runs.
+"""
+
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import read_history
-from hanabi_grpo.report.export.results import PlayedResult, played_results
+from hanabi_grpo.envs.hanabi.policies import SCRIPTED
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.adapter_config import frozen_name
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs.history import read_history
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
-from hanabi_grpo.settings import Settings, variables
+from hanabi_grpo.settings import variables
+from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
 from hanabi_grpo.tracking.score import RunningScore, running_score
 
 PUBLISHED = "settings"
 """Fact of an exported manifest: the settings that are fit for publishing."""
+OTHER = "another adapter"
 _TRAINING = (
     "HANABI_ADAPTERS",
     "HANABI_ADVANTAGE",
@@ -27,6 +36,31 @@ _TRAINING = (
     "HANABI_ENTROPY_BONUS",
     "SEED",
 )
+_DTYPES = ("float32", "bfloat16", "float16")
+"""What a trainer may push weights in; see HANABI_DTYPE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedResult:
+    """An evaluation, with its seats as these adapters' names.
+
+    Example:
+        PlayedResult(result=…, orders=(("player_0", "iggi"), ("iggi", "player_0")))
+    """
+
+    result: EvaluationResult
+    orders: tuple[tuple[str, ...], ...]
+    """Per seat order and seat: an adapter's name, a script's, "base", or "another adapter"."""
+
+    @property
+    def players(self) -> frozenset[str]:
+        """Everybody who sat there."""
+        return frozenset(seat for order in self.orders for seat in order)
+
+    @property
+    def line_up(self) -> str:
+        """Return e.g. "player_0, iggi in every seat order"."""
+        return ", ".join(self.orders[0]) + (" in every seat order" if len(self.orders) > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +77,7 @@ class Origin:
     score: RunningScore | None
     """Of the last training games."""
     results: tuple[PlayedResult, ...]
-    """Evaluations of these adapters."""
+    """Evaluations in which one of these adapters played."""
     places: tuple[Path, ...] = ()
     """Folders that may have games of its training: its own, its run's."""
     left_out: tuple[str, ...] = ()
@@ -62,34 +96,29 @@ def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
     """
     checkpoint = newest_checkpoint(folder)
     saved = read_adapters(checkpoint)
-    around = _around(checkpoint)
+    own = checkpoint.absolute()
+    runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
+    around = (own, *(run for run in runs if (run / "settings.json").is_file()))
     values = next((found for place in around if (found := recorded_settings(place))), {})
     published = saved.facts.get(PUBLISHED)
-    model = str(saved.facts.get("model") or values.get("MODEL") or "")
     lying = [*sorted((checkpoint / EVALUATIONS).glob("*.json"))]
     lying += [path for place in around for path in find_evaluations(place)]
-    results, left_out = played_results(saved, given=evaluations, lying=lying)
+    results, left_out = _played_results(saved, given=evaluations, lying=lying)
     return Origin(
         folder=checkpoint,
         saved=saved,
         settings=_for_publishing(values) or (dict(published) if isinstance(published, Mapping) else {}),
-        model=model,
+        model=str(saved.facts.get("model") or values.get("MODEL") or ""),
         score=_score(checkpoint, around, saved.step),
         results=results,
-        places=tuple(around),
+        places=around,
         left_out=left_out,
     )
 
 
-def _around(checkpoint: Path) -> list[Path]:
-    """Return the folders that may say more of a checkpoint: its own, its run's, and an artifact's run's."""
-    own = checkpoint.absolute()
-    runs = [own.parent, own.parent.parent] if own.parent.name == "artifacts" else [own.parent]
-    return [own, *(run for run in runs if (run / "settings.json").is_file())]
-
-
 def _for_publishing(values: Mapping[str, Any]) -> dict[str, Any]:
-    names = [variable.env for variable in variables(Settings) if variable.section == "game"]
+    known = variables(str(values.get("HANABI_ENV", "hanabi")))
+    names = [variable.env for variable in known if variable.section == "game"]
     return {name: values[name] for name in (*names, *_TRAINING) if values.get(name) is not None}
 
 
@@ -108,3 +137,69 @@ def _score(checkpoint: Path, around: Sequence[Path], step: int) -> RunningScore 
         pass
     rows = next((path for place in around if (path := place / "metrics.jsonl").is_file()), None)
     return running_score(read_history(rows), step) if rows else None
+
+
+def _played_results(
+    saved: SavedAdapters, *, given: Sequence[Path], lying: Sequence[Path]
+) -> tuple[tuple[PlayedResult, ...], tuple[str, ...]]:
+    """Return the evaluations in which one of the adapters played, and sentences about files that are of others.
+
+    Raises:
+        SettingsError: A given file is no evaluation of these adapters.
+    """
+    # What a server calls each adapter when a checkpoint is lent to it.
+    frozen = {
+        frozen_name(hashlib.sha256(weights).hexdigest(), config): name
+        for name, (weights, config) in saved.adapters.items()
+    }
+    pushed = _pushed(saved)
+    results: list[PlayedResult] = []
+    left_out = []
+    for path in dict.fromkeys([*given, *lying]):
+        try:
+            found = _played(read_result(path), frozen, pushed, path, saved.step)
+        except SettingsError as error:
+            if path in given:
+                raise
+            left_out.append(str(error))
+            continue
+        if found not in results:
+            results.append(found)
+    return tuple(results), tuple(left_out)
+
+
+def _played(
+    result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str], path: Path, step: int
+) -> PlayedResult:
+    def name(seat: str) -> str:
+        adapter = seat_adapter(seat)
+        if adapter is None:
+            return seat if seat in SCRIPTED or seat == BASE else OTHER
+        return (frozen.get(adapter[0]) if is_frozen(seat) else pushed.get(result.policies.get(adapter[0], ""))) or OTHER
+
+    found = PlayedResult(result=result, orders=tuple(tuple(map(name, order)) for order in result.seats))
+    if not found.players & {*frozen.values()}:
+        shown = ", ".join(dict.fromkeys(seat for order in result.seats for seat in order))
+        raise SettingsError(
+            f"{path}: is of {shown}, whose weights are not those of this checkpoint (step {step}); evaluate the folder "
+            "that is exported, and give its --out."
+        )
+    return found
+
+
+def _pushed(saved: SavedAdapters) -> dict[str, str]:
+    """Return the digest of each adapter as a trainer pushes it: without the file's header, in the run's format."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
+
+    digests = {}
+    for name, (weights, _) in saved.adapters.items():
+        try:
+            tensors = load(weights)
+        except SafetensorError as error:
+            raise SettingsError(f"{name}: its weights are no safetensors file ({error}).") from error
+        for dtype in _DTYPES:
+            cast = {key: tensor.to(getattr(torch, dtype)) for key, tensor in tensors.items()}
+            digests[hashlib.sha256(save(cast)).hexdigest()] = name
+    return digests

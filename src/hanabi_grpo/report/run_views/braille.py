@@ -1,6 +1,5 @@
 """Curves of characters: braille dots for a plot, blocks for a line of one row. rich has neither."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -28,14 +27,16 @@ def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int
     cells = [[0] * width for _ in range(height)]
     columns, rows = 2 * width - 1, 4 * height - 1
     span = (points[-1][0] - points[0][0]) if points else 0.0
-    before: tuple[int, int] | None = None
+    dots = []
     for x, y in points:
-        column = round((x - points[0][0]) / span * columns) if span > 0 else 0
         share = (y - low) / (high - low) if high > low else 0.5
-        row = round((1 - min(max(share, 0.0), 1.0)) * rows)
-        for dot_column, dot_row in _joined(before, (column, row)):
-            cells[dot_row // 4][dot_column // 2] |= _DOTS[dot_column % 2][dot_row % 4]
-        before = (column, row)
+        place = round((x - points[0][0]) / span * columns) if span > 0 else 0
+        dots.append((place, round((1 - min(max(share, 0.0), 1.0)) * rows)))
+    for before, now in pairwise(dots[:1] + dots):
+        steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
+        for step in range(1, steps + 1):
+            column, row = (round(a + (b - a) * step / steps) for a, b in zip(before, now, strict=True))
+            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
     return ["".join(chr(_BLANK + cell) for cell in line) for line in cells]
 
 
@@ -62,17 +63,4 @@ def bin_means(values: Sequence[float], number: int) -> list[float]:
     """
     count = min(number, len(values))
     edges = [place * len(values) // count for place in range(count + 1)]
-    return [math.fsum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-
-
-def _joined(before: tuple[int, int] | None, now: tuple[int, int]) -> list[tuple[int, int]]:
-    if before is None:
-        return [now]
-    steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
-    return [
-        (
-            round(before[0] + (now[0] - before[0]) * step / steps),
-            round(before[1] + (now[1] - before[1]) * step / steps),
-        )
-        for step in range(1, steps + 1)
-    ]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

@@ -1,9 +1,10 @@
 """Evaluations that lie in a run folder."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
@@ -13,17 +14,43 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN
 from hanabi_grpo.settings.refs import seat_adapter
 
-_Deals = tuple[str, str, tuple[int, ...]]
+_KINDS = ("results", "references")
+Results = list[EvaluationResult]
 
 
-def read_evaluations(
-    run_folder: Path, files: Sequence[Path] = ()
-) -> tuple[list[EvaluationResult], list[EvaluationResult], list[str]]:
+@dataclass(frozen=True, slots=True)
+class SameDeals:
+    """Evaluations of the same deals."""
+
+    results: Results
+    """In the order of training, so that a difference says what was gained."""
+    references: Results
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Mean scores to hold a curve against: of the reference scripts, and what is attainable."""
+        most = self.results[0].attainable
+        return {one.label: one.mean for one in self.references} | ({} if most is None else {ATTAINABLE: most})
+
+    @property
+    def lead(self) -> str:
+        """What the first and the last one of the last one's temperature score, e.g. "1.16 → 2.27 of 4"."""
+        means = [f"{one.mean:.2f}" for one in self.of_last_temperature]
+        return " → ".join([*means[:-1][:1], means[-1]]) + f" of {self.results[-1].score_range[1]:g}"
+
+    @property
+    def of_last_temperature(self) -> Results:
+        """Those results that were played at the temperature of the last one."""
+        return [one for one in self.results if one.temperature == self.results[-1].temperature]
+
+
+def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Results, Results, list[str]]:
     """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
 
     Looked at are `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
     `tools/demo.sh` leaves them; files of `evaluate --out` count, others are passed over. A label gets its file's name,
-    unless that is the label.
+    unless that is the label. A result that was also kept in `evaluations/` is there once, by the name that a person
+    gave it.
 
     Args:
         run_folder: Of the run.
@@ -35,64 +62,22 @@ def read_evaluations(
     for path in files:
         read_result(path)
     beside = [run_folder.parent] if run_folder.name == TRAIN else []
-    # A result that was also kept in the folder of evaluations is shown once, by the name that a person gave it.
-    places = [run_folder, *beside, run_folder / EVALUATIONS]
-    results: list[EvaluationResult] = []
-    references: list[EvaluationResult] = []
+    lying = [path for place in (run_folder, *beside, run_folder / EVALUATIONS) for path in sorted(place.glob("*.json"))]
+    found: dict[str, Results] = {kind: [] for kind in _KINDS}
     notes = []
-    found_there = [path for place in places for path in sorted(place.glob("*.json"))]
-    known = {path.resolve() for path in found_there}
-    for path in [*(path for path in files if path.resolve() not in known), *found_there]:
-        try:
-            data = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if not isinstance(data, dict):
-            continue
-        for kind, found in (("results", results), ("references", references)):
-            single = [data] if kind == "results" and is_result(data) else []
-            several = data.get(kind)
-            for one in single or (several if isinstance(several, list) else []):
-                if is_result(one):
-                    try:
-                        result = result_of_json(one)
-                    except ValueError as error:
-                        notes.append(visible(f"{path.name}: {error}"))
-                        continue
-                    others = [replace(other, label="") for other in found] if path.parent.name == EVALUATIONS else []
-                    if replace(result, label="") in others:
-                        continue
-                    named = result.label if kind == "references" or result.label == path.stem else None
-                    label = visible(named or f"{path.stem}: {result.label}")
-                    found.append(replace(result, label=label))
-    return results, references, notes
-
-
-@dataclass(frozen=True, slots=True)
-class SameDeals:
-    """Evaluations of the same deals."""
-
-    results: list[EvaluationResult]
-    """In the order of training, so that a difference says what was gained."""
-    references: list[EvaluationResult]
-
-    @property
-    def levels(self) -> dict[str, float]:
-        """Mean scores to hold a curve against: of the reference scripts, and what is attainable."""
-        most = self.results[0].attainable
-        return {one.label: one.mean for one in self.references} | ({} if most is None else {ATTAINABLE: most})
-
-    @property
-    def lead(self) -> str:
-        """What the first and the last one of the last one's temperature score, e.g. "1.16 → 2.27 of 4"."""
-        first, *_, last = [*self.of_last_temperature[:1], *self.of_last_temperature]
-        before = "" if first is last else f"{first.mean:.2f} → "
-        return f"{before}{last.mean:.2f} of {last.score_range[1]:g}"
-
-    @property
-    def of_last_temperature(self) -> list[EvaluationResult]:
-        """Those results that were played at the temperature of the last one."""
-        return [one for one in self.results if one.temperature == self.results[-1].temperature]
+    for path in dict.fromkeys(one.resolve() for one in (*files, *lying)):
+        for kind, data in _candidates(path):
+            try:
+                result = result_of_json(data)
+            except ValueError as error:
+                notes.append(visible(f"{path.name}: {error}"))
+                continue
+            plain = replace(result, label="")
+            if path.parent.name != EVALUATIONS or plain not in [replace(one, label="") for one in found[kind]]:
+                is_named = kind == "references" or result.label == path.stem
+                label = visible(result.label if is_named else f"{path.stem}: {result.label}")
+                found[kind].append(replace(result, label=label))
+    return found["results"], found["references"], notes
 
 
 def evaluations_by_deals(run_folder: Path, files: Sequence[Path] = ()) -> tuple[list[SameDeals], list[str]]:
@@ -101,20 +86,19 @@ def evaluations_by_deals(run_folder: Path, files: Sequence[Path] = ()) -> tuple[
     Where no file has what the reference scripts score on the deals of the first ones, they play them now.
     """
     results, references, notes = read_evaluations(run_folder, files)
-    groups: dict[_Deals, list[EvaluationResult]] = {}
+    groups: dict[object, SameDeals] = {}
     for result in sorted(results, key=trained_steps):
-        groups.setdefault(_deals(result), []).append(result)
-    found = []
+        groups.setdefault(_deals(result), SameDeals([], [])).results.append(result)
     for deals, group in groups.items():
-        known = {one.label: one for one in references if _deals(one) == deals}
-        found.append(SameDeals(group, list(known.values())))
-    found.sort(key=lambda one: (trained_steps(one.results[-1]), one.results[-1].num_deals), reverse=True)
-    for one in found[:1]:
-        if not one.references:
-            try:
-                one.references.extend(reference_results(one.results[-1]))
-            except HanabiGrpoError as error:
-                notes.append(visible(str(error)))
+        group.references.extend({one.label: one for one in references if _deals(one) == deals}.values())
+    found = sorted(
+        groups.values(), key=lambda one: (trained_steps(one.results[-1]), one.results[-1].num_deals), reverse=True
+    )
+    if found and not found[0].references:
+        try:
+            found[0].references.extend(reference_results(found[0].results[-1]))
+        except HanabiGrpoError as error:
+            notes.append(visible(str(error)))
     return found, notes
 
 
@@ -130,15 +114,29 @@ def evaluation_tables(groups: Sequence[SameDeals]) -> tuple[list[Sheet], list[st
     return sheets, notes
 
 
-def _visible(sheet: Sheet) -> Sheet:
-    groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
-    return replace(sheet, title=visible(sheet.title), groups=groups)
-
-
 def trained_steps(result: EvaluationResult) -> int:
     """Return the optimizer steps behind the newest adapter that sat there; 0: none did."""
     return max((found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))), default=0)
 
 
-def _deals(result: EvaluationResult) -> _Deals:
+def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what may be evaluations in a file: one, or those in lists called "results" and "references"."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if isinstance(data, dict):
+        lists = {"results": [data]} if is_result(data) else {kind: data.get(kind) for kind in _KINDS}
+        for kind, several in lists.items():
+            for one in several if isinstance(several, list) else ():
+                if is_result(one):
+                    yield kind, one
+
+
+def _visible(sheet: Sheet) -> Sheet:
+    groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
+    return replace(sheet, title=visible(sheet.title), groups=groups)
+
+
+def _deals(result: EvaluationResult) -> object:
     return result.spec_hash, result.suite, result.seeds

@@ -1,17 +1,47 @@
-"""Which figures of `metrics.jsonl` are shown, in which order and under which names."""
+"""Which figures of `metrics.jsonl` are shown, in which order and under which names.
+
+Those that every environment has come first, then what the environment itself counts, by the names of its own.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, tzinfo
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import number
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.runs.history import number
 
 WINDOW = 10
 """Steps of which the dashboard shows means."""
 SCORE = "score/mean"
 
-_PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
+_PLAYER = re.compile(r"(player_[0-9]+)/(.+)", re.ASCII | re.DOTALL)
+_TEAM_TITLES = {
+    SCORE: "score",
+    "illegal_per_game": "illegal replies a game",
+    "unparsable_per_game": "unparsable replies a game",
+    "out_of_tokens_per_game": "games out of tokens",
+    "turns_per_game": "turns a game",
+    "flat_group_share": "tasks without spread",
+    "loss": "loss",
+    "kl": "KL to the base model, nats",
+}
+_PLAYER_TITLES = {
+    "reward": "mean return",
+    "bad_reply_share": "bad replies",
+    "entropy_estimate": "entropy, nats a token",
+    "tokens_per_reply": "tokens a reply",
+    "grad_norm": "gradient norm",
+    "parity": "parity gap, nats",
+}
+_UNSHOWN = re.compile(
+    r"(alarm|time|clip_ratio|tokens|games|score|partners|self_play)/.*|step|seconds|step_time|epoch|learning_rate|"
+    r"staleness|grad_norm|games|games_.*|groups_.*|reply_tokens|updates_dropped|unparsable_share|hint_pairs",
+    re.DOTALL,
+)
+"""Counts and clocks, and what other figures say already."""
+_PHASES = ("push", "rollout", "wait", "recall", "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +54,19 @@ class Figure:
     """What it is, with its unit."""
 
 
-TEAM = (
-    Figure(SCORE, "score"),
-    Figure("score_kept/mean", "score kept"),
-    Figure("bombs_per_game", "bombs a game"),
-    Figure("illegal_per_game", "illegal replies a game"),
-    Figure("unparsable_per_game", "unparsable replies a game"),
-    Figure("out_of_tokens_per_game", "games out of tokens"),
-    Figure("hints_per_game", "hints a game"),
-    Figure("turns_per_game", "turns a game"),
-    Figure("flat_group_share", "deals without spread"),
-    Figure("loss", "loss"),
-    Figure("kl", "KL to the base model, nats"),
-)
-PLAYER = (
-    Figure("reward", "mean return"),
-    Figure("entropy_estimate", "entropy, nats a token"),
-    Figure("bad_reply_share", "bad replies"),
-    Figure("hint_bits", "bits a hint tells"),
-    Figure("share/play", "turns that play"),
-    Figure("share/hint", "turns that hint"),
-    Figure("blind_share", "plays its oldest card"),
-    Figure("tokens_per_reply", "tokens a reply"),
-    Figure("grad_norm", "gradient norm"),
-    Figure("parity", "parity gap, nats"),
-)
-_PHASES = ("push", "rollout", "wait", "recall", "train")
+def team_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the figures of all players together that the rows have."""
+    return _figures((name for name in _names(rows) if not _PLAYER.fullmatch(name)), _TEAM_TITLES)
+
+
+def player_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Return the figures of single players that the rows have."""
+    return _figures((match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))), _PLAYER_TITLES)
+
+
+def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the players that the last row has figures of."""
+    return sorted({match[1] for name in _names(rows[-1:]) if (match := _PLAYER.fullmatch(name))})
 
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -62,12 +79,6 @@ def recent(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Return the mean of a figure over the last steps; None without a value among them."""
     values = series(rows[-WINDOW:], name)[1]
     return sum(values) / len(values) if values else None
-
-
-def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the players that the last row has figures of."""
-    last = rows[-1] if rows else {}
-    return sorted({match[1] for name in last if (match := _PLAYER.match(name))})
 
 
 def phases(row: Mapping[str, Any]) -> dict[str, float]:
@@ -83,11 +94,9 @@ def phases(row: Mapping[str, Any]) -> dict[str, float]:
 
 def recent_phases(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean seconds of each phase over the last steps."""
-    found: dict[str, list[float]] = {}
-    for row in rows[-WINDOW:]:
-        for name, value in phases(row).items():
-            found.setdefault(name, []).append(value)
-    return {name: sum(found[name]) / len(found[name]) for name in _PHASES if name in found}
+    last = [phases(row) for row in rows[-WINDOW:]]
+    values = {name: [found[name] for found in last if name in found] for name in _PHASES}
+    return {name: sum(found) / len(found) for name, found in values.items() if found}
 
 
 def shown(value: float | None) -> str:
@@ -111,3 +120,26 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
+    """Return a time since 1970 as people read it, in this machine's zone or another; "" for none."""
+    try:
+        return "" if seconds is None else f"{datetime.fromtimestamp(seconds, zone):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
+    return dict.fromkeys(name for row in rows for name in row)
+
+
+def _figures(names: Iterable[str], titles: Mapping[str, str]) -> list[Figure]:
+    found = dict.fromkeys(names)
+    known = [name for name in titles if name in found]
+    others = [name for name in found if name not in titles and not _UNSHOWN.fullmatch(name)]
+    return [Figure(name, titles.get(name) or _words(name)) for name in (*known, *others)]
+
+
+def _words(name: str) -> str:
+    return visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ").replace("/", ": "))

@@ -1,22 +1,18 @@
-"""The newest recorded game of a run folder, move by move."""
+"""The newest recorded game of a run folder, turn by turn."""
 
 import json
-import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
-from hanabi_grpo.envs.hanabi.replays.wording import deed, earned, outcome
-from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
-from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.report.run_views.tail import LineTail
+from hanabi_grpo.envs.hanabi.replays.wording import earned
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.report.played import frames_of, outcome
 from hanabi_grpo.runs.recordings import read_episode
-from hanabi_grpo.types import ReplyKind
-
-_STEP = re.compile(r"step_([0-9]{1,18})\.jsonl", re.ASCII)
+from hanabi_grpo.types import Episode, ReplyKind, player_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +22,10 @@ class LastMove:
     player: str
     version: int | None
     did: str
-    """e.g. "plays slot 0: R1, scores"."""
+    """The action."""
     earned: str
     bad: str
-    """Empty for a legal reply, else "illegal" or "unparsable": a random legal move was played."""
+    """Empty for a legal reply, else "illegal" or "unparsable": something else was done in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +40,7 @@ class LastGame:
     outcome: str
     moves: tuple[LastMove, ...]
     table: str
-    """At the end, e.g. "R2 Y1 · lives 1 · hints 0"."""
+    """The last frame; "" where this version does not know what was played."""
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -56,68 +52,39 @@ class LastGame:
         return {**asdict(self), "versions": list(self.versions)}
 
 
-class LastGameWatch:
-    """Finds the newest recorded game again and again; reads a file once."""
+def read_last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
+    """Return the newest whole game of a file of games; None while it has none.
 
-    def __init__(self) -> None:
-        """Start with nothing."""
-        self.game: LastGame | None = None
-        self.problem = ""
-        self._tail: LineTail | None = None
-        self._count = 0
-
-    def look(self, run_folder: Path) -> None:
-        """Read what is new; `game` is then the newest one, `problem` why there is none.
-
-        Raises:
-            OSError: The files cannot be read.
-        """
-        newest = _newest(run_folder / "episodes")
-        if newest is None:
-            self._tail, self._count, self.game, self.problem = None, 0, None, ""
-            return
-        if self._tail is None or self._tail.path != newest:
-            self._tail, self._count = LineTail(newest), 0
-        lines, began_anew = self._tail.read()
-        lines = [line for line in lines if line.strip()]
-        self._count = len(lines) + (0 if began_anew else self._count)
-        if not lines:
-            # Not a line yet: the game before it stays.
-            return
-        try:
-            episode = read_episode(json.loads(lines[-1]))
-            recording = Recording(episode=episode, number=self._count - 1, source=newest.stem)
-            self.game, self.problem = in_words(make_timeline(recording)), ""
-        except (HanabiGrpoError, ValueError, LookupError, TypeError, RecursionError) as error:
-            self.game, self.problem = None, visible(f"{newest.name}: {error}")
-
-
-def in_words(timeline: Timeline) -> LastGame:
-    """Return a replayed game in words."""
-    recording, last = timeline.recording, timeline.boards[-1]
-    stacks = " ".join(f"{COLOR_LETTERS[color]}{height}" for color, height in enumerate(last.fireworks))
+    Raises:
+        SettingsError: It is no game that this version can play again.
+        OSError: The file cannot be read.
+    """
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]
+    if not lines:
+        return None
+    try:
+        episode = read_episode(json.loads(lines[-1]))
+        frames = frames_of(Recording(episode=episode, number=len(lines) - 1, source=path.stem), settings)
+    except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(visible(f"{path.name}: {error}")) from error
     return LastGame(
-        file=recording.source,
-        number=recording.number,
-        deal=visible(f"{recording.episode.suite}/{recording.episode.seed}"),
-        outcome=outcome(recording, timeline.spec.reachable_max),
-        moves=tuple(
-            LastMove(
-                player=visible(recording.players[move.turn.player]),
-                version=move.turn.version,
-                did=deed(move.event, recording.players),
-                earned=visible(earned(move.turn.rewards[move.turn.player])),
-                bad="" if move.turn.kind is ReplyKind.LEGAL else move.turn.kind.value,
-            )
-            for move in timeline.moves
-        ),
-        table=f"{stacks} · lives {last.lives} · hints {last.hints}",
+        file=path.stem,
+        number=len(lines) - 1,
+        deal=visible(f"{episode.suite}/{episode.seed}"),
+        outcome=outcome(episode),
+        moves=_moves(episode),
+        table=frames[-1].text if frames else "",
     )
 
 
-def _newest(folder: Path) -> Path | None:
-    try:
-        found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return max(found)[1] if found else None
+def _moves(episode: Episode) -> tuple[LastMove, ...]:
+    return tuple(
+        LastMove(
+            player=player_name(turn.player),
+            version=turn.version,
+            did=visible(turn.action),
+            earned=visible(earned(turn.rewards[turn.player])),
+            bad="" if turn.kind is ReplyKind.LEGAL else turn.kind.value,
+        )
+        for turn in episode.turns
+    )

@@ -4,28 +4,26 @@ import json
 import os
 import re
 import socket
-import sys
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics import AlarmWatch, number
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.run_views.last_game import LastGameWatch
+from hanabi_grpo.report.run_views.last_game import LastGame, read_last_game
 from hanabi_grpo.report.run_views.state import Incident, RaisedAlarm, RunState
-from hanabi_grpo.report.run_views.tail import LineTail
+from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
+from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
+from hanabi_grpo.runs.recordings import recorded_steps
 from hanabi_grpo.runs.run_folder import LOCK, TRAIN, recorded_settings, run_home
 
 _HOLDER = re.compile(r"pid ([0-9]{1,10}) on (.+)", re.ASCII)
-_KEPT_INCIDENTS = 200
 
 
 class RunWatch:
-    """Looks at one run folder; each look reads only what is new.
+    """Looks at one run folder; a file is read when it has changed.
 
     Example:
         watch = RunWatch(Path("outputs/my-run"))
@@ -45,13 +43,12 @@ class RunWatch:
 
     def _start(self, home: Path) -> None:
         self._home = home
-        self._metrics = LineTail(home / "metrics.jsonl")
-        self._incidents = LineTail(home / "incidents.jsonl")
-        self._rows: dict[int, dict[str, Any]] = {}
-        self._alarms = AlarmWatch()
-        self._kept: deque[Incident] = deque(maxlen=_KEPT_INCIDENTS)
-        self._counts: Counter[str] = Counter()
-        self._game = LastGameWatch()
+        self._seen: dict[str, tuple[int, int, int] | None] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._alarms = AlarmWatch(())
+        self._incidents: tuple[Incident, ...] = ()
+        self._game: LastGame | None = None
+        self._problem = ""
 
     def look(self) -> RunState:
         """Return what the folder holds now; what cannot be read is in the notes."""
@@ -64,81 +61,70 @@ class RunWatch:
                 read()
             except OSError as error:
                 notes.append(f"{error.filename}: cannot be read ({error.strerror})")
-        if self._game.problem:
-            notes.append(self._game.problem)
+                self._seen.clear()
         settings = recorded_settings(home)
-        rows = [self._rows[step] for step in sorted(self._rows)]
+        titles = {alarm.name: alarm.title for alarm in self._alarms.alarms}
+        written = (self._seen.get("metrics.jsonl") or (0, 0, 0))[2]
         return RunState(
             name=visible(_name(self.folder)),
-            is_there=bool(rows or settings),
+            is_there=bool(self._rows or settings),
             trainer=_trainer(home),
-            rows=rows,
+            rows=self._rows,
             settings=settings,
-            age=self._age(home),
-            alarms=self._raised(),
-            incidents=tuple(self._kept),
-            incident_counts=dict(self._counts),
+            # Another machine's clock may be ahead.
+            age=max(0.0, self._clock() - written / 1e9) if written else None,
+            alarms=tuple(
+                RaisedAlarm(name=name, subject=visible(subject), since=since, title=titles[name])
+                for (name, subject), since in self._alarms.raised.items()
+            ),
+            incidents=self._incidents,
             checkpoints=_checkpoints(home),
-            game=self._game.game,
-            notes=tuple(visible(note) for note in notes),
+            game=self._game,
+            notes=tuple(map(visible, [*notes, *filter(None, [self._problem])])),
         )
 
     def _read_metrics(self) -> None:
-        lines, began_anew = self._metrics.read()
-        if began_anew:
-            self._rows, self._alarms = {}, AlarmWatch()
-        last = max(self._rows, default=-1)
-        in_order = True
-        new = []
-        for line in lines:
-            row = _row(line)
-            if row is not None:
-                in_order = in_order and row["step"] > last
-                last = max(last, row["step"])
-                self._rows[row["step"]] = row
-                new.append(row)
-        if not in_order:
-            # A step that is there twice was made again; of the two the later one counts.
-            self._alarms, new = AlarmWatch(), [self._rows[step] for step in sorted(self._rows)]
-        for row in new:
-            self._alarms.update(row)
+        if self._is_new("metrics.jsonl"):
+            rows = read_history(self._home / "metrics.jsonl")
+            known = len(self._rows)
+            if not known or rows[:known] != self._rows:
+                # A resumed run makes steps again.
+                self._alarms, known = AlarmWatch(alarms_of(recorded_settings(self._home))), 0
+            for row in rows[known:]:
+                self._alarms.update(row)
+            self._rows = rows
 
     def _read_incidents(self) -> None:
-        lines, began_anew = self._incidents.read()
-        if began_anew:
-            self._kept.clear()
-            self._counts.clear()
-        for line in lines:
-            row = _json_object(line)
-            if row is not None and isinstance(row.get("kind"), str):
-                kind = visible(row["kind"])
-                self._counts[kind] += 1
-                step = row.get("step")
-                self._kept.append(
-                    Incident(
-                        time=number(row.get("time")),
-                        kind=kind,
-                        message=visible(str(row.get("message", ""))),
-                        step=step if type(step) is int else None,
-                    )
-                )
+        if self._is_new("incidents.jsonl"):
+            path = self._home / "incidents.jsonl"
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            self._incidents = tuple(filter(None, map(_incident, lines)))
 
     def _read_game(self) -> None:
-        self._game.look(self._home)
+        steps = recorded_steps(self._home) if (self._home / "episodes").is_dir() else {}
+        if not steps:
+            self._game, self._problem = None, ""
+            return
+        path = steps[max(steps)]
+        if self._is_new(f"episodes/{path.name}"):
+            try:
+                found, self._problem = read_last_game(path, recorded_settings(self._home)), ""
+            except SettingsError as error:
+                self._game, self._problem = None, str(error)
+            else:
+                # Until its first line is whole, the game before it stays.
+                self._game = found or self._game
 
-    def _raised(self) -> tuple[RaisedAlarm, ...]:
-        titles = {alarm.name: alarm.title for alarm in self._alarms.alarms}
-        return tuple(
-            RaisedAlarm(name=name, subject=visible(subject), since=since, title=titles[name])
-            for (name, subject), since in self._alarms.raised.items()
-        )
-
-    def _age(self, home: Path) -> float | None:
+    def _is_new(self, name: str) -> bool:
+        """Tell whether a file changed since it was last asked for."""
         try:
-            # Another machine's clock may be ahead.
-            return max(0.0, self._clock() - (home / "metrics.jsonl").stat().st_mtime)
-        except OSError:
-            return None
+            facts = (self._home / name).stat()
+            seen = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        except FileNotFoundError:
+            seen = None
+        is_new = seen != self._seen.get(name)
+        self._seen[name] = seen
+        return is_new
 
 
 def read_run(folder: Path) -> RunState:
@@ -165,22 +151,21 @@ def _name(folder: Path) -> str:
     return f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name or "/"
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    row = _json_object(line)
-    return row if row is not None and type(row.get("step")) is int and "games" in row else None
-
-
-def _json_object(line: bytes) -> dict[str, Any] | None:
+def _incident(line: bytes) -> Incident | None:
     try:
-        found = json.loads(line, object_pairs_hook=_interned)
+        row = json.loads(line)
     except (ValueError, RecursionError):
+        # The last line may still be written.
         return None
-    return found if isinstance(found, dict) else None
-
-
-def _interned(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # A row has a hundred names, each of which would else be in memory once per step.
-    return {sys.intern(name): value for name, value in pairs}
+    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+        return None
+    step, message = row.get("step"), visible(str(row.get("message", "")))
+    return Incident(
+        time=number(row.get("time")),
+        kind=visible(row["kind"]),
+        message=message,
+        step=step if type(step) is int else None,
+    )
 
 
 def _checkpoints(home: Path) -> tuple[int, ...]:

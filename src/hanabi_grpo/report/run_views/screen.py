@@ -1,7 +1,6 @@
 """The dashboard of a run: fits the terminal it is printed on, whatever its size is at that moment."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 
 from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,16 +14,18 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import (
-    PLAYER,
     SCORE,
-    TEAM,
     WINDOW,
+    Figure,
+    clock,
     duration,
+    player_figures,
     players,
     recent,
     recent_phases,
     series,
     shown,
+    team_figures,
 )
 from hanabi_grpo.report.run_views.last_game import LastGame
 from hanabi_grpo.report.run_views.state import RunState
@@ -34,9 +35,17 @@ _WIDE = 108
 _CURVE_LINES = (4, 12)
 _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
-_MOST_MOVES = 12
+_MOST_FIGURES = 11
+"""Of the team, and of each player; the page of `report` has all."""
+_MOST_MOVES, _MOST_TABLE = 12, 4
+"""Lines of the last game."""
 _TITLE, _VALUE, _LEAST_SPARK = 26, 8, 4
 """Characters of a figure's title and value, and of the shortest curve worth drawing."""
+_TRAINER = {
+    "running": ("trainer runs", "green"),
+    "not running": ("trainer not running", "yellow"),
+    "elsewhere": ("trainer on another machine", "dim"),
+}
 _PHASE_STYLES = {"push": "magenta", "rollout": "cyan", "wait": "yellow", "recall": "blue", "train": "green"}
 
 
@@ -54,29 +63,27 @@ class RunScreen:
         head = header(state)
         if not state.rows:
             yield head
-            yield Text(
-                "No step yet: waiting for the trainer's first one."
-                if state.is_there
-                else "No run there yet; it appears when the trainer starts.",
-                style="yellow",
-            )
-            yield from (Text(note, style="yellow") for note in state.notes)
+            text = "No step yet: waiting for the trainer's first one."
+            if not state.is_there:
+                text = "No run there yet; it appears when the trainer starts."
+            yield from (Text(line, style="yellow") for line in (text, *state.notes))
             return
         lines = min(max((height or 40) // 5, _CURVE_LINES[0]), _CURVE_LINES[1])
-        score = curve_panel("score, mean of the training games", *series(state.rows, SCORE), lines)
-        inner = (width // 2 if width >= _WIDE else width) - 4
-        title = f"means of the last {WINDOW} steps; curves: the whole run"
-        figures = Panel(Group(_team(state, inner), _players(state, inner)), title=title, title_align="left")
-        alarms = Panel(_alarms(state), title="alarms", title_align="left")
-        phases = Panel(_phases(state), title=f"seconds a step, last {WINDOW}", title_align="left")
-        if width >= _WIDE:
+        score = _panel("score, mean of the training games", _curve(state, lines))
+        is_wide = width >= _WIDE
+        figures = _panel(
+            f"means of the last {WINDOW} steps; curves: the whole run",
+            _figures(state, (width // 2 if is_wide else width) - 4),
+        )
+        alarms = _panel("alarms", _alarms(state))
+        phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
+        parts: list[RenderableType] = [head, score, alarms, phases, figures]
+        if is_wide:
             body = Table.grid(expand=True)
             body.add_column(ratio=1)
             body.add_column(ratio=1)
             body.add_row(Group(score, phases, alarms), figures)
-            parts: list[RenderableType] = [head, body]
-        else:
-            parts = [head, score, alarms, phases, figures]
+            parts = [head, body]
         drawn = [line for part in parts for line in console.render_lines(part, options.update(height=None))]
         used = len(drawn)
         if height is not None and used > height:
@@ -88,26 +95,23 @@ class RunScreen:
             return
         yield from parts
         if state.game is not None:
-            # Two lines of frame, one of the heading and one of the table.
-            room = _MOST_MOVES if height is None else min(_MOST_MOVES, height - used - 4)
+            # Two lines of frame, one of the heading, and the table.
+            table = min(len(state.game.table.splitlines()), _MOST_TABLE)
+            room = _MOST_MOVES if height is None else min(_MOST_MOVES, height - used - 3 - table)
             if room > 0:
                 yield _game(state.game, room)
 
 
 def header(state: RunState) -> RenderableType:
     """Return name, progress, versions and whether the trainer is there."""
-    title = Text(state.name, style="bold")
     settings = state.settings
-    facts = [
-        visible(str(value))
-        for value in (
-            settings.get("HANABI_PRESET"),
-            f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
-            str(settings["MODEL"]).rstrip("/").rpartition("/")[2] if settings.get("MODEL") else None,
-        )
-        if value
-    ]
-    title.append("  " + " · ".join(facts), style="dim")
+    facts = (
+        settings.get("HANABI_ENV"),
+        settings.get("HANABI_PRESET"),
+        f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
+        str(settings["MODEL"]).rstrip("/").rpartition("/")[2] if settings.get("MODEL") else None,
+    )
+    title = Text.assemble((state.name, "bold"), ("  " + " · ".join(visible(str(one)) for one in facts if one), "dim"))
     line = Text()
     if state.rows:
         line.append(f"step {state.step}" + (f"/{state.max_steps}" if state.max_steps else ""), style="bold")
@@ -121,13 +125,9 @@ def header(state: RunState) -> RenderableType:
         if state.age is not None:
             late = state.age > _QUIET and state.trainer != "not running"
             line.append(f"  last step {duration(state.age)} ago", style="yellow" if late else "")
-    words = {"running": ("trainer runs", "green"), "not running": ("trainer not running", "yellow"),
-             "elsewhere": ("trainer on another machine", "dim")}.get(state.trainer)  # fmt: skip
-    if words:
-        line.append(f"  {words[0]}", style=words[1])
-    parts: list[RenderableType] = [title]
-    if line.plain:
-        parts.append(line)
+    if state.trainer:
+        line.append(f"  {_TRAINER[state.trainer][0]}", style=_TRAINER[state.trainer][1])
+    parts: list[RenderableType] = [title, *([line] if line.plain else [])]
     if state.rows and state.max_steps:
         # The bar alone leaves its line open.
         grid = Table.grid(expand=True)
@@ -136,11 +136,14 @@ def header(state: RunState) -> RenderableType:
     return Group(*parts)
 
 
-def curve_panel(title: str, steps: Sequence[int], values: Sequence[float], lines: int) -> RenderableType:
-    """Return a curve with its scale: trailing means over nine steps, so that the noise of a step does not hide it."""
-    if not values:
-        return Panel(Text("no value yet", style="dim"), title=title, title_align="left")
-    return Panel(_Curve(steps, trailing_mean(values, 9), lines), title=title, title_align="left")
+def _panel(title: str, content: RenderableType) -> Panel:
+    return Panel(content, title=title, title_align="left")
+
+
+def _curve(state: RunState, lines: int) -> RenderableType:
+    """Return the trailing means with their scale, so that the noise of a step does not hide the curve."""
+    steps, values = series(state.rows, SCORE)
+    return _Curve(steps, trailing_mean(values, 9), lines) if values else Text("no value yet", style="dim")
 
 
 class _Curve:
@@ -155,8 +158,7 @@ class _Curve:
         margin = max(map(len, labels)) + 1
         width = max(4, options.max_width - margin)
         number = min(len(self.values), 2 * width)
-        points = list(zip(bin_means([float(step) for step in self.steps], number), bin_means(self.values, number),
-                          strict=True))  # fmt: skip
+        points = list(zip(bin_means(self.steps, number), bin_means(self.values, number), strict=True))
         for label, line in zip(labels, braille_curve(points, width, self.lines, low, high), strict=True):
             yield Text.assemble((f"{label:>{margin - 1}} ", "dim"), (line, "cyan"), no_wrap=True)
         first, last = f"step {self.steps[0]}", str(self.steps[-1])
@@ -164,40 +166,39 @@ class _Curve:
         yield Text(f"{'':{margin}}{first}{'':{gap}}{last}", style="dim", no_wrap=True)
 
 
-def _team(state: RunState, width: int) -> Table:
-    spark = max(0, min(width - _TITLE - _VALUE - 3, 40))
-    table = _figure_table(["team"], spark)
-    for one in TEAM:
-        if recent(state.rows, one.name) is not None:
-            table.add_row(one.title, *_cells(state, one.name, spark))
-    return table
-
-
-def _players(state: RunState, width: int) -> Table:
+def _figures(state: RunState, width: int) -> Group:
     names = players(state.rows)
     spark = min((width - _TITLE) // max(1, len(names)) - _VALUE - 3, 40)
-    spark = spark if spark >= _LEAST_SPARK else 0
-    table = _figure_table(names, spark)
-    for one in PLAYER:
-        if any(recent(state.rows, f"{name}/{one.name}") is not None for name in names):
-            cells = [_cells(state, f"{name}/{one.name}", spark) for name in names]
-            table.add_row(one.title, *(text for cell in cells for text in cell))
-    return table
+    team = max(0, min(width - _TITLE - _VALUE - 3, 40))
+    return Group(
+        _figure_table(state, {"team": ""}, team_figures(state.rows), team),
+        _figure_table(
+            state,
+            {name: f"{name}/" for name in names},
+            player_figures(state.rows),
+            spark if spark >= _LEAST_SPARK else 0,
+        ),
+    )
 
 
-def _figure_table(names: Sequence[str], spark: int) -> Table:
+def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence[Figure], spark: int) -> Table:
+    """Return a row a figure, and a column for each prefix of their names; `spark`: characters of the curves."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", width=_TITLE, no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True, width=_VALUE)
+    for title in columns:
+        table.add_column(title, justify="right", no_wrap=True, width=_VALUE)
         if spark:
             table.add_column("", no_wrap=True, width=spark, style="cyan")
+    for one in figures:
+        if table.row_count == _MOST_FIGURES:
+            break
+        keys = [prefix + one.name for prefix in columns.values()]
+        means = [recent(state.rows, key) for key in keys]
+        if any(mean is not None for mean in means):
+            curves = [[spark_line(series(state.rows, key)[1], spark)] if spark else [] for key in keys]
+            cells = [cell for mean, curve in zip(means, curves, strict=True) for cell in (shown(mean), *curve)]
+            table.add_row(one.title, *cells)
     return table
-
-
-def _cells(state: RunState, name: str, spark: int) -> list[str]:
-    value = shown(recent(state.rows, name))
-    return [value, spark_line(series(state.rows, name)[1], spark)] if spark else [value]
 
 
 def _phases(state: RunState) -> Table:
@@ -218,29 +219,20 @@ def _phases(state: RunState) -> Table:
 
 def _alarms(state: RunState) -> RenderableType:
     lines = [
-        Text.assemble((f"{one.name}: ", "bold red"), f"{one.subject + ': ' if one.subject else ''}{one.title}, ",
-                      f"since step {one.since}")
+        Text.assemble(
+            (f"{one.name}: ", "bold red"),
+            f"{one.subject + ': ' if one.subject else ''}{one.title}, since step {one.since}",
+        )
         for one in state.alarms
-    ]  # fmt: skip
-    if not lines:
-        lines.append(Text("none is raised", style="green"))
+    ] or [Text("none is raised", style="green")]
     counts = {kind: count for kind, count in state.incident_counts.items() if kind not in ("alarm", "alarm_over")}
     if counts:
-        lines.append(
-            Text("incidents: " + ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())), style="yellow")
-        )
+        words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
+        lines.append(Text(f"incidents: {words}", style="yellow"))
     for one in [one for one in state.incidents if one.kind in counts][-2:]:
-        when = "" if one.time is None else _clock(one.time)
-        lines.append(Text(f"{when} {one.kind}: {' '.join(one.message.split())}", no_wrap=True, overflow="ellipsis"))
-    lines += [Text(note, style="yellow") for note in state.notes]
-    return Group(*lines)
-
-
-def _clock(seconds: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(seconds):%d %b %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):
-        return ""
+        text = f"{clock(one.time)} {one.kind}: {' '.join(one.message.split())}"
+        lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
+    return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
 
 
 def _game(game: LastGame, most: int) -> Panel:
@@ -249,11 +241,9 @@ def _game(game: LastGame, most: int) -> Panel:
     first = max(0, len(game.moves) - most)
     for number, move in enumerate(game.moves[first:], start=first + 1):
         bad = Text(f"{move.bad} reply; instead: ", style="red") if move.bad else Text()
-        grid.add_row(
-            Text(str(number), style="dim"), Text(move.player, style="bold"), bad + Text(move.did),
-            Text(move.earned, style="dim"),
-        )  # fmt: skip
+        number_, player = Text(str(number), style="dim"), Text(move.player, style="bold")
+        grid.add_row(number_, player, bad + Text(move.did), Text(move.earned, style="dim"))
     versions = f" · version {', '.join(map(str, game.versions))}" if game.versions else ""
-    heading = Text(f"{game.outcome} · deal {game.deal}{versions}")
-    title = f"last recorded game: {game.file}, --game {game.number}"
-    return Panel(Group(heading, grid, Text(f"at the end: {game.table}", style="dim")), title=title, title_align="left")
+    heading = Text(f"{game.outcome} · {game.deal}{versions}")
+    end = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in game.table.splitlines()[:_MOST_TABLE]]
+    return _panel(f"last recorded game: {game.file}, --game {game.number}", Group(heading, grid, *end))

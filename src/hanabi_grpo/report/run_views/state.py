@@ -1,17 +1,18 @@
 """What one look at a run folder found."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hanabi_grpo.report.run_views.figures import (
-    PLAYER,
     SCORE,
-    TEAM,
+    player_figures,
     players,
     recent,
     recent_phases,
     series,
+    team_figures,
 )
 from hanabi_grpo.report.run_views.last_game import LastGame
 from hanabi_grpo.runs.run_folder import finite
@@ -59,7 +60,6 @@ class RunState:
     alarms: tuple[RaisedAlarm, ...] = ()
     incidents: tuple[Incident, ...] = ()
     """Oldest first."""
-    incident_counts: Mapping[str, int] = field(default_factory=dict)
     checkpoints: tuple[int, ...] = ()
     game: LastGame | None = None
     notes: tuple[str, ...] = ()
@@ -95,10 +95,13 @@ class RunState:
             return None
         return max(0, self.step - 1 - round(recent(self.rows[-1:], "staleness") or 0))
 
+    @property
+    def incident_counts(self) -> dict[str, int]:
+        """Incidents by kind."""
+        return Counter(one.kind for one in self.incidents)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON: figures are means over the last steps, the curve has every step."""
-        steps, scores = series(self.rows, SCORE)
-        names = players(self.rows)
         data = {
             "run": self.name,
             "is_there": self.is_there,
@@ -109,21 +112,18 @@ class RunState:
             "step_seconds": self.step_seconds,
             "seconds_left": self.seconds_left,
             "age_seconds": self.age,
-            "curve": [list(point) for point in zip(steps, scores, strict=True)],
-            "team": {one.name: recent(self.rows, one.name) for one in TEAM},
-            "players": {name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in PLAYER} for name in names},
+            "curve": list(zip(*series(self.rows, SCORE), strict=True)),
+            "team": {one.name: recent(self.rows, one.name) for one in team_figures(self.rows)},
+            "players": {
+                name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in player_figures(self.rows)}
+                for name in players(self.rows)
+            },
             "phases": recent_phases(self.rows),
             "alarms": [{"name": one.name, "subject": one.subject, "since": one.since} for one in self.alarms],
-            "incidents": {
-                "counts": dict(self.incident_counts),
-                "last": [
-                    {"time": one.time, "kind": one.kind, "message": one.message, "step": one.step}
-                    for one in self.incidents[-_MOST_INCIDENTS:]
-                ],
-            },
-            "checkpoints": list(self.checkpoints),
+            "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},
+            "checkpoints": self.checkpoints,
             "game": None if self.game is None else self.game.to_json(),
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
         found: dict[str, Any] = finite(data)
         return found

@@ -1,13 +1,27 @@
 """Advantages of recorded games, turn by turn, as pages and the terminal show them."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.training.advantages.estimator import Estimator
+from hanabi_grpo.training.advantages.estimators import Estimator
 from hanabi_grpo.types import Episode
 
 
-def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
+class Recorded(Protocol):
+    """A game of a file."""
+
+    @property
+    def episode(self) -> Episode:
+        """The game."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Name of the file."""
+        ...
+
+
+def turn_advantages(recordings: Sequence[Recorded], estimate: Estimator) -> list[tuple[float, ...] | None]:
     """Return per game the advantage of each turn, None for a game that is alone with its deal.
 
     Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
@@ -18,28 +32,21 @@ def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> lis
         episode = recording.episode
         deal = (episode.suite, episode.seed) if estimate.pool == "group" else ("", 0)
         groups.setdefault((recording.source, episode.spec_hash, *deal), []).append(place)
-    values: list[tuple[float, ...] | None] = [None] * len(recordings)
+    found: list[tuple[float, ...] | None] = [None] * len(recordings)
     for places in groups.values():
         if len(places) < 2:
             continue
-        episodes = [recordings[place].episode for place in places]
-        per_player = [_by_seat(episodes, player, estimate) for player in range(episodes[0].num_players)]
-        for number, place in enumerate(places):
-            values[place] = _in_turn_order(episodes[number], [games[number] for games in per_player])
-    return values
-
-
-def _by_seat(episodes: Sequence[Episode], player: int, estimate: Estimator) -> list[list[float]]:
-    seats: dict[str, list[int]] = {}
-    for number, episode in enumerate(episodes):
-        seats.setdefault(episode.seats[player] if episode.seats else "", []).append(number)
-    found: list[list[float]] = [[] for _ in episodes]
-    for numbers in seats.values():
-        for number, values in zip(numbers, estimate([episodes[one] for one in numbers], player), strict=True):
-            found[number] = values
+        values: dict[tuple[int, int], list[float]] = {}
+        for player in range(recordings[places[0]].episode.num_players):
+            seats: dict[str, list[int]] = {}
+            for place in places:
+                named = recordings[place].episode.seats
+                seats.setdefault(named[player] if named else "", []).append(place)
+            for same in seats.values():
+                advantages = estimate([recordings[place].episode for place in same], player)
+                values |= {(place, player): game for place, game in zip(same, advantages, strict=True)}
+        for place in places:
+            turns = recordings[place].episode.turns
+            own = {player: iter(values[place, player]) for player in {turn.player for turn in turns}}
+            found[place] = tuple(next(own[turn.player]) for turn in turns)
     return found
-
-
-def _in_turn_order(episode: Episode, per_player: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    own = [iter(values) for values in per_player]
-    return tuple(next(own[turn.player]) for turn in episode.turns)

@@ -94,11 +94,16 @@ def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str
     PEFT's own call copies the whole model's state first, which is most of the time of a weight sync; a test holds the
     two equal.
     """
+    return {
+        key: value.detach().to(dtype=dtype, device="cpu").contiguous()
+        for key, value in _parameters_of(model, name).items()
+    }
+
+
+def _parameters_of(model: PeftModel, name: str) -> dict[str, torch.nn.Parameter]:
     infix = f".{name}.weight"
     return {
-        key.removesuffix(infix) + ".weight": value.detach().to(dtype=dtype, device="cpu").contiguous()
-        for key, value in model.named_parameters()
-        if key.endswith(infix)
+        key.removesuffix(infix) + ".weight": value for key, value in model.named_parameters() if key.endswith(infix)
     }
 
 
@@ -109,30 +114,17 @@ def export_adapter(model: PeftModel, name: str, dtype: torch.dtype) -> tuple[byt
 
 
 def load_adapter(model: PeftModel, name: str, folder: Path) -> None:
-    """Put the tensors of a saved adapter into the model, bit by bit.
-
-    Raises:
-        RunFolderError: The file holds other tensors than this adapter has.
-    """
+    """Put the tensors of a saved adapter into the model, see `put_tensors`."""
     put_tensors(model, name, load_file(folder / "adapter_model.safetensors"), str(folder))
 
 
 def put_tensors(model: PeftModel, name: str, saved: Mapping[str, torch.Tensor], source: str) -> None:
-    """Put tensors in PEFT's file naming into one adapter, bit by bit.
-
-    Args:
-        model: Holds the adapter.
-        name: Of the adapter.
-        saved: Tensors by name.
-        source: Where they come from, for the message.
+    """Put tensors in PEFT's file naming into one adapter, bit by bit; a message says `source`, where they come from.
 
     Raises:
         RunFolderError: They are others than this adapter has.
     """
-    infix = f".{name}.weight"
-    parameters = {
-        key.removesuffix(infix) + ".weight": value for key, value in model.named_parameters() if key.endswith(infix)
-    }
+    parameters = _parameters_of(model, name)
     if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in parameters.items()}:
         raise RunFolderError(
             f"{source}: {len(saved)} tensors that are not those of adapter {name} of this model ({len(parameters)} "

@@ -18,18 +18,10 @@ def cut_by_rows(num_rows: int, parts: int) -> list[tuple[int, int]]:
 
 
 def cut_by_tokens(lengths: Sequence[int], limit: int, ranks: int) -> list[tuple[int, int]]:
-    """Return spans of rows that hold at most `limit` tokens on each rank, padding included.
+    """Return spans of rows that hold at most `limit` tokens on each rank, padding included; at least one span.
 
-    Every rank takes every `ranks`-th row of a span. The number of spans depends on the lengths alone, so that all ranks
-    find the same.
-
-    Args:
-        lengths: Tokens of each row, the longest first.
-        limit: Tokens; a row that is longer makes a span of its own.
-        ranks: Trainer processes.
-
-    Returns:
-        At least one span; without rows it is empty.
+    Every rank takes every `ranks`-th row of a span; a row that is longer makes a span of its own. The number of spans
+    depends on the lengths alone, the longest first, so that all ranks find the same.
 
     Example:
         cut_by_tokens([6, 6, 3, 3], 12, 1) == [(0, 2), (2, 4)]

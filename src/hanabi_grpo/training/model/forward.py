@@ -1,8 +1,7 @@
 """The forward pass of a micro-batch, computed where the loss reads it.
 
-A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss: see
-`training/model/token_wise.py`. `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of
-ms-swift's own pass.
+A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss (`token_wise`).
+`tests/conformance/test_forward_seams.py` holds values and gradients equal to those of ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
 may use its causal shortcut. Shared prefixes are computed once, where the model allows it (`shared_prefixes`).
@@ -33,7 +32,7 @@ def reply_logps(
         ids: [rows, tokens] token ids, padded on the right.
         mask: [rows, tokens - 1], True where the token at the next position is a reply's.
         temperature: That the replies were sampled at.
-        tree: Of these `ids` and this `mask`, for a model that shares prefixes; None: each row by itself.
+        tree: Of `ids` and `mask`, for a model that shares prefixes; None: each row by itself.
     """
     if tree is None:
         with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):

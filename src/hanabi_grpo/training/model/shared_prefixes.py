@@ -34,19 +34,10 @@ def attend(
     prefix_tree: PrefixTree | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend within the tree's sequences.
+    """Attend within the tree's sequences; without a tree as PyTorch does.
 
-    Args:
-        module: The attention layer.
-        query: [1, heads, nodes, size]; so are `key` and `value`, perhaps with fewer heads.
-        key: See `query`.
-        value: See `query`.
-        attention_mask: Not looked at with a tree.
-        prefix_tree: None: PyTorch's attention of these rows.
-        options: Of the layer, handed on.
-
-    Returns:
-        [1, nodes, heads, size] outputs, and no weights.
+    `query`, `key` and `value` are [1, heads, nodes, size], the latter perhaps with fewer heads; the result is
+    [1, nodes, heads, size] outputs, and no weights.
     """
     if prefix_tree is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -65,11 +56,8 @@ def attend(
 def share_prefixes(model: Any) -> bool:
     """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives the same logits.
 
-    Args:
-        model: A transformers causal language model, or PEFT's wrapper of it, with whole weights (not ZeRO-3's).
-
-    Returns:
-        Whether it does from now on; if not, the log says why and the model is as it was.
+    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the log says why and the
+    model is as it was.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
@@ -94,13 +82,8 @@ def shares_prefixes(model: Any) -> bool:
 def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
 
-    Args:
-        model: What is called: the model, or DDP's or DeepSpeed's wrapper of it.
-        unwrapped: The model itself, which shares prefixes.
-        tree: Of a batch.
-
-    Returns:
-        [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`.
+    They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`. `model` is what is
+    called, `unwrapped` the model itself, which shares prefixes.
     """
     predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
     with only_at(unwrapped, predicts[None]):

@@ -44,23 +44,11 @@ class Start:
     word: str
     saved: SavedAdapters
 
-    def fact(self) -> dict[str, Any]:
-        """Return what manifests say of it."""
-        weights, _ = self.saved.adapters[self.adapter]
-        return {
-            "folder": str(self.folder),
-            "adapter": self.adapter,
-            "step": self.saved.step,
-            "sha256": hashlib.sha256(weights).hexdigest(),
-        }
-
 
 def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, CheckpointRef]]:
     """Read HANABI_START_FROM; returns the entry of each adapter of the run, as text and as a value.
 
-    Args:
-        entries: A checkpoint (see `refs`) for every adapter that has no entry of its own, or "player_0=" before one.
-        names: Of the run's adapters.
+    An entry is a checkpoint (see `refs`) for every adapter that has none of its own, or for the one named before it.
 
     Raises:
         SettingsError: A player that is not of the run, or two entries for one.
@@ -93,11 +81,7 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
 def read_start(
     settings: Settings, read: Callable[[Place, Path | None], tuple[Path, SavedAdapters]] = read_used
 ) -> list[Start]:
-    """Read every checkpoint that HANABI_START_FROM names.
-
-    Args:
-        settings: Of the run.
-        read: What a place is read by, given OUTPUT_DIR.
+    """Read every checkpoint that HANABI_START_FROM names; `read` is given its place and OUTPUT_DIR.
 
     Raises:
         SettingsError: A folder that is missing or damaged, or has no such adapter.
@@ -144,12 +128,7 @@ def start_adapters(model: PeftModel, settings: Settings, resume: ResumePoint | N
 
 
 def check_base(settings: Settings, resume: ResumePoint | None, facts: Mapping[str, Any]) -> None:
-    """Compare what the checkpoints were trained on with what the server has.
-
-    Args:
-        settings: HANABI_START_FROM from here.
-        resume: Of the run; a resumed one reads no other checkpoint.
-        facts: Of the server: model_fingerprint, tokenizer_hash, chat_hash.
+    """Compare what the checkpoints were trained on with the server's model_fingerprint, tokenizer_hash and chat_hash.
 
     Raises:
         SettingsError: Another base model, tokenizer or chat format.
@@ -167,4 +146,12 @@ def recorded_start(settings: Settings, resume: ResumePoint | None) -> dict[str, 
     """Return {adapter: {"folder", "adapter", "step", "sha256"}} for manifests; a resumed run hands on what it was."""
     if resume is not None:
         return dict(read_manifest(resume.checkpoint).facts.get("started_from", {}))
-    return {start.name: start.fact() for start in read_start(settings)}
+    return {
+        start.name: {
+            "folder": str(start.folder),
+            "adapter": start.adapter,
+            "step": start.saved.step,
+            "sha256": hashlib.sha256(start.saved.adapters[start.adapter][0]).hexdigest(),
+        }
+        for start in read_start(settings)
+    }

@@ -1,4 +1,4 @@
-"""How a team's play changes while it learns, and when that goes wrong.
+"""How a team's play changes while it learns; `alarms` says when that goes wrong.
 
 Map:
     played      recorded games, move by move, with what was legal
@@ -7,14 +7,8 @@ Map:
     replies     length and form of replies
     boards      scores by board, against blind play of the same deals
     figures     all of these for one step
-    table       the alarms: figure, threshold, meaning, what to do
-    watch       AlarmWatch: raises an alarm once, says when it is over
-    history     the rows of a run's metrics.jsonl
 """
 
 from hanabi_grpo.envs.hanabi.dynamics.figures import dynamics_figures
-from hanabi_grpo.envs.hanabi.dynamics.history import number, read_history
-from hanabi_grpo.envs.hanabi.dynamics.table import ALARMS, Alarm
-from hanabi_grpo.envs.hanabi.dynamics.watch import AlarmChange, AlarmWatch, Reading
 
-__all__ = ["ALARMS", "Alarm", "AlarmChange", "AlarmWatch", "Reading", "dynamics_figures", "number", "read_history"]
+__all__ = ["dynamics_figures"]

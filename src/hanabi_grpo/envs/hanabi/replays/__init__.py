@@ -1,11 +1,11 @@
-"""Watching games: recorded episodes played again, on the terminal, as a page, and as hanab.live has them.
+"""Watching games: recorded episodes played again, as text, and as hanab.live has them.
 
 Map:
     recording    a game of a file: its episode, its deck and its players' names
     timeline     the game played again: every board, every move and what it was worth
     selection    which games of a file are shown
     texts        thoughts apart from answers; no character of a reply steers a terminal or a browser
-    terminal     games with rich
+    frames       games as text
     live_game    hanab.live's JSON, and the rules that it must have to be ours
     compact      hanab.live's URL fragment
     hanab_live   recordings to hanab.live's games and back

@@ -20,7 +20,7 @@ class Selection:
     """
 
     worst: int | None = None
-    """This many games of the lowest score."""
+    """This many games of the lowest returns of all players together."""
     best: int | None = None
     illegal: bool = False
     """Only games with a reply that was illegal or no move; with `player`, a reply of that player."""
@@ -45,7 +45,7 @@ class Selection:
         return self.worst is None and self.best is None and self.game is None and not self.illegal
 
     def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
-        """Return the chosen games: by score for `worst` and `best`, else in the order of the file.
+        """Return the chosen games: by returns for `worst` and `best`, else in the order of the file.
 
         Raises:
             SettingsError: No game has that number, or no game has that seat.
@@ -72,17 +72,19 @@ def num_bad_replies(recording: Recording, player: int | None = None) -> int:
     return sum(turn.kind is not ReplyKind.LEGAL for turn in turns if player is None or turn.player == player)
 
 
-def _score(recording: Recording) -> tuple[int, int]:
-    return recording.episode.score, recording.episode.score_kept
+def _score(recording: Recording) -> float:
+    """Return what all players got together."""
+    episode = recording.episode
+    return sum(episode.reward(player) for player in range(episode.num_players))
 
 
 def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
-    """Return this many games, evenly from the worst to the best score.
+    """Return this many games, evenly from the worst to the best returns.
 
     Example:
-        Of games that scored 0, 1, 1, 2, 4, `spread(games, 3)` has those of 0, 1 and 4.
+        Of games that earned 0, 1, 1, 2, 4, `spread(games, 3)` has those of 0, 1 and 4.
     """
-    ranked = sorted(recordings, key=lambda one: (one.episode.score, one.episode.score_kept))
+    ranked = sorted(recordings, key=_score)
     if number < 2 or len(ranked) <= number:
         return ranked[-number:] if number else []
     return [ranked[round(place * (len(ranked) - 1) / (number - 1))] for place in range(number)]

@@ -1,9 +1,10 @@
-"""The alarms: which figure, from which value on, what it means and what to do.
+"""Alarms of collapse: which figure, from which value on, what it means and what to do.
 
 Every alarm looks at the mean of the last `WINDOW` readings of its figure. It is raised when that mean crosses
 `raise_at` and over when the mean has crossed `clear_at` again, so one that hovers about its threshold does not flicker.
-None is raised before `after` readings, none stops a run. The thresholds are the same for every board and model;
-`docs/dynamics.md` says where they come from.
+None is raised before `after` readings, none stops a run. `GENERAL` holds for every environment, with one set of
+thresholds for every model (`docs/dynamics.md` says where they come from); an environment adds those on figures of its
+own in `Environment.alarms`.
 """
 
 from dataclasses import dataclass
@@ -86,31 +87,16 @@ class Alarm:
         return max(factor * reference, reference + change)
 
 
-_LESS_STEEP = (
+LESS_STEEP = (
     "Go back to a checkpoint before it (RESUME=RUN/checkpoint-N with a new OUTPUT_DIR), with a lower LEARNING_RATE"
 )
 
-ALARMS: tuple[Alarm, ...] = (
+GENERAL: tuple[Alarm, ...] = (
     Alarm(
         name="score_fall", figure="score/{board}", title="mean score", below=True,
         reference=Reference.HIGHEST, raise_at=0.6, clear_at=0.8, least_change=0.4,
         means="the team has lost much of what it had learnt.",
-        do=f"{_LESS_STEEP}.",
-    ),
-    Alarm(
-        name="below_blind", figure="over_blind/{board}", title="score above blind play, same deals", below=True,
-        raise_at=0.02, clear_at=0.1, after=50,
-        means="playing the oldest card without looking scores as much on these deals, so the score says nothing about "
-        "cooperation yet.",
-        do="Compare with the blind row of hanabi-grpo evaluate; give it more steps or a better start, or take a board "
-        "without this trap (laptop).",
-    ),
-    Alarm(
-        name="blind_play", figure="{player}/blind_share", title="share of moves: play the oldest card",
-        raise_at=0.8, clear_at=0.7,
-        means="it plays its oldest card whatever it sees: the policy without communication that boards with "
-        "several lives reward.",
-        do=f"{_LESS_STEEP} or a higher TEMPERATURE, or train on a board where this does not score (laptop).",
+        do=f"{LESS_STEEP}.",
     ),
     Alarm(
         name="entropy", figure="{player}/entropy_estimate", title="entropy, nats per reply token", below=True,
@@ -130,59 +116,7 @@ ALARMS: tuple[Alarm, ...] = (
         name="entropy_rise", figure="{player}/entropy_estimate", title="entropy, nats per reply token",
         reference=Reference.FIRST, raise_at=2.0, clear_at=1.5, least_change=0.3,
         means="its replies become random: updates push it away from what it could do.",
-        do=f"{_LESS_STEEP}, or a smaller MAX_GRAD_NORM.",
-    ),
-    Alarm(
-        name="no_plays", figure="share/play", title="share of the team's turns: play", below=True,
-        raise_at=0.02, clear_at=0.04,
-        means="the team no longer plays cards, and only plays score.",
-        do="Look at games (hanabi-grpo view RUN); on a board with one life a bomb may cost too much: a warm start, "
-        "or more lives.",
-    ),
-    Alarm(
-        name="no_hints", figure="share/hint", title="share of the team's turns: hint, where legal", below=True,
-        raise_at=0.02, clear_at=0.04,
-        means="the team has stopped to communicate: nobody gives hints, so everybody plays without knowledge.",
-        do=f"{_LESS_STEEP} or a higher TEMPERATURE; more NUM_GENERATIONS make the rare good hint visible.",
-    ),
-    *(
-        Alarm(
-            name=f"extinct_{kind}", figure=f"{{player}}/share/{kind}", title=f"share of its turns: {words}",
-            below=True, raise_at=0.005, clear_at=0.01, least_first=0.03, unless_better=True,
-            means=f"this kind of move died out ({words}, where it is legal): it is hardly sampled any more, so no "
-            "update can bring it back. With a rising score that may be a convention; the score does not rise.",
-            do="Look at games (hanabi-grpo view RUN); a higher TEMPERATURE or an earlier checkpoint brings it back.",
-        )
-        for kind, words in (
-            ("play", "play"), ("discard", "discard"), ("hint_color", "colour hint"), ("hint_rank", "rank hint")
-        )
-    ),
-    Alarm(
-        name="one_move", figure="{player}/top_move_share", title="share of the most frequent move",
-        raise_at=0.9, clear_at=0.8,
-        means="it makes the same move nearly always, whatever it sees.",
-        do=f"{_LESS_STEEP} or a higher TEMPERATURE.",
-    ),
-    Alarm(
-        name="one_slot", figure="{player}/top_slot_share", title="share of the most frequent slot",
-        reference=Reference.FIRST, raise_at=1.0, clear_at=1.0, least_change=0.35, unless_better=True,
-        means="it plays and discards mostly one slot, while the score does not rise; hints about its other cards "
-        "cannot help.",
-        do="Look at games (hanabi-grpo view RUN): if its partners hint that slot's card it is a convention, else an "
-        "early convergence; a higher TEMPERATURE tries the other slots.",
-    ),
-    Alarm(
-        name="hints_lost", figure="{player}/hint_bits", title="bits that its hint tells the next player", below=True,
-        reference=Reference.HIGHEST, raise_at=0.25, clear_at=0.5, least_change=0.08, unless_better=True,
-        means="its hints told the next player much more before, and the score does not rise: a convention was lost.",
-        do=f"Compare what hints mean to both checkpoints (hanabi-grpo collect, report --conventions). {_LESS_STEEP}.",
-    ),
-    Alarm(
-        name="hints_silent", figure="hint_bits", title="bits that a hint tells the next player", below=True,
-        raise_at=0.01, clear_at=0.02, after=50,
-        means="hints say nothing: the next player moves alike after each of them.",
-        do="Hints only pass the time. A warm start on games of a bot (hanabi-grpo warm-start) gives hints a meaning to "
-        "start from.",
+        do=f"{LESS_STEEP}, or a smaller MAX_GRAD_NORM.",
     ),
     Alarm(
         name="format", figure="{player}/bad_reply_share", title="share of replies without a legal move",
@@ -195,7 +129,7 @@ ALARMS: tuple[Alarm, ...] = (
         name="format_rise", figure="{player}/bad_reply_share", title="share of replies without a legal move",
         reference=Reference.LOWEST, raise_at=1.0, clear_at=1.0, least_change=0.1,
         means="more and more of its replies hold no legal move: it forgets the form of a reply.",
-        do=f"{_LESS_STEEP}, or BETA above 0.",
+        do=f"{LESS_STEEP}, or BETA above 0.",
     ),
     Alarm(
         name="length_rise", figure="{player}/tokens_per_reply", title="tokens per reply",
@@ -229,11 +163,11 @@ ALARMS: tuple[Alarm, ...] = (
         do="A lower LEARNING_RATE, or fewer updates on the same games.",
     ),
     Alarm(
-        name="flat_groups", figure="flat_group_share", title="share of deals without spread in rewards",
+        name="flat_groups", figure="flat_group_share", title="share of tasks without spread in rewards",
         raise_at=0.8, clear_at=0.6,
-        means="in most deals all games earn the same, so comparing them teaches nothing: they are solved, hopeless, or "
+        means="in most tasks all games earn the same, so comparing them teaches nothing: they are solved, hopeless, or "
         "always played alike.",
-        do="If the score is at its maximum, stop; else a higher TEMPERATURE, more NUM_GENERATIONS, or another board.",
+        do="If the score is at its maximum, stop; else a higher TEMPERATURE, more NUM_GENERATIONS, or another preset.",
     ),
 )  # fmt: skip
-"""Every alarm, most telling first."""
+"""On the figures that every run has, most telling first."""

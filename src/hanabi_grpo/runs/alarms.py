@@ -1,4 +1,4 @@
-"""Raises an alarm once, says when it is over."""
+"""Raises an alarm of a run once, and says when it is over."""
 
 import math
 import re
@@ -7,14 +7,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.dynamics.history import number
-from hanabi_grpo.envs.hanabi.dynamics.table import ALARMS, WINDOW, Alarm, Reference
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.alarms import GENERAL, WINDOW, Alarm, Reference
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.history import number
 
 _PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
 _BOARD = re.compile(r"games/(.+)", re.ASCII)
 _SCORE = "score/normalized"
 _JUMPS = 50
 """Jumps between readings from which the noise of a figure is estimated."""
+
+
+def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
+    """Return the alarms of a run: those of its environment, where this version has that, and the general ones.
+
+    Args:
+        settings: By variable, as `settings.json` has them.
+    """
+    try:
+        return (*registry.get(settings.get("HANABI_ENV") or "hanabi").alarms, *GENERAL)
+    except SettingsError:
+        return GENERAL
 
 
 @dataclass(slots=True)
@@ -104,7 +118,7 @@ class AlarmWatch:
     """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them.
 
     Example:
-        watch = AlarmWatch.after(read_history(run / "metrics.jsonl"))
+        watch = AlarmWatch.after(read_history(run / "metrics.jsonl"), alarms_of(settings))
         for change in watch.update({"step": 41, "player_0/blind_share": 0.93}):
             print(change.message)
 
@@ -112,8 +126,8 @@ class AlarmWatch:
         readings: What each alarm made of the last row that was given.
     """
 
-    def __init__(self, alarms: Sequence[Alarm] = ALARMS) -> None:
-        """Start before the first step."""
+    def __init__(self, alarms: Sequence[Alarm]) -> None:
+        """Start before the first step, with `alarms_of` what is played."""
         self.alarms = tuple(alarms)
         self.readings: list[Reading] = []
         self._series: dict[str, _Series] = {}
@@ -121,7 +135,7 @@ class AlarmWatch:
         self._heard: set[str] = set()
 
     @classmethod
-    def after(cls, rows: Iterable[Mapping[str, Any]], alarms: Sequence[Alarm] = ALARMS) -> "AlarmWatch":
+    def after(cls, rows: Iterable[Mapping[str, Any]], alarms: Sequence[Alarm]) -> "AlarmWatch":
         """Return the watch as it stood after these rows."""
         watch = cls(alarms)
         for row in rows:

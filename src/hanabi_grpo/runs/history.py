@@ -22,7 +22,7 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(row, dict) and type(row.get("step")) is int and "games" in row:
             rows[row["step"]] = row

@@ -1,0 +1,148 @@
+"""Recorded games of any environment as a page, with what their turns were worth among the games recorded with them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.selection import num_bad_replies, spread
+from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
+from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.report.page import render
+from hanabi_grpo.report.played import frames_of, outcome, own_page, returns
+from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.run_folder import recorded_settings
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.advantages.recorded import turn_advantages
+from hanabi_grpo.types import ReplyKind, Turn
+
+
+def estimator_of(settings: Mapping[str, Any]) -> Estimator:
+    """Return the estimator of a run's settings, the default one where they name none that is known.
+
+    Whitening and the weights of the loss come after it, and a moving baseline is not known here: the step's own mean
+    stands for it.
+    """
+    name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
+    if name not in ESTIMATORS or scale not in (None, "std", "none"):
+        name, scale = Settings().advantage, None
+    return choose_estimator(name, scale)
+
+
+def settings_beside(path: Path) -> dict[str, Any]:
+    """Return the settings with which games were played: of the run or the exported folder in which a path lies."""
+    for folder in (path, path.resolve().parent.parent):
+        if found := recorded_settings(folder):
+            return found
+        try:
+            return dict(read_manifest(folder).facts["settings"])
+        except (HanabiGrpoError, LookupError, TypeError, ValueError):
+            continue
+    return {}
+
+
+def advantages_of(recordings: Sequence[Recording], estimator: Estimator) -> dict[int, tuple[float, ...] | None]:
+    """Return by number of a game the advantages of its turns among all these games, None where it is alone."""
+    return dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+
+
+def games_page(
+    recordings: Sequence[Recording],
+    chosen: Sequence[Recording],
+    *,
+    title: str,
+    settings: Mapping[str, Any],
+    prompts: bool = False,
+) -> str:
+    """Return the page of the chosen ones of some games; its list of turns can be read without a script.
+
+    Args:
+        recordings: All games of a file; advantages compare games of a task.
+        chosen: Those that are shown, in the order in which they are listed.
+        title: What the page is of.
+        settings: Of the run, by variable; they say the estimator.
+        prompts: Also what the players were shown; the page becomes several times larger.
+
+    Raises:
+        SettingsError: A record does not fit its task.
+    """
+    estimator = estimator_of(settings)
+    advantages = advantages_of(recordings, estimator)
+    among = "the games of a task" if estimator.pool == "group" else "all games of the step"
+    games = [_game(one, advantages[one.number], prompts) for one in chosen]
+    envs = {one.episode.env for one in chosen}
+    own = own_page(chosen[0].episode.env) if len(envs) == 1 else None
+    if own is None:
+        for one, game in zip(chosen, games, strict=True):
+            _add_frames(one, game, settings)
+    return render(
+        "replay.html.j2",
+        script=own.SCRIPT if own else "",
+        title=visible(title),
+        env=visible(", ".join(sorted(envs))),
+        has_versions=any(turn.version is not None for one in chosen for turn in one.episode.turns),
+        games=games,
+        data=own.draw_games(chosen, games, prompts=prompts) if own else None,
+        estimator=f"{estimator.name}, among {among}" if any(advantages.values()) else "",
+    )
+
+
+def sample_page(recordings: Sequence[Recording], most: int, *, title: str, settings: Mapping[str, Any]) -> str:
+    """Return the page of some games from the worst to the best; raises as `games_page`."""
+    chosen = spread(recordings, most)
+    title = f"{title}: {len(chosen)} of {len(recordings)} games"
+    return games_page(recordings, chosen, title=title, settings=settings)
+
+
+def _game(recording: Recording, advantages: Sequence[float] | None, prompts: bool) -> dict[str, Any]:
+    episode = recording.episode
+    values: Sequence[float | None] = advantages or [None] * len(episode.turns)
+    return {
+        "number": recording.number,
+        "task": visible(f"{episode.suite}/{episode.seed}"),
+        "group_game": episode.game,
+        "preset": visible(f"{episode.preset}, {episode.num_players} players"),
+        "source": visible(recording.source),
+        "score": round(sum(episode.reward(seat) for seat in range(episode.num_players)), 4),
+        "shown": returns(episode),
+        "outcome": outcome(episode),
+        "num_bad": num_bad_replies(recording),
+        "returns": [(visible(name), signed(episode.reward(seat))) for seat, name in enumerate(recording.players)],
+        "moves": [_move(recording, turn, value, prompts) for turn, value in zip(episode.turns, values, strict=True)],
+        "end": "",
+    }
+
+
+def _move(recording: Recording, turn: Turn, advantage: float | None, prompts: bool) -> dict[str, Any]:
+    is_legal = turn.kind is ReplyKind.LEGAL
+    thought, said = map(visible, split_reply(turn.reply))
+    facts = [
+        earned(turn.rewards[turn.player]),
+        "" if advantage is None else f"adv {advantage:+.2f}",
+        "" if turn.version is None else f"v{turn.version}",
+    ]
+    return {
+        "frame": "",
+        "player": visible(recording.players[turn.player]),
+        "did": visible(turn.action),
+        "bad": "" if is_legal else turn.kind.value,
+        "facts": " · ".join(filter(None, facts)),
+        "thought": thought,
+        # A reply that is nothing but the action says it a second time.
+        "said": "" if is_legal and said == visible(turn.action) else said or "(nothing)",
+        "prompt": visible(turn.prompt) if prompts else "",
+    }
+
+
+def _add_frames(recording: Recording, game: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Put the frame of each step before its first turn, and the last one at the end."""
+    frames = frames_of(recording, settings)
+    steps: dict[int, int] = {}
+    for place, turn in enumerate(recording.episode.turns):
+        steps.setdefault(turn.step, place)
+    for frame, place in zip(frames, steps.values(), strict=False):
+        game["moves"][place]["frame"] = frame.text
+    if len(frames) > len(steps):
+        game["end"] = frames[-1].text

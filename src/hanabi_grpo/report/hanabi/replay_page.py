@@ -1,0 +1,70 @@
+"""The table of Hanabi games for the page of recorded games, which its script draws, and as text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hanabi_grpo.envs.base import Frame
+from hanabi_grpo.envs.hanabi.replays.frames import frames as text_frames
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
+from hanabi_grpo.envs.hanabi.replays.wording import deed, outcome
+from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
+
+SCRIPT = "replay.js"
+_KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}
+
+
+def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]], *, prompts: bool) -> dict[str, Any]:
+    """Put Hanabi's words into the games of a page, and return what its script needs.
+
+    Raises:
+        SettingsError: A record does not fit its deal.
+    """
+    timelines = [make_timeline(one) for one in recordings]
+    for timeline, game in zip(timelines, games, strict=True):
+        result, most = timeline.recording.episode.result, timeline.spec.reachable_max
+        bomb = " ✕" if result["bombed"] else ""
+        game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{bomb}"}
+        game["outcome"] = outcome(timeline.recording, most)
+        for move, row in zip(timeline.moves, game["moves"], strict=True):
+            row["did"] = deed(move.event, timeline.recording.players)
+            row["prompt"] = visible(move.prompt) if prompts else ""
+    return {"names": COLOR_NAMES, "games": [board_data(timeline) for timeline in timelines]}
+
+
+def frames(recording: Recording) -> Iterator[Frame]:
+    """Yield the game as text, also one whose deck no seed deals; raises as `draw_games`."""
+    return text_frames(make_timeline(recording))
+
+
+def board_data(timeline: Timeline) -> dict[str, Any]:
+    """Return what the script needs to draw every board of a game.
+
+    A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and lives after it, 1 if a
+    card was drawn]. The rules stay here: the script only takes cards away, appends them and narrows knowledge.
+    """
+    spec, first = timeline.spec, timeline.boards[0]
+    moves = []
+    for number, move in enumerate(timeline.moves):
+        before, after = timeline.boards[number], timeline.boards[number + 1]
+        event, action = move.event, move.event.action
+        is_hint = action.target >= 0
+        moves.append(
+            [
+                event.player,
+                _KINDS[action.kind],
+                action.target if is_hint else action.slot,
+                action.value if is_hint else int(event.scored),
+                after.hints,
+                after.lives,
+                before.deck_size - after.deck_size,
+            ]
+        )
+    return {
+        "number": timeline.recording.number,
+        "players": [visible(name) for name in timeline.recording.players],
+        "deck": "".join(map(str, timeline.recording.cards())),
+        "board": [spec.num_colors, spec.num_ranks, spec.hand_size, first.hints, first.lives],
+        "moves": moves,
+    }

@@ -1,0 +1,94 @@
+"""What a run or a recorded game played, for any environment: its setup, its frames, and how it ended in words."""
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import EnvSpec, Frame, Setup
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.hanabi.replays.wording import signed
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.types import Episode, EpisodeStatus
+
+OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
+"""Environments that show their games themselves: a module with `SCRIPT`, `draw_games` and `frames`."""
+_ENDINGS = {
+    EpisodeStatus.FINISHED: "played to its end",
+    EpisodeStatus.TRUNCATED_TURNS: "cut off",
+    EpisodeStatus.TRUNCATED_TOKENS: "cut off: out of tokens",
+}
+
+
+def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
+    """Return what the settings of a run play; None where they name no preset, or one that this version lacks.
+
+    Args:
+        settings: By variable, as `settings.json` has them.
+    """
+    env = settings.get("HANABI_ENV") or "hanabi"
+    try:
+        fields = registry.get(env).Config.model_fields
+        given = {name: settings.get(f"HANABI_{name.upper()}") for name in fields}
+        return registry.setup(env, {name: value for name, value in given.items() if value is not None})
+    except HanabiGrpoError:
+        return None
+
+
+def score_range(spec: EnvSpec) -> tuple[float, float]:
+    """Return the least and the most that can be scored."""
+    low, high = spec.return_range
+    return min(low, 0.0), high if spec.max_score is None else spec.max_score
+
+
+def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
+    """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
+    named: dict[str, Any] = {"preset": episode.preset}
+    for config in (None, named, {**named, "players": episode.num_players}):
+        try:
+            found = run_setup(settings) if config is None else registry.setup(episode.env, config)
+        except HanabiGrpoError:
+            continue
+        if found is not None and (found.env, found.spec.hash) == (episode.env, episode.spec_hash):
+            return found
+    return None
+
+
+def own_page(env: str) -> ModuleType | None:
+    """Return the module of an environment that draws its games, see `OWN_PAGES`."""
+    return importlib.import_module(OWN_PAGES[env]) if env in OWN_PAGES else None
+
+
+def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
+    """Return the frames of a game, one a step and the end; none where this version does not know what was played.
+
+    Args:
+        recording: The game.
+        settings: Of its run, by variable.
+
+    Raises:
+        SettingsError: It cannot be played again.
+    """
+    episode, own = recording.episode, own_page(recording.episode.env)
+    setup = None if own else setup_of(episode, settings)
+    try:
+        found = own.frames(recording) if own else setup.environment.render(setup.config, episode) if setup else ()
+        return tuple(Frame(title=visible(one.title), text=visible(one.text)) for one in found)
+    except SettingsError:
+        raise
+    except HanabiGrpoError as error:
+        raise SettingsError(f"{recording.where}: {error}") from error
+
+
+def outcome(episode: Episode) -> str:
+    """Return the figures of a game and its ending, e.g. "score 3, bombed 0; played to its end"."""
+    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in episode.result.items())
+    return visible("; ".join(filter(None, [figures, _ENDINGS[episode.status]])))
+
+
+def returns(episode: Episode) -> str:
+    """Return what each player got, e.g. "+3" where all got the same, else "+1 / -1"."""
+    texts = [signed(episode.reward(player)) for player in range(episode.num_players)]
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)

@@ -1,0 +1,237 @@
+"""The estimators: pure functions from games that are compared with each other to advantages of one player's turns.
+
+R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
+
+EPSILON = 1e-4
+PENALTY_WEIGHT = 2.0
+DECAY = 0.9
+"""What is kept of a moving baseline in each step: its memory is about ten steps."""
+Values = list[list[float]]
+"""Per game, per own turn of one player: its advantage; an empty list for a game without a turn of that player."""
+Formula = Callable[[Sequence[Episode], int, bool], Values]
+"""(games, player, whether to divide by the standard deviation) -> Values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """One estimator as it is set up for a run.
+
+    Example:
+        grpo(games_of_one_deal, 0) == [[0.93, 0.93], [-1.06], [0.13]]
+    """
+
+    name: str
+    """Of HANABI_ADVANTAGE."""
+    formula: Formula
+    pool: Literal["group", "step"]
+    """Which games are compared: those of one group, or all games of the step that are on the same board."""
+    scaled: bool
+    """Whether to divide by the standard deviation; what the source does, unless the run says otherwise."""
+
+    def __call__(self, episodes: Sequence[Episode], player: int) -> Values:
+        """Return the advantages of a player's turns in games of one pool in which its seat is trained."""
+        return self.formula(episodes, player, self.scaled)
+
+
+def group_relative(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return (R_i − mean R) / (std R + ε) for every turn of game i; unscaled R_i − mean R.
+
+    Source: DeepSeekMath (arXiv 2402.03300), outcome supervision, section 4.1.2; without the division it is the
+    advantage of Dr. GRPO (arXiv 2503.20783).
+    """
+    return over_games(episodes, player, partial(centred, scaled=scaled))
+
+
+def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return (S_i − mean S) / (std S + ε) + 2·r_it for turn t of game i; unscaled S_i − mean S + 2·r_it.
+
+    S_i is the player's return of game i without the parts for replies (`REPLY_PARTS`), and r_it the sum of those for
+    turn t. A penalty reaches the reply that earned it and no other; the factor makes an illegal reply (−0.5) weigh as
+    much as a game one standard deviation below the mean. Scaled, a weight on all of S is divided out again, so
+    HANABI_REWARD_SCORE is refused then; unscaled it scales the first term. Source: this project; the first term is that
+    of GRPO.
+    """
+
+    def paid(one: Turn, *, for_reply: bool) -> float:
+        return sum(value for part, value in one.rewards[player].items() if (part in REPLY_PARTS) == for_reply)
+
+    def of_game(episode: Episode) -> float:
+        return sum(paid(one, for_reply=False) for one in episode.turns)
+
+    games = over_games(episodes, player, partial(centred, scaled=scaled), of_game)
+    return [
+        [
+            value + PENALTY_WEIGHT * paid(one, for_reply=True)
+            for value, one in zip(values, episode.trajectory(player), strict=True)
+        ]
+        for values, episode in zip(games, episodes, strict=True)
+    ]
+
+
+def leave_one_out(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return R_i − 1/(K − 1) Σ_{j≠i} R_j for every turn of game i of K; scaled, divided by (std R + ε).
+
+    The baseline of a game does not contain the game, so the gradient is unbiased while nothing is divided. It is
+    K/(K − 1) times R_i − mean R. A game without others gets 0.
+
+    Source: Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!"; for language models Ahmadian et al.
+    (arXiv 2402.14740), the RLOO estimator.
+    """
+
+    def compare(returns: Sequence[float]) -> list[float]:
+        others, scale = len(returns) - 1, divisor(returns, scaled)
+        return [
+            (value - (sum(returns[:place]) + sum(returns[place + 1 :])) / others) / scale if others else 0.0
+            for place, value in enumerate(returns)
+        ]
+
+    return over_games(episodes, player, compare)
+
+
+def above_baseline(episodes: Sequence[Episode], player: int, scaled: bool, *, baselines: Mapping[str, float]) -> Values:
+    """Return R_i − b for every turn of game i; scaled, divided by (std R + ε).
+
+    b is the player's baseline on this board before the step (`moved`), or without one the mean of these games. It holds
+    no game that it judges, so the gradient is unbiased while nothing is divided; it knows nothing of a deal's
+    difficulty.
+
+    Source: REINFORCE with a reinforcement baseline, Williams 1992; one baseline for each player is SPIRAL's
+    role-conditioned advantage (arXiv 2506.24119), which moves it with every game instead of every step.
+    """
+
+    def compare(returns: Sequence[float]) -> list[float]:
+        centre = baselines.get(baseline_key(player, episodes[0].spec_hash), mean(returns)) if returns else 0.0
+        scale = divisor(returns, scaled)
+        return [(value - centre) / scale for value in returns]
+
+    return over_games(episodes, player, compare)
+
+
+def batch_normalised(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return (R_i − μ) / (σ + ε) for every turn of game i; unscaled R_i − μ.
+
+    μ and σ are over all turns of this player in the step, each with the return of its game: a game counts as often as
+    it has turns. The source counts tokens instead, which is the same where replies are equally long, and has a KL term
+    in the reward. Its variant "w/ baseline", which subtracts the group's mean first, is HANABI_ADVANTAGE=grpo with
+    HANABI_ADVANTAGE_SCALE=none and HANABI_WHITEN=true.
+
+    Source: REINFORCE++ (arXiv 2501.03262v9), global advantage normalisation.
+    """
+    return over_turns([[one.reward(player)] * len(one.trajectory(player)) for one in episodes], scaled)
+
+
+def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return G_it − mean G for turn t of game i; scaled (G_it − mean G) / (std G + ε).
+
+    G_it is what the player receives from its turn t on, that turn included, without discount, whoever moved. Mean and
+    deviation are over all turns of this player in the step: GAE with γ = λ = 1 and that mean in the place of a value
+    function. Early turns, which have more to come, lie above it on average: that is variance, not bias.
+
+    Source: MARSHAL (arXiv 2510.15414), turn-level advantage estimator (sum, then normalise) with agent-specific
+    normalisation over the batch; it subtracts the mean and does not divide.
+    """
+    found: Values = []
+    for episode in episodes:
+        total, backwards = 0.0, []
+        for one in reversed(episode.turns):
+            total += one.reward(player)
+            if one.player == player:
+                backwards.append(total)
+        found.append(backwards[::-1])
+    return over_turns(found, scaled)
+
+
+grpo = Estimator(name="grpo", formula=group_relative, pool="group", scaled=True)
+turn = Estimator(name="turn", formula=turn_credit, pool="group", scaled=True)
+rloo = Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False)
+return_to_go = Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False)
+reinforce_pp = Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True)
+
+
+def moving_baseline(baselines: Mapping[str, float]) -> Estimator:
+    """Return the estimator with the baselines of the steps before, see `moved`."""
+    formula = partial(above_baseline, baselines=dict(baselines))
+    return Estimator(name="baseline", formula=formula, pool="step", scaled=False)
+
+
+def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: int) -> dict[str, float]:
+    """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board of its games, mean R at the first time.
+
+    Args:
+        baselines: Before the step, {"player_0 9f3c…": 1.75}: player and board.
+        episodes: The step's games in which the player's seat is trained, of any boards.
+        player: Number of the seat.
+    """
+    after = dict(baselines)
+    for board in dict.fromkeys(episode.spec_hash for episode in episodes):
+        here = [one.reward(player) for one in episodes if one.spec_hash == board and one.trajectory(player)]
+        if here:
+            key = baseline_key(player, board)
+            after[key] = DECAY * baselines[key] + (1 - DECAY) * mean(here) if key in baselines else mean(here)
+    return after
+
+
+def baseline_key(player: int, board: str) -> str:
+    """Return the name of a baseline in a checkpoint."""
+    return f"{player_name(player)} {board}"
+
+
+def over_games(
+    episodes: Sequence[Episode],
+    player: int,
+    compare: Callable[[Sequence[float]], Sequence[float]],
+    reward: Callable[[Episode], float] | None = None,
+) -> Values:
+    """Return for every turn of a game what `compare` makes of that game's return beside those of the others.
+
+    Only games in which the player had a turn are compared. A game's return is the player's, unless `reward` says.
+    """
+    turns = [len(episode.trajectory(player)) for episode in episodes]
+    playing = [episode for episode, count in zip(episodes, turns, strict=True) if count]
+    values = iter(compare([reward(one) if reward else one.reward(player) for one in playing]))
+    return [[next(values)] * count if count else [] for count in turns]
+
+
+def over_turns(values: Values, scaled: bool) -> Values:
+    """Return the values of turns, compared with those of all turns."""
+    flat = iter(centred([value for game in values for value in game], scaled))
+    return [[next(flat) for _ in game] for game in values]
+
+
+def centred(values: Sequence[float], scaled: bool) -> list[float]:
+    """Return (x − mean) / (std + ε), or x − mean where `scaled` is false."""
+    centre, scale = mean(values), divisor(values, scaled)
+    return [(value - centre) / scale for value in values]
+
+
+def divisor(values: Sequence[float], scaled: bool) -> float:
+    """Return std + ε, or 1 where `scaled` is false."""
+    return deviation(values) + EPSILON if scaled else 1.0
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation (divided by n − 1), 0 of fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    centre = mean(values)
+    apart = [value - centre for value in values]
+    # A product overflows to infinity, where a power would raise.
+    variance = sum(value * value for value in apart) / (len(values) - 1)
+    if variance != float("inf"):
+        return float(variance**0.5)
+    # An infinite divisor would make every advantage a quiet 0.
+    largest = max(map(abs, apart))
+    return float(largest * (sum((value / largest) ** 2 for value in apart) / (len(values) - 1)) ** 0.5)
