@@ -13,7 +13,6 @@ import pytest
 from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions import convention_report
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.errors import SettingsError
@@ -36,7 +35,6 @@ NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
     "\x00\x1b\u202eabc\ud800]]>'\"\u2028$x_1$"
 )
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
 
 def run_of(folder: Path, text: str) -> str:
