@@ -13,12 +13,10 @@ from swift.trainers.mixin import SwiftMixin
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.sft.batches import reply_logits
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.lora_op import join_lora_products
 from hanabi_grpo.training.model.token_wise import token_wise
-from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 SIZES = {
@@ -96,15 +94,6 @@ def test_values_and_gradients_are_those_of_ms_swifts_pass(kind: str, joined: boo
     assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
 
 
-def test_in_bfloat16_the_values_are_the_same_up_to_its_rounding() -> None:
-    model = _model(dtype=torch.bfloat16)
-    ids, _, mask = _rows()
-    ours, theirs = reply_logps(model, model, ids, mask, 1.0), _theirs(model, 1.0)
-    assert ours.dtype == theirs.dtype == torch.bfloat16
-    assert float((ours - theirs)[mask].abs().max()) < 0.05
-    assert all(torch.isfinite(value).all() for value in _gradients(model, ours).values())
-
-
 def test_with_gradient_checkpointing_only_the_head_is_spared_and_the_gradient_is_the_same() -> None:
     model = _model()
     ids, _, mask = _rows()
@@ -138,16 +127,6 @@ def _failing(**_: Any) -> Any:
     raise RuntimeError("planted")
 
 
-def test_padding_changes_no_row() -> None:
-    model = _model()
-    ids, attention, mask = _rows()
-    together = reply_logps(model, model, ids, mask, 1.0)
-    for row in range(3):
-        length = int(attention[row].sum())
-        alone = reply_logps(model, model, ids[row : row + 1, :length], mask[row : row + 1, : length - 1], 1.0)
-        torch.testing.assert_close(alone[0], together[row, : length - 1])
-
-
 def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> None:
     for kind in MODELS:
         layer = _model(kind).get_base_model().get_decoder().layers[-1]
@@ -162,7 +141,6 @@ def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> 
 def test_pefts_layer_computes_what_the_joined_operation_computes() -> None:
     source = inspect.getsource(Linear.forward)
     assert "result = result + lora_B(lora_A(dropout(x))) * scaling" in source
-    assert "_disable_adapters" in inspect.getsource(Linear.disable_adapters.fget or Linear.disable_adapters)
 
 
 def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> None:
@@ -173,24 +151,3 @@ def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> Non
     swift = inspect.getsource(GRPOTrainer.training_step)
     assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
     assert swift.count("self.") == 5, "more than the end of an asynchronous evaluation; look at `updates`"
-
-
-def test_what_warm_starts_learn_from_has_the_values_and_gradients_of_the_whole_pass() -> None:
-    ids, _, mask = _rows()
-    marks = torch.nn.functional.pad(mask, (1, 0))
-    whole = small_model(vocab_size=40, num_hidden_layers=2)
-    for model in (whole, _model()):
-        ours, targets = reply_logits(model, ids, marks)
-        found = _all_gradients(model, ours)
-        expected = model(input_ids=ids).logits[:, :-1][mask]
-        torch.testing.assert_close(ours, expected)
-        assert torch.equal(targets, ids[:, 1:][mask])
-        for name, value in _all_gradients(model, expected).items():
-            torch.testing.assert_close(found[name], value, msg=name)
-        assert not any(one._forward_hooks or one._forward_pre_hooks for one in token_wise(model))
-
-
-def _all_gradients(model: torch.nn.Module, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    logits.square().mean().backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}

@@ -80,58 +80,56 @@ def _batch(**values: Any) -> PlayerBatch:
     return PlayerBatch(**given)
 
 
-def _gradient(batch: PlayerBatch | None = None, **values: Any) -> tuple[float, list[list[float]]]:
+def _gradient(batch: PlayerBatch, **values: Any) -> tuple[float, list[list[float]]]:
     """Return the loss, and the factor that multiplies ∇log π of each token, times the number of tokens."""
     logps = (torch.tensor(RATIOS).log() - 2.0).requires_grad_()
-    loss, _ = PolicyLoss.from_settings(Settings(**values))(logps, batch or _batch())
+    loss, _ = PolicyLoss.from_settings(Settings(**values))(logps, batch)
     loss.backward()
     assert logps.grad is not None
-    return 6 * float(loss), [[round(6 * value, 5) for value in row] for row in logps.grad.tolist()]
+    return 6 * float(loss), (6 * logps.grad).tolist()
 
 
 def _close(found: list[list[float]], expected: list[list[float]]) -> None:
-    assert [value for row in found for value in row] == pytest.approx([value for row in expected for value in row])
+    flat = [value for row in expected for value in row]
+    assert [value for row in found for value in row] == pytest.approx(flat, abs=1e-5)
 
 
-def test_the_default_clip_is_a_fifth_on_both_sides() -> None:
-    loss, gradient = _gradient()
-    # Clipped where the ratio has left the band in the direction of the advantage; elsewhere −A · ratio.
-    _close(gradient, [[0.0, -0.5, -1.1], [1.5, 0.0, 4.0]])
-    assert loss == pytest.approx(-(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 4.0))
+NOTHING = torch.zeros(2, 3)
+OLD = torch.full((2, 3), -2.0)
 
 
-def test_the_band_has_a_lower_and_an_upper_width() -> None:
-    loss, gradient = _gradient(clip_low=0.6, clip_high=0.05)
-    _close(gradient, [[0.0, -0.5, 0.0], [1.5, 0.5, 4.0]])
-    assert loss == pytest.approx(-(1.05 + 0.5 + 1.05) + (1.5 + 0.5 + 4.0))
-
-
-def test_the_dual_clip_ends_the_pull_of_a_bad_token_that_became_likely() -> None:
-    loss, gradient = _gradient(clip_dual=3.0)
-    _close(gradient, [[0.0, -0.5, -1.1], [1.5, 0.0, 0.0]])
-    assert loss == pytest.approx(-(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 3.0))
-
-
-def test_without_old_logprobs_every_ratio_is_one_and_no_clip_acts() -> None:
-    _, gradient = _gradient(_batch(old_per_token_logps=None), clip_low=0.01, clip_high=0.01)
-    _close(gradient, [[-1.0] * 3, [1.0] * 3])
-
-
-def test_the_kl_in_the_loss_is_the_third_estimator_times_beta() -> None:
-    reference = torch.full((2, 3), -2.0)
-    none = torch.zeros(2, 3)
-    loss, gradient = _gradient(_batch(advantages=none, ref_per_token_logps=reference), beta=0.5)
-    # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
-    expected = [[0.5 * (1 - 1 / ratio) for ratio in row] for row in RATIOS]
-    _close(gradient, [[round(value, 5) for value in row] for row in expected])
-    assert loss == pytest.approx(sum(0.5 * (1 / ratio + LOG(ratio) - 1) for row in RATIOS for ratio in row), rel=1e-5)
-
-
-def test_the_kl_in_the_reward_is_left_out_of_the_loss() -> None:
-    batch = _batch(advantages=torch.zeros(2, 3), ref_per_token_logps=torch.full((2, 3), -5.0))
-    loss, gradient = _gradient(batch, beta=0.5, kl="reward")
-    assert loss == 0.0
-    _close(gradient, [[0.0] * 3] * 2)
+@pytest.mark.parametrize(
+    ("values", "batch", "gradient", "loss"),
+    [
+        # Clipped where the ratio has left the band in the direction of the advantage; elsewhere −A · ratio.
+        ({}, {}, [[0.0, -0.5, -1.1], [1.5, 0.0, 4.0]], -(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 4.0)),
+        (
+            {"clip_low": 0.6, "clip_high": 0.05},
+            {},
+            [[0.0, -0.5, 0.0], [1.5, 0.5, 4.0]],
+            -(1.05 + 0.5 + 1.05) + (1.5 + 0.5 + 4.0),
+        ),
+        # The dual clip ends the pull of a bad token that became likely.
+        ({"clip_dual": 3.0}, {}, [[0.0, -0.5, -1.1], [1.5, 0.0, 0.0]], -(1.2 + 0.5 + 1.1) + (1.5 + 0.8 + 3.0)),
+        # Without old logprobs every ratio is one and no clip acts.
+        ({"clip_low": 0.01, "clip_high": 0.01}, {"old_per_token_logps": None}, [[-1.0] * 3, [1.0] * 3], 0.0),
+        # r − log r − 1 with r = π_ref / π, here 1 / ratio; its derivative by log π is 1 − r.
+        (
+            {"beta": 0.5},
+            {"advantages": NOTHING, "ref_per_token_logps": OLD},
+            [[0.5 * (1 - 1 / ratio) for ratio in row] for row in RATIOS],
+            sum(0.5 * (1 / ratio + LOG(ratio) - 1) for row in RATIOS for ratio in row),
+        ),
+        # The KL in the reward is left out of the loss.
+        ({"beta": 0.5, "kl": "reward"}, {"advantages": NOTHING, "ref_per_token_logps": OLD - 3}, [[0.0] * 3] * 2, 0.0),
+    ],
+)
+def test_loss_and_gradient_are_those_worked_out_by_hand(
+    values: dict[str, Any], batch: dict[str, Any], gradient: list[list[float]], loss: float
+) -> None:
+    found, gradients = _gradient(_batch(**batch), **values)
+    _close(gradients, gradient)
+    assert found == pytest.approx(loss, rel=1e-5, abs=1e-5)
 
 
 SAMPLER = torch.tensor([[-2.0 - LOG(4.0), -2.0, -2.0 + LOG(2.0)], [-2.0, -2.0, -2.0]])

@@ -134,14 +134,10 @@ def test_what_the_loss_measures_is_logged_as_numbers_but_for_one_prefix_which_is
     ]
 
 
-def test_ms_swift_can_be_told_to_run_no_code_of_a_model() -> None:
-    assert ModelLoader.default_trust_remote_code in (True, False)
-    assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
-
-
 def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_others_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "trust_remote_code=self.default_trust_remote_code" in inspect.getsource(ModelLoader)
     monkeypatch.setattr(ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code)
     monkeypatch.setitem(TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"])
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
@@ -166,24 +162,8 @@ def test_ms_swift_keeps_its_client_where_the_link_is_put() -> None:
     assert "_init_external_vllm" in vars(RLHFArguments)
     assert "grpo" in TrainerFactory.TRAINER_MAPPING
     assert "vllm_client" in inspect.getsource(SwiftRLHF._get_trainer_kwargs)
-    for name in (
-        "get_engine_type",
-        "reset_mm_cache",
-        "use_async_engine",
-        "enable_multi_turn",
-        "enable_lora",
-        "use_gym_env",
-    ):
-        assert hasattr(ServerLink, name)
-
-
-def test_every_adapter_is_trainable_in_float32_and_the_base_is_frozen(model: PeftModel) -> None:
-    for name, parameter in model.named_parameters():
-        assert parameter.requires_grad == ("lora_" in name), name
-        if parameter.requires_grad:
-            assert parameter.dtype == torch.float32
-    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert all(any(player in name for player in NAMES) for name in trainable)
+    asked = {"get_engine_type", "reset_mm_cache", "use_async_engine", "enable_multi_turn", "enable_lora", "use_gym_env"}
+    assert asked <= set(dir(ServerLink))
 
 
 def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(model: PeftModel) -> None:
@@ -192,6 +172,8 @@ def test_selecting_an_adapter_leaves_requires_grad_alone_and_changes_the_output(
             if "lora_B" in name:
                 parameter.fill_(0.1 if "player_0" in name else -0.1)
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert before == {name: "lora_" in name for name in before}
+    assert all(value.dtype == torch.float32 for name, value in model.named_parameters() if "lora_" in name)
     ids = torch.arange(6)[None]
     outputs = {}
     for name in NAMES:

@@ -9,11 +9,11 @@ number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_dis
 {"plain": true} takes ms-swift's own forward pass over all tokens and PEFT's own layers.
 """
 
+import asyncio
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +23,11 @@ from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
 from hanabi_grpo.client.answers import RolloutResult, without_bad_numbers
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.envs.hanabi.prompts import system_prompt
-from hanabi_grpo.envs.hanabi.rules import PlayerView
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import trainer
 from hanabi_grpo.training.link import ServerLink
@@ -46,15 +45,15 @@ class _Seat:
     def __init__(self, inner: Any, conversation: Conversation, version: int) -> None:
         self._inner, self._conversation, self._version = inner, conversation, version
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        text = (await self._inner.reply(view, prompt)).text
+    async def reply(self, seen: Observation) -> Reply:
+        text = (await self._inner.reply(seen)).text
         chat = self._conversation._chat
-        added = self._conversation.ask(prompt())
+        added = self._conversation.ask(seen.message())
         ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id]
         self._conversation.answer(ids)
         return Reply(
             text=text,
-            prompt=prompt(),
+            prompt=seen.message(),
             prompt_ids=tuple(added),
             reply_ids=tuple(ids),
             logprobs=(0.0,) * len(ids),
@@ -62,17 +61,17 @@ class _Seat:
         )
 
 
-class _Policy:
-    """Random play of game number `game` of its group, as a policy for every seat."""
+class _Player:
+    """Random play in every seat, of any environment."""
 
     name = "scripted"
 
-    def __init__(self, chat: ChatFormat, config: EnvConfig, game: int, version: int) -> None:
-        self._chat, self._config, self._game, self._version = chat, config, game, version
+    def __init__(self, chat: ChatFormat, version: int) -> None:
+        self._chat, self._version = chat, version
 
-    def seat(self, player: int, *, spec: Any, suite: str, seed: int, game: int) -> _Seat:
-        system = system_prompt(spec, self._config.observation, player, bomb_rule=self._config.bomb_rule)
-        inner = make_policy("random").seat(player, spec=spec, suite=suite, seed=seed, game=self._game)
+    def seat(self, player: int, *, task: Task[Any], game: int) -> _Seat:
+        system = task.environment.system(task.config, player)
+        inner = make_script(task.setup, "random").seat(player, task=task, game=game)
         return _Seat(inner, Conversation(self._chat, system), self._version)
 
 
@@ -105,21 +104,17 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
     chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(link.settings.model))
     groups: list[list[Episode]] = []
     for deal in deals:
-        config = EnvConfig.parse(deal["env_config"])
-        group = []
-        for game in range(link.settings.num_generations):
-            seats = [_Policy(chat, config, game, version)] * config.players
-            [episode] = play_episodes_sync(config, seats, deal["suite"], [deal["seed"]])
-            seated = own_seats(config.players, names, version)
-            episode = dataclasses.replace(episode, game=game, seats=seated)
-            group.append(_with_logprobs(link.model, episode, names))
-        groups.append(group)
+        task = registry.setup(deal["env"], deal["env_config"]).task(deal["suite"], deal["seed"])
+        players = [_Player(chat, version)] * task.setup.spec.num_players
+        played = asyncio.run(play_group(task, players, num_games=link.settings.num_generations))
+        seated = own_seats(len(players), names, version)
+        groups.append([_with_logprobs(link.model, dataclasses.replace(one, seats=seated), names) for one in played])
     absent = PLAN.get("absent", {})
     if version in absent.get("steps", []):
         groups = [[_without(episode, absent["player"]) for episode in group] for group in groups]
     if version in PLAN.get("nan_reward", []):
         episode = groups[0][0]
-        bad = dataclasses.replace(episode.turns[0], rewards={"score": float("nan")})
+        bad = dataclasses.replace(episode.turns[0], rewards=({"score": float("nan")},) * episode.num_players)
         groups[0][0] = dataclasses.replace(episode, turns=(bad, *episode.turns[1:]))
     if version in PLAN.get("empty", []):
         dropped = [DroppedGame(suite="train", seed=deal["seed"], game=0, reason="planted") for deal in deals]

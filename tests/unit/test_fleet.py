@@ -19,7 +19,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient, each_server, server
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.rollout.datasets import load_rows
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link
@@ -136,13 +135,11 @@ def test_every_deal_is_played_once_and_comes_back_to_its_place(seeds: list[int],
     assert share_deals([{**one, "seats": ["iggi", "base"]} for one in deals], servers) == shares
 
 
-def test_calls_are_made_at_the_same_time_and_answers_come_in_order() -> None:
-    meet = threading.Barrier(3, timeout=20)
+def test_calls_are_made_at_the_same_time_and_the_first_failure_is_raised_once_all_have_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meet, done = threading.Barrier(3, timeout=20), []
     assert side_by_side({name: (lambda name=name: (meet.wait(), name)[1]) for name in "abc"}) == ["a", "b", "c"]
-
-
-def test_the_first_failure_is_raised_once_all_calls_have_ended(caplog: pytest.LogCaptureFixture) -> None:
-    done = []
 
     def fail(kind: type[Exception]) -> None:
         raise kind("no")
@@ -208,26 +205,6 @@ def test_games_that_are_asked_for_ahead_come_from_all_servers(
     assert set(link.partner_names.values()) == {"iggi"}
 
 
-def test_mixed_groups_are_played_by_all_servers_as_by_one(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    both, alone = fleet(group="mixed"), fleet(apps[:1], group="mixed")
-    [row] = load_rows(DATASET, both.settings)
-    first = row["first_seed"]
-    same = {name: row[name] for name in ("env", "env_config", "suite")}
-    deals = [{**same, "seed": first + number, "deal": number} for number in range(3)]
-    both.connect(0)
-    both.push(None, PLAYERS, 7)
-    played = both.play(deals, PLAYERS, 7)
-    request = both.prepare(deals, PLAYERS, 7)
-    assert both.accept(request, both.fetch(request)).groups == played.groups
-    assert [[game.seed - first for game in group] for group in played.groups] == [[0, 1], [2, 3], [4, 5]]
-    both.disconnect()
-    alone.connect(7)
-    alone.push(None, PLAYERS, 7)
-    assert told(alone.play(deals, PLAYERS, 7).groups) == told(played.groups)
-
-
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
 ) -> None:
@@ -251,18 +228,6 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
             link.connect(0)
     assert all(one.client.session_timeout is None for one in link.links.values())
     fleet(apps[:1]).connect(0)
-
-
-def test_a_server_that_holds_an_older_version_is_named(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    link = fleet()
-    link.connect(0)
-    link.push(None, PLAYERS, 7)
-    first, _ = link.links.values()
-    first.push_exported({name: (adapter_bytes(0.5), PEFT_CONFIG) for name in PLAYERS}, 8)
-    with pytest.raises(ServerError, match=rf":{apps[1].port}: .*player_0@8 is required, but this server holds .*@7"):
-        link.play(DEALS, PLAYERS, 8)
 
 
 def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its_own_games(

@@ -102,7 +102,6 @@ def test_a_run_stands_for_its_newest_checkpoint_and_a_name_chooses_the_adapter(t
         save(tmp_path / "other", step)
     lender, partners = Lender(), make(tmp_path, f"player_1={tmp_path / 'other'}:player_0")
     partners.load({}, lender, "here")
-    assert lender.given == [(60, weights_of(60, "player_0"))]
     assert seated(partners, lender)[0] == [OWN[0], word(60, weights_of(60, "player_0"))]
     assert set(partners.names.values()) == {"other.player_0"}
 
@@ -235,28 +234,6 @@ def test_an_adapter_that_the_server_dropped_meanwhile_is_lent_again(app: Running
         link.client.lend(1, adapter_bytes(1.0 + number / 64), PEFT_CONFIG)
     assert word(50, weights_of(50, "player_0")) not in app.store.frozen.words()
     assert [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups] == seats
-    link.client.close()
-
-
-def test_another_server_process_is_lent_the_partners_before_it_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save(tmp_path / "other", 50)
-    with running_app() as first:
-        link = linked(first, tmp_path / "run", str(folder))
-        seats = [group[0].seats for group in link.play(DEALS, PLAYERS, 7).groups]
-        port = first.port
-    with running_app(port=port, instance_id="second") as second:
-
-        def introduce() -> None:
-            # The real one hashes a model folder; what follows it is what this test is about.
-            push_to(link.client, second, version=7)
-            link.instance_id = link.client.identity()["instance_id"]
-
-        monkeypatch.setattr(link, "_introduce", introduce)
-        groups = link.play(DEALS, PLAYERS, 7).groups
-        assert [group[0].seats for group in groups] == seats
-        assert {episode.instance_id for group in groups for episode in group} == {"second"}
     link.client.close()
 
 

@@ -60,11 +60,8 @@ def usable_groups(
 ) -> tuple[list[list[Episode]], list[str]]:
     """Return the groups that can be trained on, and a sentence for each deal that lost games.
 
-    Args:
-        groups: The games that were played.
-        dropped: The games that the server gave up.
-        min_games: A group with fewer games has no baseline and is left out.
-        mixed: Whether the games of a group are of different deals; what is left out then has one sentence of its own.
+    A group of fewer than `min_games` has no baseline and is left out. With `mixed` the games of a group are of
+    different deals, and what is left out has one sentence of its own.
     """
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
@@ -175,11 +172,10 @@ def plan_batches(
 ) -> list[dict[str, Any]]:
     """Return this rank's micro-batches of one step, player by player in the order of `own`.
 
-    Sequences are sorted by length before they are cut into micro-batches, so that little is padded, and dealt to
-    the ranks in turn; with `shared`, so that those that begin alike are together. A share that holds nothing becomes
-    one row without loss, so that no rank waits for another. With `tokens_per_micro_batch` a player has as many
-    micro-batches as its tokens fill, the same number on every rank; without, `micro_batches_per_player` of equally
-    many sequences.
+    Sequences are sorted by length before they are cut, so that little is padded, and dealt to the ranks in turn; with
+    `shared`, so that those that begin alike are together. A share that holds nothing becomes one row without loss, so
+    that no rank waits for another. With `tokens_per_micro_batch` a player has as many micro-batches as its tokens fill,
+    the same number on every rank; without, `micro_batches_per_player` of equally many sequences.
     """
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):

@@ -46,13 +46,8 @@ def spread_deals(
     it, so that no two groups share one. A deal of listed seeds stands for the next ones on the list, round and round;
     over the whole list each comes up equally often, and a list that is shorter than a group repeats within it.
 
-    Args:
-        deals: Each {"env_config": {...}, "suite": str, "seed": int, ...}; what else they hold is kept.
-        rows: Of the dataset, from `datasets.load_rows`.
-        num_games: Size of a group.
-
     Raises:
-        SettingsError: A deal that no row stands for.
+        SettingsError: A deal that no row of the dataset stands for.
     """
     found: list[dict[str, Any]] = []
     for deal in deals:

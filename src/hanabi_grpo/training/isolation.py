@@ -50,7 +50,7 @@ class PlayerGuard:
         """Prepare; `attach` makes it act.
 
         Args:
-            max_norm: Largest norm of one player's gradient; None leaves clipping to somebody else (ZeRO-3).
+            max_norm: Largest norm of one player's gradient; None leaves clipping to DeepSpeed (ZeRO-3).
             sharded: Whether each rank's groups hold only its share of the gradient.
             report: Called as report(kind, message, **details) for each dropped update.
             loss_scaled: Whether the loss has a scale that is found by skipping updates (float16).
@@ -81,10 +81,7 @@ class PlayerGuard:
         self._with_data, self._seen, self._begun = frozenset(with_data), set(), True
 
     def finish(self) -> dict[str, float]:
-        """Close an update: count what never reached the optimizer, and stop after too many steps in a row.
-
-        Returns:
-            The norm of each player's gradient in this update, before it was clipped.
+        """Close an update and return the norm of each player's gradient before it was clipped.
 
         Raises:
             NonFiniteError: A player's update was dropped in three steps in a row; in twenty with a loss scale.

@@ -9,12 +9,7 @@ def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Epi
     """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
 
     It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
-    included; other turns have no such part. The trainer adds it, since games are played in text.
-
-    Args:
-        episode: As it was played.
-        per_token: Not negative; 0 returns the game as it is.
-        free: Tokens that cost nothing.
+    included. The trainer adds it, since games are played in text.
     """
     if not per_token or all(len(turn.reply_ids) <= free for turn in episode.turns):
         return episode

@@ -85,8 +85,8 @@ class PolicyLoss:
             num_processes: Their gradients are averaged, so each divides by its share of N.
 
         Returns:
-            A number whose sum over the micro-batches of an update is the player's loss, and means over the batch's
-            sampled tokens: the shares "low", "high" and "region" that the clip stops, and "kl" in nats.
+            A number whose sum over an update's micro-batches is the player's loss, and means over sampled tokens: the
+            shares "low", "high" and "region" that the clip stops, and "kl" in nats.
         """
         mask, advantages = batch.completion_mask, batch.advantages
         old = logps.detach() if batch.old_per_token_logps is None else batch.old_per_token_logps
@@ -153,18 +153,12 @@ def shape_advantages(
 ) -> list[float]:
     """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
 
-    Both parts are score-function estimators: a term f added to the advantage of a token a, sampled from π in the state
-    s, moves the weights by E[f ∇log π(a|s)]. They are weighted per token, whatever HANABI_LOSS_UNIT says of the rewards
-    and HANABI_UPDATE=sequential of the game.
+    Both parts (BETA with HANABI_KL=reward, HANABI_ENTROPY_BONUS) are score-function estimators: a term f added to the
+    advantage of a token a, sampled from π in the state s, moves the weights by E[f ∇log π(a|s)]. They are weighted per
+    token, whatever HANABI_LOSS_UNIT says of the rewards and HANABI_UPDATE=sequential of the game.
 
-    Args:
-        batches: Of `plan_batches`; with HANABI_KL=reward and BETA they hold the reference's logprobs.
-        settings: BETA, HANABI_KL and HANABI_ENTROPY_BONUS from here.
-        groups: The games of the step, of all ranks.
-        trained: Words of the seats that are trained in this step.
-
-    Returns:
-        With HANABI_KL=reward the mean of log π − log π_ref per micro-batch with a sampled token, in nats.
+    `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it. Returns
+    the mean of log π − log π_ref per micro-batch with a sampled token, in nats; without HANABI_KL=reward none.
     """
     means = {}
     if settings.entropy_bonus:

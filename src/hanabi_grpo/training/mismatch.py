@@ -12,9 +12,8 @@ from hanabi_grpo.errors import ParityError
 class MismatchCheck:
     """Compares trainer and sampler logprobs per player and stops training when they differ.
 
-    The trainer's values come from the forward pass that the loss needs anyway, so every sampled token of every
-    step is compared and the check costs nothing; games of an earlier version need one more pass, under the weights of
-    that version (`overlap`). It runs before the optimizer moves.
+    The trainer's values come from the forward pass that the loss needs anyway, so every sampled token is compared at no
+    cost; games of an earlier version need one more pass, under its weights (`overlap`). It runs before the optimizer.
     """
 
     tolerance: float

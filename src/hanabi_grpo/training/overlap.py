@@ -29,15 +29,12 @@ from hanabi_grpo.training.link import GamesRequest, says_so
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGames:
-    """One step's games, and what they were sampled with."""
+    """One step's games, the version that sampled them, and how long that and the trainer's waiting took."""
 
     result: RolloutResult
     version: int
-    """Of the own players when these games were sampled."""
     rollout_seconds: float
-    """From the request to the answer."""
     wait_seconds: float
-    """That the trainer stood still for them."""
 
 
 def play_now(link: Link, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
@@ -72,9 +69,8 @@ class _Flight:
 class PlayAhead:
     """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
 
-    A request that the server did not answer with games (it died, was replaced, or the sync of the next version
-    overtook it) is made again in the plain way, with the version that is served then. Nothing of it was used. Whatever
-    else goes wrong in the thread is raised by `take`.
+    A request that the server did not answer with games (it died, was replaced, or the next sync overtook it) is made
+    again in the plain way, with the version that is served then. What else goes wrong in the thread, `take` raises.
     """
 
     def __init__(self, link: Link, names: tuple[str, ...]) -> None:
@@ -83,11 +79,7 @@ class PlayAhead:
         self._flight: _Flight | None = None
 
     def take(self, deals: list[dict[str, Any]], version: int) -> StepGames:
-        """Return the games of a step: those that were asked for ahead, or games that are played now.
-
-        Args:
-            deals: Of the step.
-            version: That the server serves now.
+        """Return the games of a step's deals: those that were asked for ahead, or played now with the served version.
 
         Raises:
             ServerError: As `ServerLink.play`, or an answer with stamps of others than those who were asked for.
@@ -137,13 +129,9 @@ class KeptAdapters:
     """All adapters' weights as they were at the last two weight syncs. Every rank keeps its own copy.
 
     Games are sampled with version v and learned from at version v + 1, so π_old in the ratio of PPO (`loss`) is
-    version v. Its logprobs are this trainer's own, from a forward pass without a gradient under the kept weights of v,
-    and not those that came with the games:
-
-    - The ratio is exactly 1 where the weights are equal, as without overlap: another program's rounding stays out of
-      what is clipped.
-    - The difference of both is what HANABI_SAMPLER_CORRECTION weighs by: trainer over sampler at one version.
-    - It is what the mismatch check compares, so it sees every token of every step here as well.
+    version v. Its logprobs are this trainer's own, from a pass under the kept weights of v, and not those that came
+    with the games: the ratio is exactly 1 where the weights are equal, and the mismatch check and
+    HANABI_SAMPLER_CORRECTION compare trainer and sampler at one version.
     """
 
     def __init__(self) -> None:
@@ -161,9 +149,6 @@ class KeptAdapters:
         """Let forward passes use the weights of a version; those of now come back bit by bit.
 
         In place, because optimizers and DeepSpeed hold on to the tensors themselves.
-
-        Raises:
-            VersionError: That version is not kept.
         """
         if version not in self.versions:
             raise VersionError(

@@ -50,14 +50,9 @@ class PartnerSeats:
     def load(self, facts: Mapping[str, Any], lend: Lend, instance_id: str) -> None:
         """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
 
-        Args:
-            facts: Of the server: model_fingerprint, tokenizer_hash, chat_hash.
-            lend: Of the client.
-            instance_id: Of the server.
-
         Raises:
             SettingsError: A checkpoint that is missing or damaged, has no adapter for a seat, or was trained on another
-                base model, tokenizer or chat format.
+                base model, tokenizer or chat format (`facts` are the server's).
             ServerError: The server refuses an adapter.
         """
         if not self.pool:
@@ -78,22 +73,15 @@ class PartnerSeats:
                 raise ServerError(f"HANABI_PARTNERS={partner.word}: {error}") from error
         name = always_partner(self.pool, self._settings.partner_share)
         if name is not None and self._settings.adapters != SHARED_ADAPTER:
-            logger.warning(
-                "%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat, so its adapter does not move",
-                name,
-            )
+            logger.warning("%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it does not move", name)
 
     def seat(
         self, deals: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, lend: Lend, instance_id: str
     ) -> list[dict[str, Any]]:
         """Return deals with "seats" where a partner plays; the others are returned as they are.
 
-        Args:
-            deals: Each with "deal", its number in the run.
-            own: Words of the run's own players, see `partners.own_seats`.
-            version: Of the own players; earlier versions are below it.
-            lend: Of the client; called for frozen adapters that this server process was not lent yet.
-            instance_id: Of the server.
+        Each has its number in the run as "deal". `lend` is called for frozen adapters that this server process was not
+        lent yet.
         """
         if instance_id != self._instance_id:
             self._lent.clear()
@@ -113,10 +101,7 @@ class PartnerSeats:
         return seated
 
     def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Make a request that `seat` prepares; where the server dropped an adapter meanwhile, prepare and make it anew.
-
-        Another client of the server may lend as well, and it holds a limited number.
-        """
+        """Make a request that `seat` prepares; anew where the server dropped an adapter for another client's."""
         tries = 1
         while True:
             try:

@@ -32,7 +32,7 @@ class CheckpointSaving:
     resume: ResumePoint | None
     failed_saves: int
     baselines: dict[int, dict[str, float]]
-    """Moving baselines by the number of steps that were made when they hold; an interrupt may come within a step."""
+    """Moving baselines by the number of steps before them; an interrupt may come within a step."""
     accelerator: Any
     model: Any
     optimizer: Any
@@ -81,22 +81,16 @@ class CheckpointSaving:
                 "Nothing was saved; look for a merge or an optimizer over base weights."
             )
         facts = {
-            "board_hashes": self.link.spec_hashes,
+            "spec_hashes": self.link.spec_hashes,
             "model": self.settings.model,
             "base_checksum": checksum,
             **({"started_from": self.started_from} if self.started_from else {}),
             **self.link.server_facts,
         }
+        state = {"moments": moments, "groups": groups, "random_states": random_states}
+        baselines = self.baselines.get(step, {})
         folder = save_checkpoint(
-            model,
-            self.adapter_names,
-            self.link.run_folder,
-            step,
-            facts,
-            moments=moments,
-            groups=groups,
-            baselines=self.baselines.get(step, {}),
-            random_states=random_states,
+            model, self.adapter_names, self.link.run_folder, step, facts, baselines=baselines, **state
         )
         self.state.last_model_checkpoint = str(folder)
         rotate(self.link.run_folder, self.settings.save_total_limit)

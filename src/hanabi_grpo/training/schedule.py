@@ -19,14 +19,9 @@ class PlayerSchedule(LRScheduler):
     def __init__(
         self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: int | Mapping[str, int], **options: Any
     ) -> None:
-        """Build the schedule.
+        """Build the schedule for groups that count "updates", from options of `transformers.get_scheduler`.
 
-        Args:
-            optimizer: Its groups count "updates".
-            name: As transformers names it, e.g. "cosine".
-            num_steps: Steps from the first to the end of the schedule, for all players or by name: a player that
-                takes turns has fewer of its own.
-            options: Further arguments of `transformers.get_scheduler`.
+        It has `num_steps`, for all players or by name: a player that takes turns has fewer of its own.
 
         Raises:
             SettingsError: The schedule is not a function of the number of updates.
@@ -38,10 +33,8 @@ class PlayerSchedule(LRScheduler):
 
     def get_lr(self) -> list[float]:
         """Return each group's rate."""
-        return [
-            group["initial_lr"] * self._factors[group["player"]](group["updates"])
-            for group in self.optimizer.param_groups
-        ]
+        groups = self.optimizer.param_groups
+        return [group["initial_lr"] * self._factors[group["player"]](group["updates"]) for group in groups]
 
     def refresh(self) -> None:
         """Set the rates again after the groups' counts were restored."""

@@ -8,12 +8,7 @@ from hanabi_grpo.types import Episode, player_name
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
-    """Refuse games of a deal by others than those who were asked for.
-
-    Args:
-        group: The games.
-        seats: The word of each seat, see `refs`; an own player's names the pushed version.
-        instance_id: Of the server that was asked.
+    """Refuse games of a deal by others than those who were asked for: seats (see `refs`) on a server process.
 
     Raises:
         ServerError: Another server process, another seat, a turn of another version, or a script's turn with tokens.

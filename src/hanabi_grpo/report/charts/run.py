@@ -1,12 +1,11 @@
-"""The pictures of one run: score, figures of each player, seconds of each phase, what the alarms watch."""
+"""The pictures of one run: score, seconds of each phase, what the alarms watch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
@@ -17,18 +16,18 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_line,
     make_figure,
-    make_grid,
-    name_lines,
     save_figure,
     tidy,
 )
 from hanabi_grpo.report.charts.labels import Label, write_labels
-from hanabi_grpo.report.run_views.figures import SCORE, phases, player_figures, players, series
+from hanabi_grpo.report.played import score_range
+from hanabi_grpo.report.run_views.figures import SCORE, phases, series
+from hanabi_grpo.runs.alarms import alarms_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURES = ("score", "players", "phases", "alarms")
+PICTURES = ("score", "phases", "alarms")
 _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
 _POINT = "#c62828"
@@ -52,10 +51,8 @@ class RunPictures:
 
     title: str
     rows: _Rows
-    alarms: Sequence[Alarm] = ()
-    """Of the run, see `alarms_of`."""
-    score_range: tuple[float, float] | None = None
-    """Least and most that can be scored."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By variable; they say what was played."""
     levels: Mapping[str, float] | None = None
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
@@ -68,9 +65,8 @@ class RunPictures:
         """
         pictures: dict[str, Callable[[], Figure]] = {
             "score": self.score,
-            "players": self.players,
             "phases": self.phases,
-            "alarms": lambda: alarm_figure(self.rows, self.alarms, title=self.title),
+            "alarms": lambda: alarm_figure(self.rows, alarms_of(self.settings), title=self.title),
         }
         return pictures[name]()
 
@@ -106,12 +102,13 @@ class RunPictures:
             last = self.points[-1].mean
             labels.append(Label(text=f"held-out deals {last:.2f}", y=last, color=_POINT, bold=True))
         heights = [*scores, *(self.levels or {}).values(), *(point.mean for point in self.points)]
-        score.set_ylim(_limits(heights, self.score_range))
+        possible = score_range(self.settings)
+        score.set_ylim(_limits(heights, possible))
         if min(heights) < 0:
             score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         share = _SIZE[1] / sum(_HEIGHTS)
         write_labels(score, labels, inches=_HEIGHTS[0] * share)
-        score.set_ylabel("mean score" + (f", {_scale(self.score_range)}" if self.score_range else ""))
+        score.set_ylabel("mean score" + (f", {_scale(possible)}" if possible else ""))
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         bad_labels = []
         for key, (name, color) in _BAD_REPLIES.items():
@@ -127,28 +124,6 @@ class RunPictures:
         add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{points}")
         for axes in (score, bad):
             tidy(axes)
-        return figure
-
-    def players(self) -> "Figure":
-        """Return a small picture per figure, with a line per player."""
-        names = players(self.rows)
-        found = [
-            one
-            for one in player_figures(self.rows)
-            if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)
-        ]
-        if not found:
-            raise SettingsError("the last row has no figure of a player; is this the metrics.jsonl of a training?")
-        figure, grid = make_grid(len(found), self.title)
-        colors = dict(zip(names, COLORS, strict=False))
-        for axes, one in zip(grid, found, strict=True):
-            for name, color in colors.items():
-                steps, values = series(self.rows, f"{name}/{one.name}")
-                if steps:
-                    draw_line(axes, steps, values, color, bold=1.7)
-            axes.set_title(one.title, loc="left", fontsize=9)
-            tidy(axes)
-        name_lines(figure, grid[0], colors)
         return figure
 
     def phases(self) -> "Figure":
@@ -179,17 +154,17 @@ class RunPictures:
         return figure
 
 
-def _limits(heights: Sequence[float], score_range: tuple[float, float] | None) -> tuple[float, float]:
+def _limits(heights: Sequence[float], possible: tuple[float, float] | None) -> tuple[float, float]:
     """Return the ends of an axis that holds these heights and 0, with room, but hardly any beyond what is possible."""
-    least, most = score_range or (-math.inf, math.inf)
+    least, most = possible or (-math.inf, math.inf)
     low, high = min([0.0, *heights]), max([0.0, *heights])
     room = 0.1 * (high - low) or 1.0
-    line = 0.03 * (most - least) if score_range else 0.0
+    line = 0.03 * (most - least) if possible else 0.0
     return (max(low - room, least - line) if low < 0 else 0.0), (min(high + room, most + line) if high > 0 else room)
 
 
-def _scale(score_range: tuple[float, float]) -> str:
-    least, most = score_range
+def _scale(possible: tuple[float, float]) -> str:
+    least, most = possible
     return f"at most {most:g}" if least == 0 else f"{least:g} to {most:g}"
 
 

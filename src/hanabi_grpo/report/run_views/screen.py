@@ -218,19 +218,18 @@ def _phases(state: RunState) -> Table:
 
 
 def _alarms(state: RunState) -> RenderableType:
-    lines = [
-        Text.assemble(
-            (f"{one.name}: ", "bold red"),
-            f"{one.subject + ': ' if one.subject else ''}{one.title}, since step {one.since}",
-        )
-        for one in state.alarms
-    ] or [Text("none is raised", style="green")]
+    lines = []
+    for one in state.readings[: len(state.raised)]:
+        of = f"{visible(one.subject)}: " if one.subject else ""
+        told = f"{of}{one.alarm.title}, since step {state.raised[one.key]}"
+        lines.append(Text.assemble((f"{one.alarm.name}: ", "bold red"), told))
+    lines = lines or [Text("none is raised", style="green")]
     counts = {kind: count for kind, count in state.incident_counts.items() if kind not in ("alarm", "alarm_over")}
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
         lines.append(Text(f"incidents: {words}", style="yellow"))
-    for one in [one for one in state.incidents if one.kind in counts][-2:]:
-        text = f"{clock(one.time)} {one.kind}: {' '.join(one.message.split())}"
+    for incident in [one for one in state.incidents if one.kind in counts][-2:]:
+        text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
 
@@ -240,9 +239,9 @@ def _game(game: LastGame, most: int) -> Panel:
     grid.add_column(justify="right")
     first = max(0, len(game.moves) - most)
     for number, move in enumerate(game.moves[first:], start=first + 1):
-        bad = Text(f"{move.bad} reply; instead: ", style="red") if move.bad else Text()
-        number_, player = Text(str(number), style="dim"), Text(move.player, style="bold")
-        grid.add_row(number_, player, bad + Text(move.did), Text(move.earned, style="dim"))
+        did = Text.assemble((f"{move['bad']} reply; instead: ", "red") if move["bad"] else "", move["did"])
+        place, player = Text(str(number), style="dim"), Text(move["player"], style="bold")
+        grid.add_row(place, player, did, Text(move["earned"], style="dim"))
     versions = f" · version {', '.join(map(str, game.versions))}" if game.versions else ""
     heading = Text(f"{game.outcome} · {game.deal}{versions}")
     end = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in game.table.splitlines()[:_MOST_TABLE]]

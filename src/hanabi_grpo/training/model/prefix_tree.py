@@ -35,12 +35,7 @@ class PrefixTree:
 
 
 def prefix_tree(ids: torch.Tensor, mask: torch.Tensor) -> PrefixTree:
-    """Return the tree of a batch; tokens that no reply token comes after are left out.
-
-    Args:
-        ids: [rows, tokens] token ids, padded on the right.
-        mask: [rows, tokens - 1], True where the token at the next position is a reply's.
-    """
+    """Return the tree of a batch, see `forward.reply_logps`; tokens that no reply token comes after are left out."""
     tokens, marks = ids.cpu().numpy(), mask.cpu().numpy()
     lengths = [max(int(marked.nonzero()[0][-1]) + 1, 1) if marked.any() else 1 for marked in marks]
     order = PrefixOrder([row[:length] for row, length in zip(tokens, lengths, strict=True)])
@@ -83,14 +78,7 @@ def _blocks(nodes: np.ndarray, whole: list[tuple[int, int]], num_nodes: int) -> 
 
 
 class PrefixOrder:
-    """Sequences in an order in which those that share a prefix stand together; at least one.
-
-    Attributes:
-        order: Number of each sequence.
-        lengths: Tokens of each, in that order, as the following.
-        shared: First tokens that each has in common with the one before it.
-        ends: False for a sequence that the next one begins with.
-    """
+    """Sequences in an order in which those that share a prefix stand together; at least one."""
 
     def __init__(self, sequences: Sequence[np.ndarray]) -> None:
         """Sort sequences of int64."""
@@ -98,6 +86,7 @@ class PrefixOrder:
         self.order = sorted(range(len(keys)), key=keys.__getitem__)
         ordered = [sequences[number] for number in self.order]
         self.lengths = [len(sequence) for sequence in ordered]
+        # First tokens that each has in common with the one before it, and whether the next one does not begin with it.
         self.shared = [_common(one, other) for one, other in zip([ordered[0][:0], *ordered], ordered, strict=False)]
         self.ends = [shared < length for shared, length in zip([*self.shared[1:], 0], self.lengths, strict=True)]
         self._new = np.cumsum([0, *np.subtract(self.lengths, self.shared)])
