@@ -160,7 +160,7 @@ def test_the_figures_of_a_deal_are_what_its_games_hold() -> None:
     turns = [made_turn(kind=kind) for kind in (ReplyKind.ILLEGAL, ReplyKind.UNPARSABLE, ReplyKind.UNPARSABLE)]
     cut = made_episode(*turns, score=0, score_kept=2, bombed=1, status=EpisodeStatus.TRUNCATED_TOKENS)
     whole = made_episode(made_turn(), score=4)
-    assert deal_figures(LAPTOP, [cut, whole]) == DealFigures(
+    assert deal_figures(LAPTOP.spec, [cut, whole]) == DealFigures(
         seed=0,
         scores=[0, 4],
         figures={

@@ -76,7 +76,7 @@ def evaluate_line_up(
         missing = [seed for seed in range(num_deals) if seed not in deals]
         progress(num_deals - len(missing))
         for some in play_line_up(line_up, setup, missing, suite=suite, served=served, rotate=rotate):
-            fresh = [deal_figures(setup, games) for games in some]
+            fresh = [deal_figures(setup.spec, games) for games in some]
             if book is not None:
                 book.add(*(deal.model_dump() for deal in fresh))
             deals.update({deal.seed: deal for deal in fresh})
@@ -147,13 +147,13 @@ def line_up_key(
     }
 
 
-def deal_figures(setup: Setup[Any], games: Sequence[Episode]) -> DealFigures:
+def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
     """Return what one deal's games come to, one game per seat order."""
-    spec, count = setup.spec, len(games)
+    count = len(games)
     scores = [line_up_score(spec, game, number) for number, game in enumerate(games)]
     kinds = [turn.kind for game in games for turn in game.turns]
     figures = {
-        **setup.environment.metrics(setup.config, games),
+        **mean_figures(game.result for game in games),
         "truncated": sum(game.status.is_truncated for game in games) / count,
         "illegal_per_game": kinds.count(ReplyKind.ILLEGAL) / count,
         "unparsable_per_game": kinds.count(ReplyKind.UNPARSABLE) / count,

@@ -71,7 +71,7 @@ class EvaluationResult:
     scores: tuple[float, ...]
     """Per deal, mean over the seat orders."""
     figures: dict[str, float]
-    """Means over deals: of `Environment.metrics`, and shares and counts per game that every environment has."""
+    """Means over deals: of `Game.result`, and of shares and counts that every environment has."""
 
     @property
     def num_deals(self) -> int:
