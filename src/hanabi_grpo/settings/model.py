@@ -321,7 +321,7 @@ class Settings(BaseModel):
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
-        "Its aliases, besides checkpoint_global_step_N and, for the best score so far, best.",
+        "Its aliases, besides checkpoint_global_step_N and, for a team's best score so far, best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
     )
