@@ -13,12 +13,10 @@ from swift.trainers.mixin import SwiftMixin
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOTrainer as TRLTrainer
 
-from hanabi_grpo.sft.batches import reply_logits
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_logps
 from hanabi_grpo.training.model.lora_op import join_lora_products
 from hanabi_grpo.training.model.token_wise import token_wise
-from small_models import small_model
 
 NAMES = ("player_0", "player_1")
 SIZES = {
@@ -153,24 +151,3 @@ def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> Non
     swift = inspect.getsource(GRPOTrainer.training_step)
     assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
     assert swift.count("self.") == 5, "more than the end of an asynchronous evaluation; look at `updates`"
-
-
-def test_what_warm_starts_learn_from_has_the_values_and_gradients_of_the_whole_pass() -> None:
-    ids, _, mask = _rows()
-    marks = torch.nn.functional.pad(mask, (1, 0))
-    whole = small_model(vocab_size=40, num_hidden_layers=2)
-    for model in (whole, _model()):
-        ours, targets = reply_logits(model, ids, marks)
-        found = _all_gradients(model, ours)
-        expected = model(input_ids=ids).logits[:, :-1][mask]
-        torch.testing.assert_close(ours, expected)
-        assert torch.equal(targets, ids[:, 1:][mask])
-        for name, value in _all_gradients(model, expected).items():
-            torch.testing.assert_close(found[name], value, msg=name)
-        assert not any(one._forward_hooks or one._forward_pre_hooks for one in token_wise(model))
-
-
-def _all_gradients(model: torch.nn.Module, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    logits.square().mean().backward()
-    return {name: value.grad.clone() for name, value in model.named_parameters() if value.grad is not None}

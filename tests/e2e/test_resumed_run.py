@@ -142,6 +142,22 @@ def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     assert any(name.endswith("|exp_avg_sq") for name in moved)
 
 
+def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
+    deals = tmp_path / "kuhn.jsonl"
+    row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn", "env_config": {"preset": "kuhn"}}
+    deals.write_text(json.dumps(row) + "\n")
+    variables = {"DATASET": str(deals), "HANABI_MAX_MODEL_LEN": "512", "MAX_STEPS": "2"}
+    folder = tmp_path / "run"
+    run(write_settings(folder, tiny_model, **variables))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first_chips"]
+        assert "hints_per_game" not in row
+    first, last = (everything(folder / f"checkpoint-{step}", "player_0") for step in (1, 2))
+    assert any("lora_B" in name for name in differing(first, last))
+
+
 def test_bad_days_inside_a_step_are_dropped_counted_and_reported(tiny_model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     plan = {"nan_loss": {"player": 1, "steps": [1]}, "nan_reward": [2], "empty": [3], "full_disk": [2]}

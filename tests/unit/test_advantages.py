@@ -6,7 +6,7 @@ import pytest
 
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
 from hanabi_grpo.training.advantages.estimators import moved, rloo
-from hanabi_grpo.training.advantages.step import step_advantages
+from hanabi_grpo.training.advantages.step import step_advantages, token_weights
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn
@@ -111,3 +111,18 @@ def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1() -> None:
     assert step_advantages([GROUP[:1]], 0, grpo, whiten=True) == [[[0.0, 0.0]]]
     empty: list[list[Episode]] = []
     assert step_advantages(empty, 0, grpo, whiten=True) == []
+
+
+def test_weights_give_tokens_turns_or_sequences_equal_weight() -> None:
+    turns = [[1, 4], [3], [0], []]
+    assert token_weights(turns, "token") == [[1.0, 1.0], [1.0], [1.0], []]
+    # 8 tokens in 3 turns: 8/3 for the turn of one token, 8/12, 8/9.
+    assert token_weights(turns, "turn") == [
+        [pytest.approx(8 / 3), pytest.approx(8 / 12)],
+        [pytest.approx(8 / 9)],
+        [0.0],
+        [],
+    ]
+    # 8 tokens in 2 sequences of 5 and 3: 8/10, 8/6.
+    assert token_weights(turns, "sequence") == [[0.8, 0.8], [pytest.approx(8 / 6)], [0.0], []]
+    assert token_weights([], "turn") == [] and token_weights([[0]], "sequence") == [[0.0]]

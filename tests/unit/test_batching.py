@@ -58,6 +58,12 @@ def test_a_trajectory_is_one_sequence_with_the_loss_on_its_replies() -> None:
     assert first.mask == [False, False, False, True, True, False, True, True]
     assert first.logprobs == [0.0, 0.0, 0.0, -0.25, -0.5, 0.0, -0.25, -0.5]
     assert [value > 0 for value in first.advantages] == first.mask
+    # A turn's tokens have the turn's advantage: its return-to-go of 1 and 0, less the mean over four turns of 0.25.
+    planted = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN)[0]
+    assert planted.advantages == [0.0, 0.0, 0.0, 0.75, 0.75, 0.0, -0.25, -0.25]
+    # 8 tokens in 3 sequences: those of this one, of 4 tokens, weigh 8 / (3 · 4).
+    weighed = sequences_of([GROUP], 0, choose_estimator("return_to_go"), OWN, unit="sequence")[0]
+    assert weighed.advantages == pytest.approx([value * 8 / 12 for value in planted.advantages])
     assert sequences_of([GROUP], 0, grpo, OWN, whiten=True)[0] != first
     # Player 1 had no turn in the third game.
     assert [len(sequences_of([GROUP], player, grpo, OWN)) for player in range(2)] == [3, 2]

@@ -114,8 +114,8 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
         (["a=RUN", "--window", "0"], "--window 0: must be at least 1"),
         (["a=RUN", "--reference", "x"], "--reference 'x': give NAME=SCORE"),
         (["a=RUN", "--board", "mini"], "--board mini:"),
-        (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "choose another --out-json"),
-        (["a=RUN", "--out-markdown", "RUN/metrics.jsonl/c.md"], "choose another --out-markdown"),
+        (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "c.json: cannot be written ("),
+        (["a=RUN", "--out-markdown", "RUN/metrics.jsonl/c.md"], "c.md: cannot be written ("),
         (["a=RUN", "--out-png", "RUN/metrics.jsonl/c.png"], "choose another place"),
     ],
 )

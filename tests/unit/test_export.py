@@ -38,7 +38,7 @@ PLAYERS = ("player_0", "player_1")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, and in `run` two adapters on it that change its logits."""
     place = tmp_path_factory.mktemp("somebody")
-    model = build_tiny_model(place / "model", Recipe(seed=3, steps=2, num_games=40))
+    model = build_tiny_model(place / "model", Recipe.of("hanabi", seed=3, steps=2, num_games=40))
     peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
     generator = torch.Generator().manual_seed(5)
     for layer in lora_layers(peft):
@@ -210,7 +210,7 @@ def test_a_merge_that_is_not_the_adapter_is_refused_and_leaves_nothing(
 
 
 def test_another_base_model_is_not_merged(trained: Path, tmp_path: Path) -> None:
-    other = build_tiny_model(tmp_path / "other", Recipe(seed=4, steps=1, num_games=40))
+    other = build_tiny_model(tmp_path / "other", Recipe.of("hanabi", seed=4, steps=1, num_games=40))
     answer = CliRunner().invoke(
         app, ["export", str(trained / "run"), "--out", "hub", "--merged"], env={"MODEL": str(other)}
     )

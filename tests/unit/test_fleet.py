@@ -19,7 +19,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient, each_server, server
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
-from hanabi_grpo.rollout.datasets import load_rows
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link
@@ -204,26 +203,6 @@ def test_games_that_are_asked_for_ahead_come_from_all_servers(
     assert taken.result.groups == now.groups
     assert {seats for group in now.groups for seats in {game.seats for game in group}} > {("player_0@7", "player_1@7")}
     assert set(link.partner_names.values()) == {"iggi"}
-
-
-def test_mixed_groups_are_played_by_all_servers_as_by_one(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    both, alone = fleet(group="mixed"), fleet(apps[:1], group="mixed")
-    [row] = load_rows(DATASET, both.settings)
-    first = row["first_seed"]
-    same = {name: row[name] for name in ("env", "env_config", "suite")}
-    deals = [{**same, "seed": first + number, "deal": number} for number in range(3)]
-    both.connect(0)
-    both.push(None, PLAYERS, 7)
-    played = both.play(deals, PLAYERS, 7)
-    request = both.prepare(deals, PLAYERS, 7)
-    assert both.accept(request, both.fetch(request)).groups == played.groups
-    assert [[game.seed - first for game in group] for group in played.groups] == [[0, 1], [2, 3], [4, 5]]
-    both.disconnect()
-    alone.connect(7)
-    alone.push(None, PLAYERS, 7)
-    assert told(alone.play(deals, PLAYERS, 7).groups) == told(played.groups)
 
 
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(

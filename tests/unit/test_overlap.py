@@ -1,7 +1,6 @@
 """Games that are played while the trainer learns: through the real link and server, and with a source that fails."""
 
 import logging
-import multiprocessing
 import signal
 import threading
 import time
@@ -215,20 +214,6 @@ def test_ctrl_c_gets_through_while_the_trainer_waits_for_games_and_waiting_is_an
         signal.signal(signal.SIGALRM, before)
         answered.set()
     assert "waiting for the games of version 7, which were asked for a step ahead since" in caplog.text
-
-
-def ask_and_end() -> None:
-    PlayAhead(Source(fetch=threading.Event().wait), PLAYERS).ask(FIRST, 7)
-
-
-def test_a_process_ends_although_a_request_is_in_flight() -> None:
-    # Forked: another interpreter would import for a minute.
-    process = multiprocessing.get_context("fork").Process(target=ask_and_end)
-    process.start()
-    process.join(60)
-    ended = process.exitcode
-    process.kill()
-    assert ended == 0
 
 
 @pytest.fixture(scope="module")

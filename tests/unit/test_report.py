@@ -179,7 +179,7 @@ def test_places_that_cannot_be_written_and_bad_options_are_refused(tmp_path: Pat
 def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     assert "no picture alarms: no row has a figure" in command(run, "--png", tmp_path / "new").output
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "players.png", "phases.png"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert command(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "attainable 3.78" in (tmp_path / "one.svg").read_text()
 

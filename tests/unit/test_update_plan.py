@@ -3,7 +3,6 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +12,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOTrainer
 
 from hanabi_grpo.settings import Settings, active_players, batch_plan, rates_of_each, steps_of_each
-from hanabi_grpo.training.batching import PlayerBatch
 from hanabi_grpo.training.isolation import PlayerGuard, player_groups
-from hanabi_grpo.training.loss import shape_advantages
 from hanabi_grpo.training.schedule import PlayerSchedule
 from hanabi_grpo.training.updates import StepUpdates, order_updates, player_order
-from made_games import made_episode, made_turn
 
 NAMES = ("player_0", "player_1")
 BASE = dict(device="cpu", num_generations=2, deals_per_step=2, per_device_train_batch_size=2, learning_rate=0.1)
@@ -40,8 +36,6 @@ class _Policy(torch.nn.Module):
 class _Data:
     """What the trainer reads of a micro-batch."""
 
-    shaping = None
-
     player: str
     x: torch.Tensor
     actions: torch.Tensor
@@ -49,6 +43,7 @@ class _Data:
     games: tuple[int, ...]
     completion_mask: torch.Tensor
     old_per_token_logps: torch.Tensor | None = None
+    shaping: torch.Tensor | None = None
     seen: list[tuple[bool, float]] = field(default_factory=list)
     """Per forward pass: whether it was a first pass, and the largest gap to the recorded logprobs."""
 
@@ -65,6 +60,7 @@ def _batches(step: int) -> list[dict[str, Any]]:
                 advantages=torch.randn(2, 1, generator=seeded),
                 games=(2 * number, 2 * number + 1),
                 completion_mask=torch.ones(2, 1, dtype=torch.bool),
+                shaping=torch.full((2, 1), 0.1),
             )
             made.append({"grpo_batch": data, "model_inputs": {}})
     return made
@@ -117,7 +113,10 @@ def _cut(batch: dict[str, Any], cut: bool) -> list[dict[str, Any]]:
             "grpo_batch": _Data(
                 player=data.player,
                 games=data.games[rows],
-                **{name: getattr(data, name)[rows] for name in ("x", "actions", "advantages", "completion_mask")},
+                **{
+                    name: getattr(data, name)[rows]
+                    for name in ("x", "actions", "advantages", "completion_mask", "shaping")
+                },
             ),
             "model_inputs": {},
         }
@@ -298,7 +297,9 @@ def test_a_sequential_step_weighs_the_second_players_games_by_what_the_first_has
             old = _PlayersTrainer._logps(_Policy(), mine)
             new = _PlayersTrainer._logps(trainer.model, mine)
             weights = (new - old).exp().clamp(0.5, 2.0)
-            assert torch.allclose(used.advantages, theirs.advantages * weights, atol=1e-5)
+            # The parts of KL and entropy, 0.1 here, are not weighed.
+            weighed = (theirs.advantages - 0.1) * weights + 0.1
+            assert torch.allclose(used.advantages, weighed, atol=1e-5)
 
 
 @pytest.mark.parametrize("values", [{}, {"update": "sequential", "updates_per_step": 2}], ids=str)
@@ -331,50 +332,3 @@ def test_gradients_are_shared_among_processes_only_behind_the_last_micro_batch_o
     with pytest.raises(RuntimeError, match="planted"):
         _train(tmp_path, cut=True)
     assert trainer._micro_batch is trainers[0]._micro_batch is None, "a failed one leaves none behind either"
-
-
-def test_the_weight_of_a_game_is_on_its_advantage_and_not_on_the_parts_of_kl_and_entropy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    used: list[str] = []
-    monkeypatch.setattr("hanabi_grpo.training.updates.use_adapter", lambda _, name: used.append(name))
-    monkeypatch.setattr("hanabi_grpo.training.updates.gather_object", list)
-    trainer = StepUpdates()
-    trainer.settings = Settings(**BASE, update="sequential", beta=0.5, kl="reward", entropy_bonus=0.1)
-    trainer.plan, trainer.adapter_names = batch_plan(trainer.settings), NAMES
-    trainer.guard = PlayerGuard(max_norm=None, sharded=False, report=lambda *_, **__: None)
-    trainer._metrics = {"train": defaultdict(list)}
-    trainer.accelerator, trainer.model = SimpleNamespace(unwrap_model=lambda model: model), object()
-    # The first player has made its replies of game 0 half as likely again, and those of game 1 a quarter less likely.
-    trainer.logps_of = lambda _: torch.tensor([[1.5], [0.75]]).log()  # type: ignore[method-assign]
-    batches = [{"grpo_batch": _shaped(player), "model_inputs": {}} for player in NAMES]
-    turns = [made_turn(player, 1, logprobs=-2.0) for player in range(2)]
-    shape_advantages(batches, trainer.settings, [[made_episode(*turns)]], ["", ""])
-    # −β (log π − log π_ref) = −0.5 · (−1 + 1.5), and −c (log π − mean) = −0.1 · (−1 + 2).
-    part = -0.25 - 0.1
-    for batch in batches:
-        assert batch["grpo_batch"].advantages[:, 0].tolist() == pytest.approx([2.0 + part, 1.0 + part])
-    trainer.begin_updates(order_updates(batches, trainer.settings, step=0, adapters=NAMES, active=NAMES))
-    trainer.end_update()
-    first, second = player_order(trainer.settings, 0)
-    assert used == [first], "ratios are taken under the adapter that has just moved"
-    after = {batch["grpo_batch"].player: batch["grpo_batch"].advantages[:, 0].tolist() for batch in batches}
-    assert after[first] == pytest.approx([2.0 + part, 1.0 + part])
-    assert after[second] == pytest.approx([1.5 * 2.0 + part, 0.75 * 1.0 + part])
-
-
-def _shaped(player: str) -> PlayerBatch:
-    one = torch.ones(2, 1)
-    return PlayerBatch(
-        completion_mask=one.bool(),
-        truncated_mask=torch.zeros(2, dtype=torch.bool),
-        seq_lengths=torch.full((2,), 2),
-        advantages=torch.tensor([[2.0], [1.0]]),
-        num_items_in_batch=torch.tensor(2),
-        logits_to_keep=1,
-        old_per_token_logps=torch.zeros(2, 1),
-        rollout_per_token_logps=-one,
-        ref_per_token_logps=-1.5 * one,
-        player=player,
-        games=(0, 1),
-    )

@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 from fake_engine import LAPTOP, TOKENIZER
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import NonFiniteError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
@@ -29,11 +31,12 @@ from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.learning import Lesson, held_out_figures, learn
 from hanabi_grpo.sft.run import Outcome, WarmStart, Watcher
 from hanabi_grpo.sft.samples import split_held_out
-from hanabi_grpo.sft.sources import GameFilter, Sources
+from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.students import load_base, make_students, student_names
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from small_models import small_model
 
+SETUP = Setup(HANABI, LAPTOP)
 LESSON = Lesson(steps=4, micro_batch=64, learning_rate=3e-3, max_grad_norm=1.0, pad_id=0)
 
 
@@ -64,10 +67,10 @@ def settings(base: Path, **other: Any) -> Settings:
 
 
 def work(base: Path, out: Path, **other: Any) -> WarmStart:
-    sources = Sources(line_ups=("hint-bot",), paths=(), num_deals=60, noise=0.2, chosen=GameFilter())
+    sources = Sources(line_ups=("hint-bot",), num_deals=60, noise=0.2)
     given: dict[str, Any] = {"sources": sources, "steps": 4, "batch": 8, "learning_rate": 3e-3}
     given |= {"shared": False, "full": False, "resume": False, "settings": settings(base)}
-    return WarmStart(config=LAPTOP, out=out, **{**given, **other})
+    return WarmStart(setup=SETUP, out=out, **{**given, **other})
 
 
 def do(what: WarmStart, should_stop: Callable[[], bool] = lambda: False) -> Outcome:
@@ -103,9 +106,9 @@ def start(base: Path, names: Sequence[str], **changes: Any) -> tuple[Any, list[A
     from hanabi_grpo.sft.encoding import Encoder
 
     encoder = Encoder(
-        config=LAPTOP, chat=ChatFormat.from_tokenizer(TOKENIZER), max_model_len=1024, max_completion_length=4
+        setup=SETUP, chat=ChatFormat.from_tokenizer(TOKENIZER), max_model_len=1024, max_completion_length=4
     )
-    taught, held_out = split_held_out(what.sources.samples(LAPTOP, encoder, seed=7, notes=[]))
+    taught, held_out = split_held_out(what.sources.samples(encoder, seed=7, notes=[]))
     if "player_1" in changes:
         taught = changes["player_1"](taught)
     model = load_base(what.settings, base, full="model" in names)
@@ -125,7 +128,7 @@ def run_steps(model: Any, students: list[Any], lesson: Lesson = LESSON) -> bool:
 
 
 def test_adapters_on_a_model_that_knows_nothing_learn_to_play_like_the_bot(base: Path, tmp_path: Path) -> None:
-    sources = Sources(line_ups=("hint-bot",), paths=(), num_deals=150, noise=0.2, chosen=GameFilter())
+    sources = Sources(line_ups=("hint-bot",), num_deals=150, noise=0.2)
     done = do(work(base, tmp_path / "out", sources=sources, steps=40, batch=16, learning_rate=1e-2))
     rows = {(label, row["name"]): row for label, row in done.rows}
     assert done.is_finished
@@ -168,8 +171,8 @@ def test_the_checkpoint_is_read_by_everybody_who_reads_checkpoints(base: Path, t
     assert manifest.facts["model_fingerprint"] == model_fingerprint(base)
     assert manifest.facts["tokenizer_hash"] == tokenizer_hash(TOKENIZER)
     assert manifest.facts["dtype"] == "float32"
-    assert manifest.facts["board_hashes"] == [LAPTOP.spec().hash]
-    assert manifest.facts["games"] == ["hint-bot: 60 deals, 0.2 of the moves random"]
+    assert manifest.facts["board_hashes"] == [SETUP.spec.hash]
+    assert manifest.facts["games"] == ["hint-bot: 60 deals, 0.2 of the actions random"]
     assert {row["name"] for row in manifest.facts["warm_start"]["best"]} == {"player_0", "player_1"}
     # Plain PEFT gives the figures that the manifest names.
     _, students = start(base, student_names(2, full=False, shared=False))
@@ -214,7 +217,7 @@ def test_a_finished_start_is_not_learned_again(base: Path, trained: tuple[Path, 
 
 
 def test_a_resume_needs_the_same_work(base: Path, copied: Path) -> None:
-    fewer = Sources(line_ups=("hint-bot",), paths=(), num_deals=50, noise=0.2, chosen=GameFilter())
+    fewer = Sources(line_ups=("hint-bot",), num_deals=50, noise=0.2)
     changes = {"steps": 5, "learning_rate": 1e-4, "batch": 9, "data": fewer}
     for name, value in changes.items():
         with pytest.raises(SettingsError, match=f"another warm start: {name} was"):
@@ -242,7 +245,7 @@ def test_one_players_games_move_no_other_players_adapter(base: Path) -> None:
         model, students = start(
             base,
             names,
-            player_1=lambda taught, keep=keep: [one for one in taught if keep or one.player == 0 or one.deck % 2],
+            player_1=lambda taught, keep=keep: [one for one in taught if keep or one.player == 0 or one.start % 2],
         )
         assert run_steps(model, students)
         ends.append([{name: value.detach().clone() for name, value in one.parameters.items()} for one in students])

@@ -219,17 +219,19 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
         config: The board.
         deals: Seed and number of each game.
     """
-    from hanabi_grpo.envs.hanabi.replays.recording import Recording
+    from hanabi_grpo.envs.base import Setup
+    from hanabi_grpo.envs.hanabi.environment import HANABI
     from hanabi_grpo.rollout.loop import play_episode
-    from hanabi_grpo.sft.encoding import Encoder
+    from hanabi_grpo.sft.encoding import Encoder, Replay
     from hanabi_grpo.training.batching import TokenRow
 
-    encoder = Encoder(config=config, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
+    setup = Setup(HANABI, config)
+    encoder = Encoder(setup=setup, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
     policies = [policy] * config.players
     rows: list[list[TokenRow]] = [[] for _ in policies]
     for seed, game in deals:
         episode = await play_episode(config, policies, suite=SUITE, seed=seed, game=game)
-        for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
+        for sample in encoder.samples(Replay.of(setup, episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
             mask = [bool(said) for said in sample.is_reply]
             rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))

@@ -1,5 +1,6 @@
 """`hanabi-grpo compare`: learning curves and scores of several arms, each with several seeds."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +34,8 @@ def compare(
     from hanabi_grpo.evaluation.comparison import Axis, compare_arms, comparison_sheets, comparison_to_json, load_arms
     from hanabi_grpo.evaluation.comparison.tables import comparison_markdown, comparison_notes
     from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
-    from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
+    from hanabi_grpo.report.page import save_text
+    from hanabi_grpo.runs.run_folder import finite
 
     if x not in tuple(Axis):
         raise SettingsError(f"--x {x}: must be steps or games.")
@@ -69,15 +71,13 @@ def compare(
             references=found.references,
         )
         say(f"picture: {out_png}")
-    for path, option in ((out_markdown, "--out-markdown"), (out_json, "--out-json")):
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path is out_markdown:
-                write_text_atomic(path, comparison_markdown(found, title))
-            else:
-                write_json_atomic(path, comparison_to_json(found, title))
-        except OSError as error:
-            raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another {option}.") from error
-        say(f"{'tables' if path is out_markdown else 'figures'}: {path}")
+    if out_markdown is not None:
+        save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")
+        say(f"tables: {out_markdown}")
+    if out_json is not None:
+        save_text(
+            out_json,
+            json.dumps(finite(comparison_to_json(found, title)), indent=2, ensure_ascii=False) + "\n",
+            "--out-json",
+        )
+        say(f"figures: {out_json}")

@@ -14,6 +14,7 @@ from hanabi_grpo.rollout.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
 def dataset(
     preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
+    env: Annotated[str, typer.Option(help="Environment.")] = "hanabi",
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
@@ -29,6 +30,7 @@ def dataset(
         rows.append(
             dataset_row(
                 board,
+                env=env,
                 players=players,
                 suite=suite,
                 num_deals=num_deals,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -56,7 +56,7 @@ class WarmStart:
 
     settings: Settings
     """MODEL, SEED, LORA_RANK, LORA_ALPHA, HANABI_DTYPE and the limits of conversations."""
-    config: EnvConfig
+    setup: Setup[Any]
     sources: Sources
     out: Path
     steps: int
@@ -111,11 +111,11 @@ class WarmStart:
         taught, held_out = split_held_out(samples)
         watcher.say(
             f"{len(taught)} conversations to learn from, {len(held_out)} held out "
-            f"({len({sample.deck for sample in held_out})} of {len({sample.deck for sample in samples})} decks)"
+            f"({len({sample.start for sample in held_out})} of {len({sample.start for sample in samples})} starts)"
         )
         base = load_base(settings, folder, full=self.full)
         lesson = self._lesson(_pad_id(chat), base.num_parameters(), watcher.say)
-        names = student_names(self.config.players, full=self.full, shared=self.shared)
+        names = student_names(self.setup.spec.num_players, full=self.full, shared=self.shared)
         model, students = make_students(
             base, names, settings, taught, held_out, learning_rate=lesson.learning_rate, batch_size=self.batch
         )
@@ -126,11 +126,11 @@ class WarmStart:
             "dtype": settings.dtype,
         }
         facts = {
-            "board_hashes": [self.config.spec().hash],
+            "board_hashes": [self.setup.spec.hash],
             "model": settings.model,
             **({} if self.full else {"base_checksum": base_checksum(model)}),
             **identity,
-            "env_config": self.config.model_dump(mode="json"),
+            **self.setup.row(),
             "games": self.sources.describe(),
         }
         # Everything that the weights depend on.
@@ -168,7 +168,7 @@ class WarmStart:
 
     def _read_games(self, chat: ChatFormat, watcher: Watcher) -> list[Sample]:
         encoder = Encoder(
-            config=self.config,
+            setup=self.setup,
             chat=chat,
             max_model_len=self.settings.max_model_len,
             max_completion_length=self.settings.max_completion_length,
@@ -180,8 +180,8 @@ class WarmStart:
             if watcher.should_stop():
                 raise _StoppedError
 
-        samples = self.sources.samples(self.config, encoder, seed=self.settings.seed, notes=notes, progress=read)
-        for line in (*notes, encoder.counts.line()):
+        samples = self.sources.samples(encoder, seed=self.settings.seed, notes=notes, progress=read)
+        for line in (*notes, encoder.line()):
             watcher.say(line)
         return samples
 

@@ -63,10 +63,8 @@ def build_artifact(
                 _link(checkpoint / name, partial / name)
         write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
         write_json_atomic(partial / SCORE, _score_json(score))
-        names = []
         for path in evaluations:
             _link(path, partial / EVALUATIONS / path.name)
-            names.append(path.name)
         games = write_sample_games(run_folder, partial, manifest.step)
         metadata = artifact_metadata(settings, manifest, score)
         facts = {
@@ -77,7 +75,7 @@ def build_artifact(
             "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
             "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
             "score of the last training games": score.text if score else "unknown",
-            "evaluations": ", ".join(names) or "none beside this card",
+            "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
             "sample games": games.name if games else "none beside this card",
         }
         write_text_atomic(partial / CARD, card_text(facts))

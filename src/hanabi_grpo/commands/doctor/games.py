@@ -95,12 +95,12 @@ def vocabulary_checks(context: Context) -> Iterator[Check]:
         yield skip("vocabulary", "needs the model, its chat template and the dataset")
         return
     try:
-        check_vocabulary(context.games, context.chat.tokenizer, settings.model)
+        check_vocabulary(context.setups, context.chat.tokenizer, settings.model)
     except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
         compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
-        boards = boards_of(context.games)
+        boards = boards_of(context.setups)
         make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
         yield fail("vocabulary", str(error), make)
         return
-    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.games)[0])} has a token")
+    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.setups)[0])} has a token")
