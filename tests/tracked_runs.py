@@ -70,5 +70,5 @@ def add_checkpoint(folder: Path, step: int) -> Path:
         (partial / "trainer").mkdir()
         (partial / "trainer/optimizer.safetensors").write_bytes(b"moments")
 
-    facts = {"adapters": list(PLAYERS), "board_hashes": ["2beb8aa616bb"], "model_fingerprint": "f00d"}
+    facts = {"adapters": list(PLAYERS), "spec_hashes": ["2beb8aa616bb"], "model_fingerprint": "f00d"}
     return write_checkpoint(folder, step, fill, facts, needed_bytes=100)

@@ -68,7 +68,11 @@ def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
 def test_a_learning_curve_names_every_line_at_its_end(num_steps: int) -> None:
     points = [Point(step=0, mean=0.6, error=0.1), Point(step=num_steps, mean=2.1, error=0.1)]
     run = RunPictures(
-        title="$a$: 30 steps", rows=rows_of(num_steps), score_range=(0, 4), levels={"hint-bot": 2.64}, points=points
+        title="$a$: 30 steps",
+        rows=rows_of(num_steps),
+        settings={"HANABI_PRESET": "laptop"},
+        levels={"hint-bot": 2.64},
+        points=points,
     )
     score, replies = run.score().axes
     end = 1.2 if num_steps == 30 else 2.8
@@ -81,14 +85,14 @@ def test_a_learning_curve_names_every_line_at_its_end(num_steps: int) -> None:
 
 def test_a_score_that_may_be_negative_has_room_below_and_only_within_what_is_possible() -> None:
     rows = [{"step": step, "games": 1.0, "score/mean": -1.95 + 0.01 * step} for step in range(1, 11)]
-    axes = RunPictures(title="t", rows=rows, score_range=(-2, 2)).score().axes[0]
+    axes = RunPictures(title="t", rows=rows, settings={"HANABI_ENV": "kuhn", "HANABI_PRESET": "kuhn"}).score().axes[0]
     assert axes.get_ylim() == (pytest.approx(-2.12), pytest.approx(0.194))
     assert axes.get_ylabel() == "mean score, -2 to 2"
 
 
 def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
     for num, players in ((1, 2), (11, 5), (700, 2)):
-        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players), alarms=alarms_of({}))
+        run = RunPictures(title="$x_1$ <b> ünïcode", rows=rows_of(num, players=players))
         for turn in ("a", "b"):
             assert run.save_all({name: tmp_path / turn / f"{name}.png" for name in PICTURES}) == {}
         for name in PICTURES:

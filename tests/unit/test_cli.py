@@ -2,7 +2,6 @@ import io
 import json
 import os
 import re
-import socket
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from doctor_machines import NOWHERE, ROOT, free_port
 from hanabi_grpo.cli import GROUPS, RENAMED, all_commands, app
 from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
 from hanabi_grpo.commands.train import trainer_argv, trainer_environ, wait_for_server
@@ -24,19 +24,11 @@ from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, read_settings
 from torn_checkpoints import write as write_checkpoint_of
 
-NOWHERE = Path("/nonexistent/.env")
 RUNNER = CliRunner()
-ROOT = Path(__file__).parents[2]
 
 
 def loaded(**environ: str) -> LoadedSettings:
     return load_settings(environ, NOWHERE)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class _Health(BaseHTTPRequestHandler):
@@ -83,15 +75,14 @@ def test_commands_stand_in_groups_and_an_old_name_tells_the_new_one() -> None:
         assert new.split()[0] in all_commands()
 
 
-@pytest.mark.parametrize("command", [None, *all_commands()])
-def test_every_command_has_help_and_a_version_and_starts_nothing(command: str | None) -> None:
-    words = [command] if command else []
-    for option in ("-h", "--help"):
-        result = RUNNER.invoke(app, [*words, option])
-        assert result.exit_code == 0 and "Usage" in result.output
-    for more in ([], ["--mine", "1"]):
-        result = RUNNER.invoke(app, [*words, *more, "--version"])
-        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
+def test_every_command_has_help_and_a_version_and_starts_nothing() -> None:
+    for words in ([], *([command] for command in all_commands())):
+        for option in ("-h", "--help"):
+            result = RUNNER.invoke(app, [*words, option])
+            assert result.exit_code == 0 and "Usage" in result.output
+        for more in ([], ["--mine", "1"]):
+            result = RUNNER.invoke(app, [*words, *more, "--version"])
+            assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
 def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> None:
@@ -107,12 +98,7 @@ def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> Non
     assert server_command(loaded()) == "bash tools/rollout/rollout_hanabi_gym.sh"
 
 
-def test_a_local_model_switches_the_hubs_off(tmp_path: Path) -> None:
-    assert offline_environ(Settings(model=str(tmp_path)))["HF_HUB_OFFLINE"] == "1"
-    assert "HF_HUB_OFFLINE" not in offline_environ(Settings(model="Qwen/Qwen3-4B"))
-
-
-def test_one_process_runs_the_module_and_several_run_torchrun() -> None:
+def test_the_trainers_process_its_key_and_its_hubs(tmp_path: Path) -> None:
     path = Path("outputs/x/settings.json")
     assert trainer_argv(Settings(nproc_per_node=1), path, ["--a", "1"]) == [
         *(sys.executable, "-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json", "--a", "1")
@@ -121,11 +107,10 @@ def test_one_process_runs_the_module_and_several_run_torchrun() -> None:
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"),
         *("-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json"),
     ]
-
-
-def test_a_key_from_dotenv_reaches_the_trainer_by_its_environment(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("HANABI_API_KEY=topsecret\n")
     assert trainer_environ(load_settings({}, tmp_path / ".env"))["HANABI_API_KEY"] == "topsecret"
+    assert offline_environ(Settings(model=str(tmp_path)))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in offline_environ(Settings(model="Qwen/Qwen3-4B"))
 
 
 def test_waiting_ends_when_the_server_is_healthy(health_server: Any) -> None:
@@ -139,14 +124,11 @@ def test_waiting_ends_when_the_server_is_healthy(health_server: Any) -> None:
     assert text.splitlines() == [f"{where} is starting, 146 s", f"{where} is ready."]
 
 
-def test_a_refused_key_is_an_error_at_once(health_server: Any) -> None:
+def test_a_refused_key_and_a_server_that_never_comes_are_errors(health_server: Any) -> None:
     health_server.key = "other"
     here = loaded(VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="k")
     with pytest.raises(ServerError, match=r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"):
         wait_for_server(here, recording(), poll=0.01)
-
-
-def test_waiting_for_nobody_reminds_and_then_gives_up_with_the_command() -> None:
     console = recording()
     here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
     with pytest.raises(ServerError) as caught:
@@ -184,28 +166,6 @@ def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(
         assert not (tmp_path / "run").exists()
 
 
-def test_train_leaves_its_settings_and_becomes_the_trainer(
-    tmp_path: Path, health_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    environ = train_environ(tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="topsecret")
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    became: list[Any] = []
-    monkeypatch.setattr(os, "execvpe", lambda *call: became.append(call))
-    result = RUNNER.invoke(app, ["train", "--weight_decay", "0"])
-    assert result.exit_code == 0, result.output
-    path = tmp_path / "run" / "settings.json"
-    program, argv, passed = became[0]
-    assert program == sys.executable
-    assert argv[1:] == ["-m", "hanabi_grpo.training.main", "--settings", str(path), "--weight_decay", "0"]
-    assert passed["HANABI_API_KEY"] == "topsecret" and passed["HF_HUB_OFFLINE"] == "1"
-    assert "topsecret" not in path.read_text() + result.output
-    again = read_settings(path)
-    assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
-    assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output
-
-
 @pytest.fixture
 def train_command(
     tmp_path: Path, health_server: Any, monkeypatch: pytest.MonkeyPatch
@@ -213,17 +173,29 @@ def train_command(
     """Run `hanabi-grpo train` up to the exec that would start the trainer; returns its result and that call."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
-    def command(**environ: str) -> tuple[Any, list[Any]]:
+    def command(*options: str, **environ: str) -> tuple[Any, list[Any]]:
         became: list[Any] = []
+        given = train_environ(tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), **environ)
         with monkeypatch.context() as patch:
             patch.setattr(os, "execvpe", lambda *call: became.append(call))
-            for name, value in train_environ(
-                tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), **environ
-            ).items():
+            for name, value in given.items():
                 patch.setenv(name, value)
-            return RUNNER.invoke(app, ["train"]), became
+            return RUNNER.invoke(app, ["train", *options]), became
 
     return command
+
+
+def test_train_leaves_its_settings_and_becomes_the_trainer(tmp_path: Path, train_command: Any) -> None:
+    result, [(program, argv, passed)] = train_command("--weight_decay", "0", HANABI_API_KEY="topsecret")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "run" / "settings.json"
+    assert program == sys.executable
+    assert argv[1:] == ["-m", "hanabi_grpo.training.main", "--settings", str(path), "--weight_decay", "0"]
+    assert passed["HANABI_API_KEY"] == "topsecret" and passed["HF_HUB_OFFLINE"] == "1"
+    assert "topsecret" not in path.read_text() + result.output
+    again = read_settings(path)
+    assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
+    assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output
 
 
 def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, train_command: Any) -> None:

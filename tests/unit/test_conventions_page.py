@@ -62,11 +62,6 @@ def test_a_line_up_that_never_moved_has_a_page() -> None:
     assert "1 games, 1 of them cut off" in text
 
 
-def test_no_report_is_no_page() -> None:
-    with pytest.raises(SettingsError, match="at least one report"):
-        render_conventions([], title="t")
-
-
 def test_figures_are_written_with_error_and_count() -> None:
     cell = figure_cell(Estimate(value=0.625, error=0.0312, count=216), Unit.SHARE, "hints")
     assert (cell.text, cell.style, cell.hover) == ("62.5 ± 3.1%", "", "216 hints")

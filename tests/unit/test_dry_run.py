@@ -55,17 +55,20 @@ def seen(*words: str) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-@pytest.mark.parametrize("command", TERMINALS)
-def test_print_config_shows_every_setting_with_its_origin(
-    command: str, sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_print_config_shows_every_setting_with_its_origin(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HANABI_API_KEY", "topsecret")
-    code, text = seen(command, "--print-config")
-    rows = {cells[0]: cells[1:] for line in text.splitlines() if len(cells := line.strip("│").split()) >= 3}
-    assert code == 0 and rows["REPORT_TO"] == ["│", "none", "│", "shell"] and rows["BETA"][-1] == "default"
-    code, text = seen(command, "--print-config", "--json")
-    assert (code, json.loads(text)) == (0, settings_json(load_settings()))
-    assert "topsecret" not in text
+    for command in TERMINALS:
+        code, text = seen(command, "--print-config")
+        rows = {cells[0]: cells[1:] for line in text.splitlines() if len(cells := line.strip("│").split()) >= 3}
+        assert code == 0 and rows["REPORT_TO"] == ["│", "none", "│", "shell"] and rows["BETA"][-1] == "default"
+        code, text = seen(command, "--print-config", "--json")
+        assert (code, json.loads(text)) == (0, settings_json(load_settings())) and "topsecret" not in text
+        for words, refusal in (
+            (("--print-config", "--dry-run"), "choose one of --print-config and --dry-run"),
+            (("--json",), "--json is for --print-config and --dry-run."),
+        ):
+            result = RUNNER.invoke(app, [command, *words])
+            assert result.exit_code == 2 and refusal in result.stderr
 
 
 @pytest.mark.parametrize("command", TERMINALS)
@@ -78,16 +81,16 @@ def test_a_dry_run_checks_shows_and_leaves_no_trace(
     assert code == 0, text
     assert sorted(tmp_path.rglob("*")) == before
     assert "dry run: nothing was started. Without --dry-run this would be:" in text
-    assert "handed on as they are: --mine 1" in text and " 0 fail" in text
+    assert " 0 fail" in text
     shown, gpu = text.partition("dry run:")[2], "3" if command == "train" else "2"
     assert f"\nGPUs {gpu}: CUDA_VISIBLE_DEVICES=2,3 (shell) has more than " in text and f"    GPUs: {gpu}\n" in shown
     if command == "train":
         assert f"-m hanabi_grpo.training.main --settings {tmp_path}/run/settings.json --mine 1\n" in shown
-        assert "1 trainer process(es), after waiting up to 600 s for the server at http://127.0.0.1:" in shown
+        assert "after waiting up to 600 s for the server at http://127.0.0.1:" in shown
         assert "500 steps of 8 deals × 16 games = 128 games" in text
     else:
         assert "-m hanabi_grpo.cli serve --mine 1\n" in shown
-        assert f"model {sound}, dtype float32, max_model_len 1024," in shown and "max_loras 6" in shown
+        assert "listening on http://127.0.0.1:" in shown
 
 
 def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +103,6 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monk
     assert (code, failed, report["would_start"]) == (1, {"batch", "run folder"}, None)
     code, text = seen("train", "--dry-run")
     assert code == 1 and "nothing was started, and nothing could be: see what failed above." in text
-
-
-@pytest.mark.parametrize(
-    ("words", "refusal"),
-    [
-        (("--print-config", "--dry-run"), "choose one of --print-config and --dry-run"),
-        (("--json",), "--json is for --print-config and --dry-run."),
-    ],
-)
-@pytest.mark.parametrize("command", TERMINALS)
-def test_the_two_exclude_each_other(command: str, words: tuple[str, ...], refusal: str, sound: Path) -> None:
-    result = RUNNER.invoke(app, [command, *words])
-    assert result.exit_code == 2 and refusal in result.stderr
 
 
 def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
@@ -163,11 +153,11 @@ def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(optio
     program.chmod(0o755)
     (checkout / ".venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info").mkdir(parents=True)
 
-    def script(name: str, *options: str, **environ: str) -> str:
+    def script(name: str, *options: str, said: str = "set-up\n", **environ: str) -> str:
         command = ["bash", str(checkout / "tools" / name), *options]
         given = {"PATH": "/usr/bin:/bin", **environ}
         done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stderr == "set-up\n"
+        assert not said or done.stderr == said
         return done.stdout
 
     rollout, train = "rollout/rollout_hanabi_gym.sh", "train/train_grpo_hanabi_server_wandb.sh"
@@ -176,12 +166,4 @@ def test_the_scripts_make_nothing_and_keep_standard_output_for_the_command(optio
     assert script(rollout, option, **profile) == f"serve {option}||\n"
     (checkout / ".venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info").rmdir()
     assert script(rollout, option) == f"serve {option}||\n"
-    train_output = subprocess.run(
-        ["bash", str(checkout / "tools" / train), option],
-        env={"PATH": "/usr/bin:/bin"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert train_output.stdout == f"train {option}|wandb|\n"
+    assert script(train, option, said="") == f"train {option}|wandb|\n"

@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 31, 9, 5, 7)
 
 
 def check_decks(plan: ResumePlan) -> None:
-    v1.check_decks(plan.checkpoint, plan.board_hashes, fork=plan.fork)
+    v1.check_decks(plan.checkpoint, plan.spec_hashes, fork=plan.fork)
 
 
 def run(folder: Path, *steps: int, started: int = 0) -> Path:

@@ -76,27 +76,23 @@ def wheel_folder(folder: Path, python_tag: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_every_script_parses(script: Path) -> None:
-    subprocess.run(["bash", "-n", str(script)], check=True)
+def test_every_script_parses_stops_at_the_first_error_and_can_be_executed() -> None:
+    for script in SCRIPTS:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        # What is sourced leaves the shell's options to the script.
+        if script.name in SOURCED:
+            assert "\nset " not in script.read_text()
+            assert any(f"source tools/{script.name}" in path.read_text() for path in SCRIPTS)
+        else:
+            assert "\nset -euo pipefail\n" in script.read_text() and os.access(script, os.X_OK)
 
 
-@pytest.mark.parametrize("name", SOURCED)
-def test_what_is_sourced_leaves_the_shell_options_to_its_scripts(name: str) -> None:
-    assert "\nset " not in (ROOT / "tools" / name).read_text()
-    assert any(f"source tools/{name}" in path.read_text() for path in SCRIPTS)
-
-
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name)
-def test_every_script_stops_at_the_first_error_and_can_be_executed(script: Path) -> None:
-    assert "\nset -euo pipefail\n" in script.read_text()
-    assert os.access(script, os.X_OK)
-
-
-@pytest.mark.parametrize("script", LAUNCHERS)
-def test_a_launcher_passes_its_arguments_on_from_any_folder(script: str, launch: Runner, checkout: Path) -> None:
-    answer = launch(script, "--a", "b c", MODEL="given").stdout.strip().split("|")
-    assert answer[:2] == [f"{LAUNCHERS[script]} --a b c", str(checkout)]
+def test_a_launcher_passes_arguments_and_status_on_from_any_folder(launch: Runner, checkout: Path) -> None:
+    for script, command in LAUNCHERS.items():
+        answer = launch(script, "--a", "b c", MODEL="given").stdout.strip().split("|")
+        assert answer[:2] == [f"{command} --a b c", str(checkout)]
+    program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
+    assert [launch(script).returncode for script in LAUNCHERS] == [7] * len(LAUNCHERS)
 
 
 def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(launch: Runner, checkout: Path) -> None:
@@ -122,23 +118,16 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     assert "waiting for the rollout server" in stages[0]
 
 
-@pytest.mark.parametrize("script", [*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"])
-def test_help_and_version_install_and_start_nothing(script: str, run: Runner, checkout: Path) -> None:
+def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path) -> None:
     # No set-up is made here, so anything but showing would fail.
     program(checkout / "tools" / "setup.sh", "exit 9")
-    head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
-    for option in ("-h", "--help"):
-        done = run(script, option)
+    for script in (*LAUNCHERS, "demo.sh", "bench.sh", "recipes/laptop_headline.sh"):
+        head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
+        done = run(script, "-h")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
-        assert "set -euo" not in done.stdout
-    done = run(script, "--mine", "--version")
-    assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
-
-
-@pytest.mark.parametrize("script", LAUNCHERS)
-def test_a_launcher_exits_with_the_status_of_its_command(script: str, launch: Runner, checkout: Path) -> None:
-    program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
-    assert launch(script).returncode == 7
+        assert run(script, "--help").stdout == done.stdout and "set -euo" not in done.stdout
+        done = run(script, "--mine", "--version")
+        assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
 def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runner, checkout: Path) -> None:
@@ -162,25 +151,16 @@ def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: R
     assert launch(script).stdout.strip().split("|")[3] == ""
 
 
-@pytest.mark.parametrize(
-    ("script", "variables", "refusal"),
-    [
+def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch: Runner, checkout: Path) -> None:
+    for script, variables, refusal in (
         ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
         ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
         ("laptop_ablation", {"RECIPE_SEED": "-1"}, "RECIPE_SEED='-1': must be a whole number"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
-    ],
-)
-def test_a_recipe_refuses_what_it_is_not_for(
-    script: str, variables: dict[str, str], refusal: str, launch: Runner, checkout: Path
-) -> None:
-    done = launch(f"recipes/{script}.sh", **variables)
-    assert done.returncode == 2 and refusal in done.stderr
-    assert not (checkout / "outputs").exists()
-
-
-def test_a_recipe_does_not_write_over_an_earlier_run(launch: Runner, checkout: Path) -> None:
+    ):
+        done = launch(f"recipes/{script}.sh", **variables)
+        assert done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
     (checkout / "outputs" / "ablation" / "laptop" / "mixed-3").mkdir(parents=True)
     done = launch("recipes/laptop_ablation.sh", "turn", "mixed", RECIPE_SEED="3")
     assert done.returncode == 2 and "outputs/ablation/laptop/mixed-3 exists" in done.stderr
@@ -215,27 +195,27 @@ def test_setup_runs_again_when_the_pins_or_the_engine_change(run: Runner, fake_u
     ]
 
 
-def test_setup_that_fails_is_tried_again_next_time(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+def test_setup_that_fails_is_tried_again_and_an_engine_that_does_not_exist_is_refused(
+    run: Runner, fake_uv: Path, tmp_path: Path
+) -> None:
     program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
     failed = run("setup.sh", SETUP_EXTRA="cpu")
     assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
     assert run("setup.sh", SETUP_EXTRA="cpu").returncode == 1
+    result = run("setup.sh", SETUP_EXTRA="tpu")
+    assert (result.returncode, result.stderr) == (2, "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n")
 
 
-@pytest.mark.parametrize(
-    ("listing", "extra", "reason"),
-    [
+def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    for listing, extra, reason in (
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
         ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
         ("echo 'no driver' >&2; exit 9", "cpu", "no usable GPU: nvidia-smi lists none"),
-    ],
-)
-def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(
-    run: Runner, fake_uv: Path, tmp_path: Path, listing: str, extra: str, reason: str
-) -> None:
-    program(tmp_path / "bin" / "nvidia-smi", listing)
-    assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
-    assert fake_uv.read_text().startswith(f"sync --extra {extra}")
+    ):
+        program(tmp_path / "bin" / "nvidia-smi", listing)
+        assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
+        assert fake_uv.read_text().splitlines()[-1].startswith(f"sync --extra {extra}")
+        (tmp_path / "checkout/.venv/.setup-stamp").unlink()
 
 
 def test_setup_reads_the_driver_before_it_downloads(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
@@ -251,38 +231,23 @@ def test_setup_reads_the_driver_before_it_downloads(run: Runner, fake_uv: Path, 
     assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and checkout_stamp.exists()
 
 
-def test_setup_says_when_the_cpu_engine_got_a_cuda_torch(run: Runner, fake_uv: Path, checkout: Path) -> None:
-    said = "torch is a CUDA build"
-    assert said in run("setup.sh", SETUP_EXTRA="cpu").stderr
-    (checkout / ".venv/.setup-stamp").unlink()
-    (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
-    assert said not in run("setup.sh", SETUP_EXTRA="cpu").stderr
-
-
-def test_setup_adds_pytorchs_cpu_wheels_when_no_folder_has_one(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(tmp_path / "other"))
+def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
+    run: Runner, fake_uv: Path, tmp_path: Path, checkout: Path
+) -> None:
+    (other := tmp_path / "other").mkdir()
     page = "https://download.pytorch.org/whl/cpu/torch/"
-    assert fake_uv.read_text() == f"sync --extra cpu|{tmp_path / 'other'},{page}\n"
-
-
-def test_setup_takes_the_python_that_the_only_wheel_fits(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+    assert "torch is a CUDA build" in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(other)).stderr
+    assert fake_uv.read_text() == f"sync --extra cpu|{other},{page}\n"
+    stamp = checkout / ".venv/.setup-stamp"
+    stamp.unlink()
+    (checkout / ".venv/lib/python3.11/site-packages/torch-2.13.0+cpu.dist-info").mkdir(parents=True)
     wheels = wheel_folder(tmp_path / "wheels", "cp312")
-    run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels))
-    assert fake_uv.read_text() == f"sync --extra cpu --python 3.12|{wheels}\n"
-
-
-def test_setup_keeps_a_cpu_torch_away_from_the_cuda_engine(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
-    wheels = wheel_folder(tmp_path / "wheels", "cp311")
-    (tmp_path / "other").mkdir()
-    result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {tmp_path / 'other'}")
+    assert "torch is a CUDA build" not in run("setup.sh", SETUP_EXTRA="cpu", UV_FIND_LINKS=str(wheels)).stderr
+    assert fake_uv.read_text().splitlines()[-1] == f"sync --extra cpu --python 3.12|{wheels}"
+    stamp.unlink()
+    result = run("setup.sh", SETUP_EXTRA="serve", PIP_FIND_LINKS=f"{wheels} {other}")
     assert f"leaving out {wheels}: its torch is a CPU build" in result.stdout
-    assert fake_uv.read_text() == f"sync --extra serve|{tmp_path / 'other'}\n"
-
-
-def test_setup_refuses_an_engine_that_does_not_exist(run: Runner) -> None:
-    result = run("setup.sh", SETUP_EXTRA="tpu")
-    assert (result.returncode, result.stderr) == (2, "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n")
+    assert fake_uv.read_text().splitlines()[-1] == f"sync --extra serve|{other}"
 
 
 def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) -> None:

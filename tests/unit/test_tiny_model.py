@@ -27,7 +27,8 @@ from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.fingerprint import resolve_model
-from hanabi_grpo.runs.tiny_manifest import damage_of, sha256_of
+from hanabi_grpo.runs.manifest import file_sha256
+from hanabi_grpo.runs.tiny_manifest import damage_of
 from hanabi_grpo.settings.board import TINY_MODEL
 from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.samples import Sample
@@ -135,7 +136,7 @@ def test_the_shipped_model_is_whole_small_and_what_the_recipe_of_today_makes() -
     assert damage_of(SHIPPED) is None
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2.6e6
     card = (SHIPPED / "README.md").read_text()
-    assert sha256_of(SHIPPED / "model.safetensors") in card and "| seed | 42 |" in card
+    assert file_sha256(SHIPPED / "model.safetensors") in card and "| seed | 42 |" in card
     assert {"torch", "transformers", "threads", "python"} < set(manifest["made_with"])
 
 

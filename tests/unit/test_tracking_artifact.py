@@ -101,7 +101,14 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in json.dumps(metadata)
     expected = {"step": 12, "players": 2, "adapters": list(PLAYERS), "base_model": "models/tiny", "rank": 8}
-    expected |= {"preset": "laptop", "preset_hash": ["2beb8aa616bb"], "score": 1.0, "score_se": 0.0, "score_steps": 10}
+    expected |= {
+        "env": "hanabi",
+        "preset": "laptop",
+        "spec_hashes": ["2beb8aa616bb"],
+        "score": 1.0,
+        "score_se": 0.0,
+        "score_steps": 10,
+    }
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
     card = (folder / "README.md").read_text()

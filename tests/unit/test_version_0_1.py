@@ -24,7 +24,7 @@ RUN = OLD / "run"
 
 
 def check_decks(plan: ResumePlan) -> None:
-    v1.check_decks(plan.checkpoint, plan.board_hashes, fork=plan.fork)
+    v1.check_decks(plan.checkpoint, plan.spec_hashes, fork=plan.fork)
 
 
 @pytest.mark.parametrize("path", ["games", "run/episodes/step_000000.jsonl", "run/episodes/step_000002.jsonl"])

@@ -201,9 +201,7 @@ class RolloutClient(SessionClient):
             raise SettingsError(f"{what}: {error}.") from error
         tasks = read_tasks(request)
         max_bytes = MAX_ANSWER + num_games * sum(task.task.setup.spec.num_players for task in tasks) * _PLAYER_BYTES
-        answer = self._call(
-            RolloutAnswer, self._games("/rollout/", request, max_bytes=max_bytes), what, tries=1
-        )
+        answer = self._call(RolloutAnswer, self._games("/rollout/", request, max_bytes=max_bytes), what, tries=1)
         try:
             return checked_games(answer, tasks)
         except ServerError as error:

@@ -4,13 +4,11 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from hanabi_grpo.commands.console import (
     SECTIONS,
@@ -60,8 +58,8 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
     """Return what would be started, ready for JSON; keys are masked.
 
     Returns:
-        {"command": [word, …], "environ": {name: value}, "waits_for" or "listens_on": URL, "gpus": str or None, and for
-        the server "engine": {vLLM's option: value}}.
+        {"command": [word, …], "environ": {name: value}, "gpus": str or None, "url": where the server listens, or which
+        servers the trainer waits for}.
 
     Raises:
         HanabiGrpoError: RESUME cannot be followed.
@@ -69,18 +67,9 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
     settings = loaded.settings
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") or None
     environ = {**({"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}), **offline_environ(settings)}
-    plan: dict[str, Any] = {"gpus": chosen}
     if terminal == "server":
-        from hanabi_grpo.server.engine import engine_options
-
-        options = engine_options(settings, settings.model)
-        # What adapters cover is read from the model when it is started, and it may not be here yet.
-        del options["lora_target_modules"]
-        plan |= {
-            "command": [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args],
-            "listens_on": f"http://{settings.host}:{settings.port}",
-            "engine": options,
-        }
+        command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
+        url = f"http://{settings.host}:{settings.port}"
     else:
         from hanabi_grpo.client.rollout_client import each_server, server_url
         from hanabi_grpo.commands.nodes import read_nodes
@@ -91,15 +80,10 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         resume = plan_resume(settings)
         new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
         run_folder = resume.run_folder if resume else new
-        if settings.api_key:
-            environ["HANABI_API_KEY"] = "********"
-        plan |= {
-            "command": trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes()),
-            "processes": settings.nproc_per_node,
-            "waits_for": ", ".join(server_url(one) for one in each_server(settings)),
-            "waits_at_most": settings.server_timeout,
-        }
-    return {**plan, "environ": environ}
+        environ |= {"HANABI_API_KEY": "********"} if settings.api_key else {}
+        command = trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes())
+        url = ", ".join(server_url(one) for one in each_server(settings))
+    return {"command": command, "environ": environ, "gpus": chosen, "url": url}
 
 
 def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> None:
@@ -122,25 +106,17 @@ def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> Non
         print_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan}, indent=2)
     else:
         console.print(summary_line(checks))
-        _show(console, plan, extra_args)
+        if plan is None:
+            lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
+        else:
+            words = [f"{name}={shlex.quote(value)}" for name, value in plan["environ"].items()]
+            waits = f"up to {loaded.settings.server_timeout:g} s for the server at "
+            lines = [
+                "dry run: nothing was started. Without --dry-run this would be:",
+                f"    {' '.join([*words, shlex.join(plan['command'])])}",
+                f"    GPUs: {plan['gpus'] or 'all that CUDA shows, none without CUDA'}",
+                f"    {'listening on ' if terminal == 'server' else 'after waiting ' + waits}{plan['url']}",
+            ]
+        sayer(console)("\n".join(lines))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
-
-
-def _show(console: Console, plan: Mapping[str, Any] | None, extra_args: list[str]) -> None:
-    lines = ["dry run: nothing was started. Without --dry-run this would be:"]
-    if plan is None:
-        lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
-    else:
-        words = [f"{name}={shlex.quote(value)}" for name, value in plan["environ"].items()]
-        lines.append(f"    {' '.join([*words, shlex.join(plan['command'])])}")
-        lines.append(f"    GPUs: {plan['gpus'] or 'all that CUDA shows, none without CUDA'}")
-        if "engine" in plan:
-            options = ", ".join(f"{name} {value}" for name, value in plan["engine"].items())
-            lines += [f"    vLLM in that process: {options}", f"    on {plan['listens_on']}"]
-        else:
-            wait = f"up to {plan['waits_at_most']:g} s for the server at {plan['waits_for']}"
-            lines.append(f"    {plan['processes']} trainer process(es), after waiting {wait}")
-        if extra_args:
-            lines.append(f"    handed on as they are: {shlex.join(extra_args)}")
-    sayer(console)("\n".join(lines))

@@ -19,8 +19,8 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings.game import default_preset
 
-HANABI = "hanabi"
 Env = Annotated[str | None, typer.Option(help="Environment, e.g. kuhn; as in training when left out.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")]
 Players = Annotated[int | None, typer.Option(help="Players; as in training when left out.")]
@@ -37,7 +37,7 @@ def game_setup(
     Args:
         settings: DATASET, and every variable of a game.
         preset: Of the environment; None: that of HANABI_PRESET or DATASET.
-        players: Players; None: likewise.
+        players: How many play; None: likewise.
         env: Environment; None: that of HANABI_ENV or DATASET.
 
     Raises:
@@ -48,15 +48,16 @@ def game_setup(
         if len(found) > 1:
             presets = ", ".join(dict.fromkeys(one.spec.preset for one in found))
             raise SettingsError(f"DATASET={settings.dataset}: holds several games ({presets}); choose one by --preset.")
-        env, config = found[0].env, found[0].config.model_dump()
+        env, config = found[0].env, found[0].config.model_dump() | ({"players": players} if players else {})
     else:
-        environment = registry.get(env or HANABI)
-        config = {"preset": preset or next(iter(environment.presets))}
-        if environment.name == HANABI:
-            given = {key: getattr(settings, key) for key in environment.Config.model_fields}
-            config = given | ({"preset": preset} if preset else {})
-        env = environment.name
-    return registry.setup(env, config if players is None else {**config, "players": players})
+        if env not in (None, settings.env):
+            settings = Settings(device=settings.device, env=registry.get(env).name)
+        chosen = {"preset": preset or settings.preset or default_preset(dict(settings))}
+        env, config = settings.env, settings.config_row(chosen | ({"players": players} if players else {}))
+    game = registry.setup(env, {key: config[key] for key in registry.get(env).Config.model_fields})
+    if players not in (None, game.spec.num_players):
+        raise SettingsError(f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} players.")
+    return game
 
 
 def chosen_temperature(settings: Settings, temperature: float | None) -> float:
@@ -87,8 +88,9 @@ def serving(
     with ExitStack() as stack:
         settings = loaded.settings
         if own:
-            environ = {"HANABI_PLAYERS": str(game.spec.num_players)}
-            environ |= {"HANABI_PRESET": game.spec.preset} if game.env == HANABI else {}
+            environ = {"HANABI_ENV": game.env, "HANABI_PRESET": game.spec.preset}
+            if "players" in type(game.config).model_fields:
+                environ["HANABI_PLAYERS"] = str(game.spec.num_players)
             settings = stack.enter_context(own_server(settings, sayer(console), environ=environ))
         else:
             wait_for_server(loaded, console)

@@ -64,7 +64,7 @@ def report(
         _show(found, say)
         for sheet in [*found.sheets, *([found.alarm_sheet()] if alarms else [])]:
             console.print(sheet.rich())
-        for change in found.changes if alarms else ():
+        for change in found.state.changes if alarms else ():
             say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
@@ -93,7 +93,7 @@ def _show(found: "RunReport", say: Callable[..., None]) -> None:
         say(found.lead)
     raised = [
         f"{name}{f' ({subject})' if subject else ''} since step {since}"
-        for (name, subject), since in found.since.items()
+        for (name, subject), since in state.raised.items()
     ]
     say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
 

@@ -41,16 +41,8 @@ def print_game(
 ) -> None:
     """Print one game: the frame of each step, then what each player thought, said, did and earned.
 
-    Args:
-        console: Where to.
-        recording: The game.
-        settings: Of its run, by variable.
-        advantages: Of its turns.
-        prompts: Also what the players were shown.
-        player: Only turns of this seat.
-
-    Raises:
-        SettingsError: It cannot be played again.
+    `settings` are those of its run, by variable. With `prompts` also what the players were shown; of `player` alone, or
+    of all. Raises a SettingsError when it cannot be played again.
     """
     episode = recording.episode
     frames = frames_of(recording, settings)

@@ -27,7 +27,7 @@ def render(template: str, *, script: str = "", style: str = "", frame: str = "",
         template: Name in templates/; it extends base.html.j2.
         script: Name of the page's script there; "": none.
         style: Rules behind those of page.css.
-        frame: A whole page of this family that stands in a frame of this one, as `frame` in the template.
+        frame: A whole page of this family that stands in a frame of this one.
         values: For the template.
     """
     environment = Environment(

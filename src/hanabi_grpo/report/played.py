@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.base import EnvSpec, Frame, Setup
+from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.wording import signed
@@ -37,10 +37,13 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
         return None
 
 
-def score_range(spec: EnvSpec) -> tuple[float, float]:
-    """Return the least and the most that can be scored."""
-    low, high = spec.return_range
-    return min(low, 0.0), high if spec.max_score is None else spec.max_score
+def score_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the least and the most that can be scored in what the settings of a run play; None: unknown."""
+    setup = run_setup(settings)
+    if setup is None:
+        return None
+    low, high = setup.spec.return_range
+    return min(low, 0.0), high if setup.spec.max_score is None else setup.spec.max_score
 
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:

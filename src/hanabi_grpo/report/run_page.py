@@ -79,7 +79,7 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
-        changes=[(change.step, change.since is None, visible(change.message)) for change in report.changes],
+        changes=[(change.step, change.since is None, visible(change.message)) for change in state.changes],
         counts=sorted(state.incident_counts.items()),
         incidents=[
             (clock(one.time, UTC), one.kind, one.step, _private(one.message, folder, state))

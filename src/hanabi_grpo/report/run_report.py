@@ -10,11 +10,9 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.tables import Sheet, evaluation_document, shortfall
 from hanabi_grpo.report.charts.run import Point, RunPictures
-from hanabi_grpo.report.played import run_setup, score_range
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
-from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.run_folder import run_home
 
 
@@ -29,11 +27,6 @@ class RunReport:
     """Those of the longest training first."""
     sheets: Sequence[Sheet]
     """Tables of the evaluations."""
-    readings: Sequence[Reading]
-    """What each alarm made of the last row that had its figure: raised ones first, then by distance."""
-    since: dict[tuple[str, str], int]
-    """Per raised alarm and subject the step."""
-    changes: Sequence[AlarmChange]
     notes: Sequence[str]
     """What could not be read."""
 
@@ -51,12 +44,11 @@ class RunReport:
         """The run as it is drawn."""
         first = self.evaluations[0] if self.evaluations else None
         results = first.of_last_temperature if first else []
-        last, setup = self.state.step, run_setup(self.state.settings)
+        last = self.state.step
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
-            alarms=alarms_of(self.state.settings),
-            score_range=None if setup is None else score_range(setup.spec),
+            settings=self.state.settings,
             levels={visible(name): mean for name, mean in first.levels.items()} if first else {},
             points=[
                 Point(step=min(trained_steps(one), last), mean=one.mean, error=one.standard_error) for one in results
@@ -66,9 +58,10 @@ class RunReport:
     def alarm_sheet(self, most: int | None = None) -> Sheet:
         """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
         rows = []
-        for one in self.readings[: None if most is None else max(most, len(self.since))]:
+        state = self.state
+        for one in state.readings[: None if most is None else max(most, len(state.raised))]:
             level = "–" if one.level is None else f"{'<' if one.alarm.below else '>'} {one.level:.3g}"
-            since = self.since.get(_key(one))
+            since = self.state.raised.get(one.key)
             now = "quiet" if since is None else f"since {since}"
             rows.append((one.alarm.name, visible(one.subject), one.alarm.title, f"{one.mean:.3g}", level, now))
         return Sheet(
@@ -106,14 +99,14 @@ class RunReport:
                     "figure": one.alarm.title,
                     "last_10": one.mean,
                     "raised_below" if one.alarm.below else "raised_above": one.level,
-                    "raised_since": self.since.get(_key(one)),
+                    "raised_since": self.state.raised.get(one.key),
                 }
-                for one in self.readings
+                for one in self.state.readings
             ],
             "changes": [
                 {name: getattr(one, name) for name in ("step", "value", "level", "message")}
                 | {"alarm": one.alarm.name, "of": one.subject, "is": "raised" if one.since is None else "over"}
-                for one in self.changes
+                for one in self.state.changes
             ],
             "notes": list(self.notes),
         }
@@ -134,32 +127,10 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder), evaluations)
     sheets, others = evaluation_tables(found)
-    watch = AlarmWatch(alarms_of(state.settings))
-    changes: list[AlarmChange] = []
-    standing: dict[tuple[str, str], Reading] = {}
-    for row in state.rows:
-        changes += watch.update(row)
-        standing.update({_key(one): one for one in watch.readings})
-    raised = watch.raised
     return RunReport(
         folder=folder,
         state=state,
         evaluations=found,
         sheets=sheets,
-        readings=sorted(standing.values(), key=lambda one: (_key(one) not in raised, _far(one))),
-        since=raised,
-        changes=changes,
         notes=[*state.notes, *problems, *others],
     )
-
-
-def _key(reading: Reading) -> tuple[str, str]:
-    return reading.alarm.name, reading.subject
-
-
-def _far(reading: Reading) -> float:
-    """Return how far a figure is from its threshold, as a share of it."""
-    if reading.level is None:
-        return float("inf")
-    gap = reading.mean - reading.level if reading.alarm.below else reading.level - reading.mean
-    return gap / (abs(reading.level) or 1.0)

@@ -14,8 +14,7 @@ from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.games import sample_page
-from hanabi_grpo.report.played import outcome, returns, run_setup, score_range
-from hanabi_grpo.runs.alarms import alarms_of
+from hanabi_grpo.report.played import outcome, returns
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.settings import Settings, settings_values
 
@@ -37,23 +36,13 @@ def sample_recordings(run_folder: Path) -> list[Recording]:
 
 def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
     """Return the cells of the table, one row a game, in the order of COLUMNS."""
-    rows = []
+    rows: list[list[Any]] = []
     for one in recordings:
         episode = one.episode
-        moves = " · ".join(f"{one.players[turn.player]} {turn.action}" for turn in episode.turns)
-        deal = visible(f"{episode.suite}/{episode.seed}")
-        rows.append(
-            [
-                one.source,
-                deal,
-                episode.game,
-                returns(episode),
-                outcome(episode),
-                len(episode.turns),
-                num_bad_replies(one),
-                visible(moves),
-            ]
-        )
+        task, turns = visible(f"{episode.suite}/{episode.seed}"), episode.turns
+        moves = visible(" · ".join(f"{one.players[turn.player]} {turn.action}" for turn in turns))
+        told = [returns(episode), outcome(episode), len(turns), num_bad_replies(one), moves]
+        rows.append([one.source, task, episode.game, *told])
     return rows
 
 
@@ -63,22 +52,10 @@ def replay_page(recordings: Sequence[Recording], settings: Settings, title: str)
 
 
 def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
-    """Draw a run's pictures; returns the files by name. One that no row has figures for is left out.
-
-    Args:
-        run_folder: Of the run: `charts/` is written.
-        rows: Of `metrics.jsonl`, by step.
-        settings: Say what is played, and so what can be scored.
-    """
+    """Draw a run's pictures in its `charts/`; returns the files by name. One without figures is left out."""
     files = {name: run_folder / "charts" / f"{name}.png" for name in PICTURES}
-    values = settings_values(settings)
-    setup = run_setup(values)
-    pictures = RunPictures(
-        title=f"{run_folder.resolve().name}: {len(rows)} steps",
-        rows=rows,
-        alarms=alarms_of(values),
-        score_range=None if setup is None else score_range(setup.spec),
-    )
+    title = f"{run_folder.resolve().name}: {len(rows)} steps"
+    pictures = RunPictures(title=title, rows=rows, settings=settings_values(settings))
     left_out = pictures.save_all(files)
     for name, reason in left_out.items():
         logger.info("no picture %s: %s", name, reason)

@@ -8,19 +8,8 @@ from typing import Any
 
 from hanabi_grpo.settings.refs import FROZEN_PREFIX
 
-WIRE_KEYS = frozenset(
-    {
-        "peft_type",
-        "task_type",
-        "r",
-        "lora_alpha",
-        "target_modules",
-        "lora_dropout",
-        "bias",
-        "use_rslora",
-        "inference_mode",
-    }
-)
+_SHAPE_KEYS = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora")
+WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS})
 """What the rollout server accepts: no path, no base-model name, nothing that names code."""
 
 
@@ -29,11 +18,6 @@ def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         config: `LoraConfig.to_dict()`, or the content of an `adapter_config.json`.
-
-    Example:
-        adapter_config_for_wire({"peft_type": PeftType.LORA, "r": 16, "target_modules": {"v_proj", "q_proj"},
-                                 "base_model_name_or_path": "/models/x"})
-        == {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
     """
     return {key: _plain(value) for key, value in config.items() if key in WIRE_KEYS}
 

@@ -113,6 +113,19 @@ class Reading:
     """The threshold now; None while the reference is unknown."""
     raised: bool
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name and subject of the alarm."""
+        return self.alarm.name, self.subject
+
+    @property
+    def distance(self) -> float:
+        """How far the figure is from its threshold, as a share of it."""
+        if self.level is None:
+            return math.inf
+        gap = self.mean - self.level if self.alarm.below else self.level - self.mean
+        return gap / (abs(self.level) or 1.0)
+
 
 class AlarmWatch:
     """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them.

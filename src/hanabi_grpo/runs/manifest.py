@@ -60,6 +60,12 @@ class Manifest(BaseModel):
         return self.model_extra or {}
 
 
+def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the hashes of the games that were trained on, see `envs.base.EnvSpec`; version 0.1 called them boards."""
+    found = facts.get("spec_hashes", facts.get("board_hashes"))
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read `manifest.json` of a checkpoint; its files are not looked at.
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step, spec_hashes
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
 from hanabi_grpo.runs.v1 import check_decks
@@ -37,8 +37,8 @@ class ResumePlan:
     """The checkpoint belongs to another run, which stays as it is; `run_folder` must be fresh."""
     summary: str
     """One sentence for the terminal."""
-    board_hashes: tuple[str, ...] = ()
-    """Boards that the checkpoint was trained on, as its manifest says."""
+    spec_hashes: tuple[str, ...] = ()
+    """Games that the checkpoint was trained on, as its manifest says."""
 
 
 class ResumePoint(BaseModel):
@@ -204,7 +204,7 @@ def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str
         skipped=skipped,
         fork=fork,
         summary=f"goes on from {describe_step(checkpoint)}{new}",
-        board_hashes=tuple(map(str, boards)) if isinstance(boards := manifest.facts.get("board_hashes"), list) else (),
+        spec_hashes=spec_hashes(manifest.facts),
     )
 
 
@@ -231,7 +231,7 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
     lines = [f"RESUME={settings.resume}: {resume.summary}"]
     lines += [f"    passed over: {reason}" for reason in resume.skipped]
     if resume.checkpoint is not None:
-        check_decks(resume.checkpoint, resume.board_hashes, fork=resume.fork)
+        check_decks(resume.checkpoint, resume.spec_hashes, fork=resume.fork)
         saved = read_saved_settings(resume.checkpoint.parent)
         notes = check_compatible(saved, settings, fork=resume.fork)
         lines += [f"    changed since: {note}" for note in notes]

@@ -50,19 +50,20 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """
     folder = settings.output_dir or Path("outputs") / run_folder_name(settings, now or datetime.now())
     make_run_folder(folder)
+    said = f"OUTPUT_DIR={str(folder)!r}"
     try:
         used = used_entries(folder)
     except OSError as error:
-        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
+        raise RunFolderError(f"{said}: cannot be used ({error.strerror}).") from error
     if used and (holder := holder_of(folder)):
         raise RunFolderError(
-            f"OUTPUT_DIR={str(folder)!r}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. "
-            "For a run beside it choose another OUTPUT_DIR, or unset it for a new folder in outputs/."
+            f"{said}: a trainer works in it ({holder}). Look at it: hanabi-grpo watch {folder}. For a run beside it "
+            "choose another OUTPUT_DIR, or unset it for a new folder in outputs/."
         )
     if used:
         raise RunFolderError(
-            f"OUTPUT_DIR={str(folder)!r}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, "
-            "unset it for a new folder in outputs/, or go on with that run: RESUME=latest"
+            f"{said}: holds another run already ({some_of(used)}). Choose another OUTPUT_DIR, unset it for a new "
+            "folder in outputs/, or go on with that run: RESUME=latest"
         )
     return folder
 

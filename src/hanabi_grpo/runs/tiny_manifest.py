@@ -1,11 +1,11 @@
 """The manifest of a tiny model's folder: the recipe that made it, and the sha256 of its files."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.settings.board import TINY_MODEL
 
@@ -16,7 +16,7 @@ CARD = "README.md"
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     """Record `facts` and the sha256 of every file that is in the folder now, the card's apart."""
-    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name not in (MANIFEST, CARD)}
+    files = {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name not in (MANIFEST, CARD)}
     write_json_atomic(folder / MANIFEST, {**facts, "files": files})
 
 
@@ -32,23 +32,13 @@ def damage_of(folder: Path) -> str | None:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if (found := sha256_of(path)) != digest:
+        if (found := file_sha256(path)) != digest:
             return f"{name} is not the file that was written (sha256 {found[:12]}…, {MANIFEST} says {digest[:12]}…)"
     return None
 
 
 def way_back(folder: Path, make: str) -> str:
-    """Return the command that gives a tiny model's folder its files back.
-
-    Args:
-        folder: The folder.
-        make: Command that makes a tiny model of its boards.
-    """
+    """Return the command that gives a tiny model's folder its files back; `make` makes a tiny model of its presets."""
     if folder.resolve() == Path(TINY_MODEL).resolve():
         return f"git checkout -- {TINY_MODEL}"
     return f"{make} --out {folder} --force"
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file as hexadecimal digits."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

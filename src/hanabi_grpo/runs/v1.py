@@ -48,14 +48,14 @@ def boards_by_hash() -> dict[str, tuple[str, bool]]:
     return known
 
 
-def check_decks(checkpoint: Path | None, board_hashes: Iterable[str], *, fork: bool) -> None:
+def check_decks(checkpoint: Path | None, spec_hashes: Iterable[str], *, fork: bool) -> None:
     """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
 
     Raises:
         SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
     """
     known = boards_by_hash()
-    boards = sorted({known[one][0] for one in board_hashes if one in known and known[one][1]})
+    boards = sorted({known[one][0] for one in spec_hashes if one in known and known[one][1]})
     if boards and not fork:
         raise SettingsError(
             f"{checkpoint}: was trained by version 0.1 on half of the decks of {', '.join(boards)}; this version "

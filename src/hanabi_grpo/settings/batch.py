@@ -11,12 +11,7 @@ from hanabi_grpo.settings.updates import check_updates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The sizes of one step.
-
-    Example (CPU defaults):
-        BatchPlan(deals=8, games=128, sequences=256, micro_batches_per_player=1, gradient_accumulation_steps=2,
-                  per_device_train_batch_size=128, tokens_per_micro_batch=2048)
-    """
+    """The sizes of one step."""
 
     deals: int
     games: int

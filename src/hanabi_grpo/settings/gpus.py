@@ -20,11 +20,7 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
-    """The GPUs of a terminal.
-
-    Example:
-        GpuShare(names=("4", "5", "6", "7"), origin="shell", why="GPUs 4,5,6,7: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 …")
-    """
+    """The GPUs of a terminal."""
 
     names: tuple[str, ...]
     """As CUDA takes them: numbers or UUIDs."""

@@ -25,13 +25,7 @@ BLOCK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partner:
-    """One entry of the pool.
-
-    Example:
-        "player_1=outputs/other/checkpoint-50:player_0" is Partner(word="outputs/other/checkpoint-50:player_0",
-        ref=CheckpointRef(place=Path("outputs/other/checkpoint-50"), adapter="player_0"), name="checkpoint-50.player_0",
-        seat=1)
-    """
+    """One entry of the pool."""
 
     word: str
     """As it was given, without the seat."""

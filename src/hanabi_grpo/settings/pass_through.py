@@ -17,11 +17,7 @@ SOFTWARE: dict[Terminal, str] = {"trainer": "ms-swift", "server": "vLLM"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Options that are refused for one reason.
-
-    Example:
-        Refusal(options=("max_grad_norm",), why="each player is clipped by its own norm", instead="MAX_GRAD_NORM")
-    """
+    """Options that are refused for one reason."""
 
     options: tuple[str, ...]
     """Names with underscores; a star at the end stands for the rest of a name."""
@@ -29,14 +25,6 @@ class Refusal:
     """The guarantee, as a part of a sentence."""
     instead: str = ""
     """The setting, or several with commas, or a command; empty: there is none."""
-
-    def names(self, option: str) -> bool:
-        """Tell whether an option is one of these."""
-        return any(fnmatchcase(option, one) for one in self.options)
-
-    def is_begun_by(self, option: str) -> bool:
-        """Tell whether an option begins one of these: argparse takes that for an abbreviation."""
-        return any(one.rstrip("*").startswith(option) for one in self.options)
 
 
 _TABLES: dict[Terminal, str] = {
@@ -226,7 +214,10 @@ def _refusal(terminal: Terminal, name: str) -> Refusal | None:
     if not name or name in PASSED[terminal]:
         return None
     rows = REFUSED[terminal]
-    return next(iter([row for row in rows if row.names(name)] or [row for row in rows if row.is_begun_by(name)]), None)
+    named = [row for row in rows if any(fnmatchcase(name, one) for one in row.options)]
+    # argparse takes the beginning of an option for an abbreviation.
+    begun = [row for row in rows if any(one.rstrip("*").startswith(name) for one in row.options)]
+    return next(iter(named + begun), None)
 
 
 def pass_through_markdown() -> str:

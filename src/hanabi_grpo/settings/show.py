@@ -32,12 +32,7 @@ def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS) -
 
 
 def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
-    """Return what `settings.json` holds; keys are the variables' names, secrets are masked.
-
-    Example:
-        {"device": "cpu", "device_reason": "…", "settings": {"MODEL": "data/tiny-model", …},
-         "origins": {"MODEL": "default (cpu)", …}, "passed_through": {"HF_HOME": "/data/hf"}}
-    """
+    """Return what `settings.json` holds; keys are the variables' names, secrets are masked."""
     settings = loaded.settings
     return {
         "device": settings.device,
@@ -49,11 +44,7 @@ def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
 
 
 def settings_values(settings: Settings) -> dict[str, Any]:
-    """Return every value by its variable's name, ready for JSON; secrets are masked.
-
-    Example:
-        {"MODEL": "data/tiny-model", "MAX_STEPS": 500, "REPORT_TO": "wandb,tensorboard", …}
-    """
+    """Return every value by its variable's name, ready for JSON; secrets are masked."""
     return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(settings.env)}
 
 

@@ -32,12 +32,7 @@ PASSED_THROUGH: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What is known of one variable beyond its type.
-
-    Example:
-        Variable(field="max_turns", env="HANABI_MAX_TURNS", section="game", description="Moves before a game is cut.",
-                 cpu="0", gpu="0", allowed="a whole number, at least 0")
-    """
+    """What is known of one variable beyond its type."""
 
     field: str
     env: str

@@ -16,7 +16,6 @@ Map:
     sample_games  the games of it, and of an exported folder
     score         a checkpoint's running score, and which checkpoint is the best
     card          the artifact's README
-    samples       sample games as a table and as a replay page, and the pictures of a run
     upload        a run folder that is sent afterwards
     checkpoints   the folder behind a reference: here, at W&B, on the hub
     download      artifacts that are fetched from W&B

@@ -16,7 +16,7 @@ from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.evaluation_result import read_result
-from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint
+from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
@@ -73,7 +73,8 @@ def build_artifact(
             "base model": metadata["base_model"],
             "optimizer steps": manifest.step,
             "adapters": metadata["adapters"],
-            "board": f"{settings.preset or 'as the dataset says'} ({', '.join(metadata['preset_hash'])})",
+            "environment": settings.env,
+            "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
             "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
             "score of the last training games": score.text if score else "unknown",
             "evaluations": ", ".join(names) or "none beside this card",
@@ -90,13 +91,7 @@ def build_artifact(
 
 
 def artifact_metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
-    """Return what W&B shows beside an artifact.
-
-    Example:
-        {"step": 50, "players": 2, "adapters": ["player_0", "player_1"], "base_model": "Qwen/Qwen3-4B", "rank": 16,
-         "alpha": 32, "preset": "laptop", "preset_hash": ["9f3c…"], "score": 1.99, "score_se": 0.05, "score_steps": 10,
-         "score_of": "training games, sampled", "commit": "0a1b…"}
-    """
+    """Return what W&B shows beside an artifact."""
     facts = manifest.facts
     return {
         "step": manifest.step,
@@ -106,8 +101,9 @@ def artifact_metadata(settings: Settings, manifest: Manifest, score: RunningScor
         "base_fingerprint": facts.get("model_fingerprint"),
         "rank": settings.lora_rank,
         "alpha": settings.lora_alpha,
+        "env": settings.env,
         "preset": settings.preset,
-        "preset_hash": [str(one) for one in facts.get("board_hashes", [])],
+        "spec_hashes": list(spec_hashes(facts)),
         "score": score.mean if score else None,
         "score_se": score.standard_error if score else None,
         "score_steps": score.num_steps if score else 0,

@@ -17,6 +17,18 @@ from hanabi_grpo.tracking.mirror import Mirror
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = {
+    "score/mean": ("score", ".2f"),
+    "score/se": ("±", ".2f"),
+    "illegal_per_game": ("illegal", ".2f"),
+    "unparsable_per_game": ("unparsable", ".2f"),
+    "loss": ("loss", ".4f"),
+    "grad_norm": ("grad", ".3f"),
+    "time/push": ("push", ".2f"),
+    "time/rollout": ("rollout", ".1f"),
+}
+"""What the terminal's line of a step has: figure to its name there, and its form; times in seconds."""
+
 
 class TrackingCallback(TrainerCallback):
     """Writes `metrics.jsonl` in the run folder, prints a line per step, starts W&B's mirror, and watches for collapse.
@@ -85,25 +97,8 @@ class TrackingCallback(TrainerCallback):
                 value=change.value,
                 level=change.level,
             )
-        if "score/mean" not in logs:
-            logger.info("step %d/%d  no usable game", state.global_step, state.max_steps)
-            return
-        logger.info(
-            "step %d/%d  score %.2f ± %.2f (kept %.2f)  illegal %.2f  hints %.1f  bombs %.0f%%  loss %.4f  grad %.3f  "
-            "push %.2f s  rollout %.1f s",
-            state.global_step,
-            state.max_steps,
-            logs["score/mean"],
-            logs.get("score/se", float("nan")),
-            logs["score_kept/mean"],
-            logs["illegal_per_game"],
-            logs["hints_per_game"],
-            100 * logs["bombs_per_game"],
-            logs.get("loss", float("nan")),
-            logs.get("grad_norm", float("nan")),
-            logs["time/push"],
-            logs["time/rollout"],
-        )
+        shown = [f"{label} {logs[name]:{form}}" for name, (label, form) in _SHOWN.items() if name in logs]
+        logger.info("step %d/%d  %s", state.global_step, state.max_steps, "  ".join(shown) or "no usable game")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Let the mirror send the last adapters, and close the trackers."""

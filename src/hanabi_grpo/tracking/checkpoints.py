@@ -1,7 +1,6 @@
 """Where the checkpoint behind a reference is on this disk: a folder, an artifact of W&B, or a repository of the hub.
 
-Line-ups, `view`, `export` and, by `used_checkpoints`, a training turn a place into a folder here, and go on as if that
-had been typed. Folders are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
+Folders are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
 """
 
 import contextlib
@@ -15,7 +14,7 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import recorded_steps
 from hanabi_grpo.runs.run_folder import run_home
-from hanabi_grpo.runs.saved_adapters import read_adapters
+from hanabi_grpo.runs.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.settings import LoadedSettings, load_settings
 from hanabi_grpo.settings.refs import CheckpointRef, HubPlace, Place, Ref, WandbPlace, is_remote, parse_checkpoint
 from hanabi_grpo.tracking.download import NotHad, download_artifact, downloaded, downloaded_versions
@@ -37,35 +36,33 @@ def say_aside(text: str) -> None:
 
 
 def local_ref(ref: Ref, say: Say = say_aside) -> Ref:
-    """Return a reference with its local folder in the place of what lies elsewhere.
-
-    Raises:
-        SettingsError: See `local_folder`.
-    """
+    """Return a reference with its local folder in the place of what lies elsewhere; raises as `fetched`."""
     return replace(ref, place=local_folder(ref.place, say)) if isinstance(ref, CheckpointRef) else ref
 
 
 def local_folder(place: Place, say: Say = say_aside) -> Path:
-    """Return the folder of a place, downloaded unless it is here; its adapters are those of its manifest.
+    """Return a folder as it is, and that of another place as `fetched`."""
+    return place if isinstance(place, Path) else fetched(place, say)[0]
+
+
+def fetched(place: WandbPlace | HubPlace, say: Say = say_aside) -> tuple[Path, SavedAdapters]:
+    """Return the folder of a place, downloaded unless it is here, and its adapters, which are those of its manifest.
 
     Args:
-        place: A folder is returned as it is.
+        place: See `refs`.
         say: Receives what a person should know, e.g. how to send a run that is only on this disk.
 
     Raises:
         SettingsError: It cannot be had, or what was had is damaged.
     """
-    if isinstance(place, Path):
-        return place
     loaded = load_settings()
     with _dotenv(loaded):
         folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded, say)
     try:
-        read_adapters(folder)
+        return folder, read_adapters(folder)
     except SettingsError as error:
         again = f" To fetch it again: rm -r {folder.resolve()}" if folder.is_relative_to(DOWNLOADS) else ""
         raise SettingsError(f"{place}: {error}{again}") from error
-    return folder
 
 
 def pinned(place: Place, folder: Path) -> Place:
@@ -118,20 +115,18 @@ def _from_hub(place: HubPlace) -> Path:
 
     repo = f"{place.org}/{place.repo}"
     try:
-        snapshot = Path(
-            snapshot_download(
-                repo, revision=place.revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_NEEDED)
-            )
+        found = snapshot_download(
+            repo, revision=place.revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_NEEDED)
         )
     except errors.RepositoryNotFoundError as error:
-        raise SettingsError(
-            f"{place}: the hub has no such repository, or this machine's key may not read it; look at the name, or log "
-            "in: .venv/bin/hf auth login"
-        ) from error
+        reason = (
+            "the hub has no such repository, or this machine's key may not read it; look at the name, or log in: "
+            ".venv/bin/hf auth login"
+        )
+        raise SettingsError(f"{place}: {reason}") from error
     except errors.RevisionNotFoundError as error:
-        raise SettingsError(
-            f"{place}: the repository has no revision {place.revision}; leave it out, or look there."
-        ) from error
+        reason = f"the repository has no revision {place.revision}; leave it out, or look there."
+        raise SettingsError(f"{place}: {reason}") from error
     except errors.LocalEntryNotFoundError as error:
         raise SettingsError(
             f"{place}: the hub does not answer from here, and its cache on this disk has no such snapshot. Where there "
@@ -140,6 +135,7 @@ def _from_hub(place: HubPlace) -> Path:
     except (OSError, ValueError, errors.HfHubHTTPError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SettingsError(f"{place}: cannot be downloaded ({reason}). Look at repository and revision.") from error
+    snapshot = Path(found)
     return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
 
 

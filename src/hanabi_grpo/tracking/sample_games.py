@@ -1,12 +1,12 @@
 """The sample games that travel with adapters: `episodes/step_N.jsonl` of an artifact or an exported folder.
 
-They are whole deals, those of the games on the replay page, so that `hanabi-grpo view` compares a game with the same
+They are whole tasks, those of the games on the replay page, so that `hanabi-grpo view` compares a game with the same
 others as in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hanabi_grpo.runs.run_folder import write_text_atomic
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 4_000_000
-"""Of the file; deals, or at least games, that would not fit are left out."""
+"""Of the file; tasks, or at least games, that would not fit are left out."""
 _EPISODES = "episodes"
 
 
@@ -58,26 +58,25 @@ def _recorded(source: Path, step: int) -> list[Recording]:
 
 
 def _fitting(recordings: Sequence[Recording]) -> list[str]:
-    """Return the lines of whole deals while they fit; of single games where no deal does."""
+    """Return the lines of whole tasks while they fit; of single games where no task does."""
     shown = spread(recordings, NUM_REPLAYS)
-    lines = {one.number: _line(one) for one in recordings}
-    deals = [[one.number for one in recordings if _deal(one) == deal] for deal in dict.fromkeys(map(_deal, shown))]
-    numbers = _first_that_fit(deals, lines) or _first_that_fit([[one.number] for one in shown], lines)
-    return [lines[number] for number in sorted(numbers)]
+    tasks = {_task(one): [other for other in recordings if _task(other) == _task(one)] for one in shown}
+    return _first_that_fit(tasks.values()) or _first_that_fit([one] for one in shown)
 
 
-def _first_that_fit(groups: Sequence[Sequence[int]], lines: Mapping[int, str]) -> list[int]:
-    kept: list[int] = []
+def _first_that_fit(groups: Iterable[Sequence[Recording]]) -> list[str]:
+    kept: dict[int, str] = {}
     left = MOST_BYTES
     for group in groups:
-        size = sum(len(lines[number].encode()) for number in group)
+        lines = {one.number: _line(one) for one in group}
+        size = sum(len(line.encode()) for line in lines.values())
         if size <= left:
-            kept += group
+            kept |= lines
             left -= size
-    return kept
+    return [kept[number] for number in sorted(kept)]
 
 
-def _deal(recording: Recording) -> tuple[str, str, int]:
+def _task(recording: Recording) -> tuple[str, str, int]:
     episode = recording.episode
     return episode.spec_hash, episode.suite, episode.seed
 

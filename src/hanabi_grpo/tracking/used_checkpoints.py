@@ -8,9 +8,9 @@ Example:
      "version": "wandb:team/hanabi/laptop:v3", "step": 50, "sha256": {"player_0": "9f3c…", "player_1": "04ab…"}}}
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import Place, is_remote, parse_checkpoint, split_player
-from hanabi_grpo.tracking.checkpoints import Say, local_folder, pinned, say_aside
+from hanabi_grpo.settings.refs import HubPlace, Place, WandbPlace, parse_checkpoint, split_player
+from hanabi_grpo.tracking.checkpoints import Say, fetched, pinned, say_aside
 
 KEY = "remote_checkpoints"
 """Of `settings.json`."""
@@ -56,8 +56,8 @@ def fetch_used(
     """
     used = recorded(run_folder)
     entries = (*settings.partners, *(() if is_resumed else settings.start_from))
-    remote = [word for entry in entries if is_remote(word := split_player(entry)[1])]
-    for place in dict.fromkeys(parse_checkpoint(word).place for word in remote):
+    places = dict.fromkeys(parse_checkpoint(split_player(entry)[1]).place for entry in entries)
+    for place in [one for one in places if not isinstance(one, Path)]:
         name = str(place)
         used[name] = _used_again(name, used[name], say) if name in used else _used(place, say)
         say(f"{name}: {used[name].folder}, step {used[name].step}")
@@ -108,21 +108,23 @@ def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> 
     return folder, read_adapters(folder)
 
 
-def _used(place: Place, say: Say) -> UsedCheckpoint:
-    folder = local_folder(place, say)
-    saved = read_adapters(folder)
-    return UsedCheckpoint(
-        folder=str(folder), version=str(pinned(place, folder)), step=saved.step, sha256=_digests(saved.adapters)
-    )
+def _used(place: WandbPlace | HubPlace, say: Say) -> UsedCheckpoint:
+    folder, saved = fetched(place, say)
+    version = str(pinned(place, folder))
+    return UsedCheckpoint(folder=str(folder), version=version, step=saved.step, sha256=_sha256(saved))
 
 
 def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
-    if _digests_there(Path(before.folder)) == before.sha256:
-        return before
+    with contextlib.suppress(OSError, SettingsError):
+        if _sha256(read_adapters(Path(before.folder))) == before.sha256:
+            return before
     advice = "Put that folder back, or start a new run from the checkpoint with another OUTPUT_DIR."
     where = f"{word}: this run used {before.folder} (step {before.step}), which is not there as it was"
+    place = parse_checkpoint(before.version).place
+    if isinstance(place, Path):
+        raise SettingsError(f"{where}. {advice}")
     try:
-        now = _used(parse_checkpoint(before.version).place, say)
+        now = _used(place, say)
     except SettingsError as error:
         raise SettingsError(f"{where}, and it cannot be fetched again ({error}). {advice}") from error
     if now.sha256 != before.sha256:
@@ -134,12 +136,5 @@ def _quiet(text: str) -> None:
     pass
 
 
-def _digests_there(folder: Path) -> dict[str, str] | None:
-    try:
-        return _digests(read_adapters(folder).adapters)
-    except (OSError, SettingsError):
-        return None
-
-
-def _digests(adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, str]:
-    return {name: hashlib.sha256(weights).hexdigest() for name, (weights, _) in adapters.items()}
+def _sha256(saved: SavedAdapters) -> dict[str, str]:
+    return {name: hashlib.sha256(weights).hexdigest() for name, (weights, _) in saved.adapters.items()}

@@ -81,7 +81,7 @@ class CheckpointSaving:
                 "Nothing was saved; look for a merge or an optimizer over base weights."
             )
         facts = {
-            "board_hashes": self.link.spec_hashes,
+            "spec_hashes": self.link.spec_hashes,
             "model": self.settings.model,
             "base_checksum": checksum,
             **({"started_from": self.started_from} if self.started_from else {}),

@@ -35,18 +35,10 @@ def draw_heat_map(
     column_title: str,
     note: str = "",
 ) -> None:
-    """Draw mean ± standard error of every cell and write a PNG.
+    """Draw mean ± standard error of every cell and write a PNG; its folder is made where it is missing.
 
-    Args:
-        path: File to write; its folder is made where it is missing.
-        means: Rows of mean scores; NaN: not played.
-        errors: Standard errors, of the same shape; NaN: unknown.
-        labels: Of rows and columns.
-        limits: Least and most that can be scored; the colours go from one to the other.
-        title: Heading; may have several lines.
-        row_title: What the rows are.
-        column_title: What the columns are.
-        note: Small text below the map.
+    `means` are rows of mean scores (NaN: not played), `errors` of the same shape, `labels` those of rows and columns.
+    The colours go from the first to the second of `limits`; `note` is small text below.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize

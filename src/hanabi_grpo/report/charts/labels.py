@@ -26,13 +26,7 @@ class Label:
 
 
 def write_labels(axes: "Axes", labels: Sequence[Label], *, inches: float = _INCHES) -> None:
-    """Write names beside the right end, each joined with its line; the limits of `axes` must be final.
-
-    Args:
-        axes: Where.
-        labels: In any order.
-        inches: Height of the axes.
-    """
+    """Write names beside the right end of axes so many inches high, whose limits must be final."""
     low, high = axes.get_ylim()
     ordered = sorted(labels, key=lambda label: label.y)
     texts = [fill(label.text, _WRAP) for label in ordered]
@@ -56,9 +50,7 @@ def spread(heights: Sequence[float], sizes: Sequence[float]) -> list[float]:
     Labels that touch form a block; a block stands at the mean of what its labels ask for, which is the least-squares
     place (pool adjacent violators). Labels that do not fit reach beyond 1.
 
-    Args:
-        heights: Where labels should stand, ascending.
-        sizes: Their heights, of the same unit.
+    `heights` is where labels should stand, ascending; `sizes` are their heights.
 
     Example:
         spread([0.5, 0.5], [0.1, 0.1]) == [0.45, 0.55]

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
@@ -23,7 +22,9 @@ from hanabi_grpo.report.charts.canvas import (
     tidy,
 )
 from hanabi_grpo.report.charts.labels import Label, write_labels
+from hanabi_grpo.report.played import score_range
 from hanabi_grpo.report.run_views.figures import SCORE, phases, player_figures, players, series
+from hanabi_grpo.runs.alarms import alarms_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,10 +53,8 @@ class RunPictures:
 
     title: str
     rows: _Rows
-    alarms: Sequence[Alarm] = ()
-    """Of the run, see `alarms_of`."""
-    score_range: tuple[float, float] | None = None
-    """Least and most that can be scored."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By variable; they say what was played."""
     levels: Mapping[str, float] | None = None
     """Heights of level lines by name."""
     points: Sequence[Point] = ()
@@ -70,7 +69,7 @@ class RunPictures:
             "score": self.score,
             "players": self.players,
             "phases": self.phases,
-            "alarms": lambda: alarm_figure(self.rows, self.alarms, title=self.title),
+            "alarms": lambda: alarm_figure(self.rows, alarms_of(self.settings), title=self.title),
         }
         return pictures[name]()
 
@@ -106,12 +105,13 @@ class RunPictures:
             last = self.points[-1].mean
             labels.append(Label(text=f"held-out deals {last:.2f}", y=last, color=_POINT, bold=True))
         heights = [*scores, *(self.levels or {}).values(), *(point.mean for point in self.points)]
-        score.set_ylim(_limits(heights, self.score_range))
+        possible = score_range(self.settings)
+        score.set_ylim(_limits(heights, possible))
         if min(heights) < 0:
             score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         share = _SIZE[1] / sum(_HEIGHTS)
         write_labels(score, labels, inches=_HEIGHTS[0] * share)
-        score.set_ylabel("mean score" + (f", {_scale(self.score_range)}" if self.score_range else ""))
+        score.set_ylabel("mean score" + (f", {_scale(possible)}" if possible else ""))
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         bad_labels = []
         for key, (name, color) in _BAD_REPLIES.items():
@@ -179,17 +179,17 @@ class RunPictures:
         return figure
 
 
-def _limits(heights: Sequence[float], score_range: tuple[float, float] | None) -> tuple[float, float]:
+def _limits(heights: Sequence[float], possible: tuple[float, float] | None) -> tuple[float, float]:
     """Return the ends of an axis that holds these heights and 0, with room, but hardly any beyond what is possible."""
-    least, most = score_range or (-math.inf, math.inf)
+    least, most = possible or (-math.inf, math.inf)
     low, high = min([0.0, *heights]), max([0.0, *heights])
     room = 0.1 * (high - low) or 1.0
-    line = 0.03 * (most - least) if score_range else 0.0
+    line = 0.03 * (most - least) if possible else 0.0
     return (max(low - room, least - line) if low < 0 else 0.0), (min(high + room, most + line) if high > 0 else room)
 
 
-def _scale(score_range: tuple[float, float]) -> str:
-    least, most = score_range
+def _scale(possible: tuple[float, float]) -> str:
+    least, most = possible
     return f"at most {most:g}" if least == 0 else f"{least:g} to {most:g}"
 
 

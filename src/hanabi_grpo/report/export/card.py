@@ -1,17 +1,20 @@
-"""The README of an exported folder: what it is, how well it plays, what it is not."""
+"""The README of an exported folder: what it is, how well it plays, what it is not. Its text is templates/card.md.j2."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.rules import PRESETS
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hanabi_grpo.envs import registry
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
+from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.v1 import boards_by_hash
 from hanabi_grpo.tracking.card import table_cell
 
-_TAGS = ["hanabi", "grpo", "lora", "multi-agent", "reinforcement-learning"]
 _TO_TYPE = (
+    "HANABI_ENV",
     "HANABI_PLAYERS",
     "HANABI_OBSERVATION",
     "HANABI_LEGAL_MOVES",
@@ -26,105 +29,87 @@ _TO_TYPE = (
 def write_card(
     folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool, merged: str = ""
 ) -> None:
-    """Write README.md.
+    """Write README.md of a folder with these adapters; raises an OSError.
 
-    Args:
-        folder: Where.
-        origin: Of the adapters.
-        players: The adapters in this folder.
-        base: The base model's name.
-        is_on_hub: Whether that is a hub name, or only the name of a folder.
-        merged: For a folder with the merged model: a sentence about how near it is to base and adapter.
-
-    Raises:
-        OSError: It cannot be written.
+    `is_on_hub` tells whether `base` is a hub name, or only that of a folder. `merged` is for a folder with the merged
+    model: a sentence about how near it is to base and adapter.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    title = f"Hanabi {', '.join(players)}" + (", merged" if merged else "")
+    env = str(origin.settings.get("HANABI_ENV", "hanabi"))
+    title = f"{env.capitalize()} {', '.join(players)}" + (", merged" if merged else "")
     results = [one for one in origin.results if one.players & {*players}]
     data = ModelCardData(
         base_model=base if is_on_hub else None,
         base_model_relation=("finetune" if merged else "adapter") if is_on_hub else None,
         library_name="transformers" if merged else "peft",
         pipeline_tag="text-generation",
-        tags=[tag for tag in _TAGS if not (merged and tag == "lora")],
+        tags=[env, "grpo", *([] if merged else ["lora"]), "multi-agent", "reinforcement-learning"],
         model_name=title,
-        eval_results=[_eval_result(one) for one in results] or None,
+        eval_results=[_eval_result(one, env) for one in results] or None,
     )
-    parts = [f"---\n{data.to_yaml()}\n---", f"# {title}", _what(players, base, merged), _facts(origin, base)]
-    parts += [
-        "## Results",
-        _results(origin, results),
-        "## Use",
-        _use(origin, players, base, bool(merged), (folder / "episodes").is_dir()),
-    ]
-    parts += ["## Limits", _limits(origin, base, is_on_hub, bool(merged))]
-    ModelCard("\n\n".join(parts) + "\n").save(folder / "README.md")
-
-
-def boards(origin: Origin) -> list[str]:
-    """Return the boards that were trained on, by name; a hash stands for one that this version does not have."""
-    known = boards_by_hash()
-    named = {one: f"{name} with half of its decks" if halved else name for one, (name, halved) in known.items()}
-    hashes = origin.saved.facts.get("board_hashes", [])
-    return [named.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
-
-
-def _what(players: Sequence[str], base: str, merged: str) -> str:
-    if merged:
-        return f"{base} with the LoRA adapter of {players[0]} merged into its weights. {merged}"
-    who = f"{players[0]}'s LoRA adapter" if len(players) == 1 else "LoRA adapters of a team"
-    return f"{who} for {base}, trained with GRPO by hanabi-grpo to play the card game Hanabi."
-
-
-def _facts(origin: Origin, base: str) -> str:
+    saved = origin.saved
     facts: dict[str, Any] = {
         "base model": base,
-        "weights of the base model (fingerprint)": origin.saved.facts.get("model_fingerprint", "unknown"),
-        "optimizer steps": origin.saved.step,
-        "LoRA rank": origin.saved.lora_rank,
-        "board": ", ".join(boards(origin)) or "unknown",
+        "weights of the base model (fingerprint)": saved.facts.get("model_fingerprint", "unknown"),
+        "optimizer steps": saved.step,
+        "LoRA rank": saved.lora_rank,
+        "played": ", ".join(presets(origin)) or "unknown",
         "score of the last training games": origin.score.text if origin.score else "unknown",
         **origin.settings,
     }
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {table_cell(value)} |" for name, value in facts.items())])
-
-
-def _results(origin: Origin, results: Sequence[PlayedResult]) -> str:
-    note = (
-        "The score of the last training games is of sampled games on training deals, by the versions of the last "
-        "steps; it is no evaluation."
+    partner = next(iter(registry.get(env).policies), "random") if env in registry.names() else "random"
+    templates = Environment(
+        loader=PackageLoader("hanabi_grpo.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    if not results:
-        return f"No evaluation on held-out deals lay beside these adapters. {note}"
-    lines = [
-        "| line-up | board | deals | temperature | mean score ± SE | most points |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for one in results:
-        found, result = one.result.estimate, one.result
-        cells = (
-            one.line_up,
-            f"{result.preset}, {result.num_players} players",
-            f"{found.num_deals} ({result.suite}, {found.num_decks} decks)",
-            f"{result.temperature:g}" if result.temperature is not None else "-",
-            f"{found.mean:.3f} ± {found.standard_error:.3f}",
-            result.reachable_max,
-        )
-        lines.append("| " + " | ".join(table_cell(cell) for cell in cells) + " |")
-    return "\n".join([*lines, "", f"Standard errors are clustered by deck; a lost last life scores 0. {note}"])
+    templates.filters["cell"] = table_cell
+    text = templates.get_template("card.md.j2").render(
+        title=title,
+        env=env,
+        players=players,
+        base=base,
+        merged=merged,
+        facts=facts.items(),
+        results=[_row(one) for one in results],
+        settings=_typed(origin, base),
+        line_up="FOLDER" if len(players) > 1 else ",".join(["FOLDER", *[partner] * (_num_players(origin) - 1)]),
+        games=(folder / "episodes").is_dir(),
+        is_on_hub=is_on_hub,
+        known=bool(origin.results),
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}\n").save(folder / "README.md")
 
 
-def _eval_result(one: PlayedResult) -> Any:
+def presets(origin: Origin) -> list[str]:
+    """Return what was trained on, by name; a hash stands for rules that this version does not have."""
+    if origin.settings.get("HANABI_PRESET"):
+        return [str(origin.settings["HANABI_PRESET"])]
+    known = {one: f"{name} with half of its decks" if half else name for one, (name, half) in boards_by_hash().items()}
+    hashes = spec_hashes(origin.saved.facts)
+    return [known.get(str(one), str(one)) for one in hashes] if isinstance(hashes, list | tuple) else []
+
+
+def _row(one: PlayedResult) -> tuple[object, ...]:
+    found, result = one.result.estimate, one.result
+    return (
+        one.line_up,
+        f"{result.preset}, {result.num_players} players",
+        f"{found.num_deals} ({result.suite}, {found.num_decks} starts)",
+        "-" if result.temperature is None else f"{result.temperature:g}",
+        f"{found.mean:.3f} ± {found.standard_error:.3f}",
+        result.reachable_max,
+    )
+
+
+def _eval_result(one: PlayedResult, env: str) -> Any:
     from huggingface_hub import EvalResult
 
     result, found = one.result, one.result.estimate
     heat = "" if result.temperature is None else f", temperature {result.temperature:g}"
     return EvalResult(
         task_type="reinforcement-learning",
-        task_name="Hanabi",
-        dataset_type=f"hanabi-{result.preset}",
+        task_name=env.capitalize(),
+        dataset_type=f"{env}-{result.preset}",
         dataset_name=f"{result.preset}, {result.num_players} players",
         dataset_split=result.suite,
         dataset_args={"spec_hash": result.spec_hash, "num_deals": found.num_deals},
@@ -136,62 +121,15 @@ def _eval_result(one: PlayedResult) -> Any:
     )
 
 
-def _use(origin: Origin, players: Sequence[str], base: str, merged: bool, games: bool) -> str:
-    if merged:
-        return _code(
-            "python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("FOLDER")  # this one, or the repository',
-            'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
-        )
-    inner = f"FOLDER/{players[0]}" if len(players) > 1 else "FOLDER"
-    plain = _code(
-        "python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM",
-        "",
-        f'base = AutoModelForCausalLM.from_pretrained("{base}")',
-        f'player = PeftModel.from_pretrained(base, "{inner}")  # FOLDER: this one',
-    )
-    given = _typed(origin, base)
-    seats = ",".join(["FOLDER"] + ["iggi"] * (int(origin.settings.get("HANABI_PLAYERS", 2)) - 1))
-    commands = [f"{given}hanabi-grpo evaluate {seats if len(players) == 1 else 'FOLDER'} --own-server"]
-    if games:
-        commands.append("hanabi-grpo view FOLDER   # recorded games of its training")
-    return plain + "\n\nGames, with hanabi-grpo (FOLDER may be `hf:org/repo`):\n\n" + _code("bash", *commands)
+def _num_players(origin: Origin) -> int:
+    return int(origin.settings.get("HANABI_PLAYERS", 2))
 
 
 def _typed(origin: Origin, base: str) -> str:
+    """Return the settings of training in front of a command."""
     values: dict[str, Any] = {"MODEL": base, "LORA_RANK": origin.saved.lora_rank}
     values |= {name: origin.settings[name] for name in _TO_TYPE if name in origin.settings}
-    if "HANABI_PRESET" not in values and len(named := [one for one in boards(origin) if one in PRESETS]) == 1:
+    if "HANABI_PRESET" not in values and len(named := presets(origin)) == 1 and " " not in named[0]:
         values["HANABI_PRESET"] = named[0]
-    return "".join(f"{name}={shlex.quote(_plain(value))} " for name, value in values.items())
-
-
-def _limits(origin: Origin, base: str, is_on_hub: bool, merged: bool) -> str:
-    lines = [
-        "It was trained to play with its own team. With other partners, other seats or people it may play much worse.",
-        "It knows the boards and the prompt format of its training (see above); on others it may name moves that the "
-        "rules forbid, or none.",
-        "It was trained on games only, so whatever else the base model could do may have suffered. The base model's "
-        "licence and limits hold on.",
-    ]
-    if not merged:
-        lines.append(
-            f"It needs exactly the base model {base}; the fingerprint above tells whether another copy has its weights."
-        )
-    if not is_on_hub:
-        lines.append(f"The base model is known here by its folder's name only ({base}); it is not named on the hub.")
-    if not origin.results:
-        lines.append("How well it plays on held-out deals is not known.")
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _code(language: str, *lines: str) -> str:
-    return "\n".join([f"```{language}", *lines, "```"])
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    return "".join(f"{name}={shlex.quote(text)} " for name, text in texts.items())

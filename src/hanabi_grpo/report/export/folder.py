@@ -142,7 +142,7 @@ def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:
 
 
 def _seal(folder: Path, origin: Origin, players: Sequence[str]) -> None:
-    kept = ("board_hashes", *SAME_FACTS)
+    kept = ("spec_hashes", "board_hashes", *SAME_FACTS)
     facts: dict[str, Any] = {name: origin.saved.facts[name] for name in kept if name in origin.saved.facts}
     model, is_on_hub = base_name(origin.model)
     facts |= {"model": model} if is_on_hub else {}

@@ -40,9 +40,7 @@ _COMPARED = (
 def write_conventions(page: Path, places: Sequence[Path]) -> list[str]:
     """Count over recorded games, write the page and beside it its figures as JSON; returns lines that say so.
 
-    Args:
-        page: The file.
-        places: Run folders, folders of games, or files; each becomes a section.
+    Each of the places, run folders, folders of games, or files, becomes a section.
 
     Raises:
         SettingsError: No games, games of several boards in one place, or a file that cannot be written.
@@ -69,17 +67,7 @@ def write_conventions(page: Path, places: Sequence[Path]) -> list[str]:
 
 
 def render_conventions(reports: Sequence[ConventionReport], *, title: str) -> str:
-    """Return the page: the line-ups compared on common scales, then a section for each.
-
-    Args:
-        reports: One per line-up, in the order in which they are shown.
-        title: What the page is of.
-
-    Raises:
-        SettingsError: There is no report.
-    """
-    if not reports:
-        raise SettingsError("no line-up to show: give at least one report with counted games.")
+    """Return the page of at least one line-up: all compared on common scales, then a section for each."""
     return render(
         "conventions.html.j2",
         title=visible(title),

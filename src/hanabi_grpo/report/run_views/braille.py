@@ -10,16 +10,9 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int, low: float, high: float) -> list[str]:
-    """Return a curve as lines of braille characters, two dots wide and four dots high each.
+    """Return a curve of points (x, y), x ascending, as `height` lines of `width` characters of 2 x 4 dots.
 
-    Neighbouring points are joined. Values outside the range are drawn at its edge.
-
-    Args:
-        points: (x, y), x ascending.
-        width: Characters.
-        height: Lines.
-        low: Value at the lower edge.
-        high: Value at the upper edge.
+    Neighbouring points are joined. Values outside `low` to `high`, the edges, are drawn there.
 
     Example:
         braille_curve([(0, 0.0), (1, 1.0)], 2, 1, 0.0, 1.0) == ["⡠⠊"]

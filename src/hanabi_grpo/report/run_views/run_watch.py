@@ -5,15 +5,16 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.run_views.last_game import LastGame, read_last_game
-from hanabi_grpo.report.run_views.state import Incident, RaisedAlarm, RunState
-from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
+from hanabi_grpo.report.run_views.state import Incident, RunState
+from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
 from hanabi_grpo.runs.recordings import recorded_steps
@@ -28,7 +29,7 @@ class RunWatch:
     Example:
         watch = RunWatch(Path("outputs/my-run"))
         state = watch.look()
-        print(state.step, [alarm.name for alarm in state.alarms])
+        print(state.step, list(state.raised))
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -45,10 +46,15 @@ class RunWatch:
         self._home = home
         self._seen: dict[str, tuple[int, int, int] | None] = {}
         self._rows: list[dict[str, Any]] = []
-        self._alarms = AlarmWatch(())
+        self._forget_alarms(())
         self._incidents: tuple[Incident, ...] = ()
         self._game: LastGame | None = None
         self._problem = ""
+
+    def _forget_alarms(self, alarms: Sequence[Alarm]) -> None:
+        self._alarms = AlarmWatch(alarms)
+        self._readings: dict[tuple[str, str], Reading] = {}
+        self._changes: list[AlarmChange] = []
 
     def look(self) -> RunState:
         """Return what the folder holds now; what cannot be read is in the notes."""
@@ -63,7 +69,7 @@ class RunWatch:
                 notes.append(f"{error.filename}: cannot be read ({error.strerror})")
                 self._seen.clear()
         settings = recorded_settings(home)
-        titles = {alarm.name: alarm.title for alarm in self._alarms.alarms}
+        raised = self._alarms.raised
         written = (self._seen.get("metrics.jsonl") or (0, 0, 0))[2]
         return RunState(
             name=visible(_name(self.folder)),
@@ -73,10 +79,9 @@ class RunWatch:
             settings=settings,
             # Another machine's clock may be ahead.
             age=max(0.0, self._clock() - written / 1e9) if written else None,
-            alarms=tuple(
-                RaisedAlarm(name=name, subject=visible(subject), since=since, title=titles[name])
-                for (name, subject), since in self._alarms.raised.items()
-            ),
+            raised=raised,
+            readings=sorted(self._readings.values(), key=lambda one: (one.key not in raised, one.distance)),
+            changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=_checkpoints(home),
             game=self._game,
@@ -89,9 +94,11 @@ class RunWatch:
             known = len(self._rows)
             if not known or rows[:known] != self._rows:
                 # A resumed run makes steps again.
-                self._alarms, known = AlarmWatch(alarms_of(recorded_settings(self._home))), 0
+                self._forget_alarms(alarms_of(recorded_settings(self._home)))
+                known = 0
             for row in rows[known:]:
-                self._alarms.update(row)
+                self._changes += self._alarms.update(row)
+                self._readings |= {one.key: one for one in self._alarms.readings}
             self._rows = rows
 
     def _read_incidents(self) -> None:

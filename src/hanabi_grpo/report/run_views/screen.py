@@ -218,19 +218,18 @@ def _phases(state: RunState) -> Table:
 
 
 def _alarms(state: RunState) -> RenderableType:
-    lines = [
-        Text.assemble(
-            (f"{one.name}: ", "bold red"),
-            f"{one.subject + ': ' if one.subject else ''}{one.title}, since step {one.since}",
-        )
-        for one in state.alarms
-    ] or [Text("none is raised", style="green")]
+    lines = []
+    for one in state.readings[: len(state.raised)]:
+        of = f"{visible(one.subject)}: " if one.subject else ""
+        told = f"{of}{one.alarm.title}, since step {state.raised[one.key]}"
+        lines.append(Text.assemble((f"{one.alarm.name}: ", "bold red"), told))
+    lines = lines or [Text("none is raised", style="green")]
     counts = {kind: count for kind, count in state.incident_counts.items() if kind not in ("alarm", "alarm_over")}
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
         lines.append(Text(f"incidents: {words}", style="yellow"))
-    for one in [one for one in state.incidents if one.kind in counts][-2:]:
-        text = f"{clock(one.time)} {one.kind}: {' '.join(one.message.split())}"
+    for incident in [other for other in state.incidents if other.kind in counts][-2:]:
+        text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
 

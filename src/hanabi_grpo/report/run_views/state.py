@@ -15,20 +15,10 @@ from hanabi_grpo.report.run_views.figures import (
     team_figures,
 )
 from hanabi_grpo.report.run_views.last_game import LastGame
+from hanabi_grpo.runs.alarms import AlarmChange, Reading
 from hanabi_grpo.runs.run_folder import finite
 
 _MOST_INCIDENTS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaisedAlarm:
-    """An alarm that is raised now."""
-
-    name: str
-    subject: str
-    """A player or a board; "": the whole run."""
-    since: int
-    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +47,11 @@ class RunState:
     settings: Mapping[str, Any] = field(default_factory=dict)
     age: float | None = None
     """Seconds since `metrics.jsonl` was written."""
-    alarms: tuple[RaisedAlarm, ...] = ()
+    raised: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Step since which an alarm is raised, by its name and subject."""
+    readings: Sequence[Reading] = ()
+    """What each alarm made of the last row that had its figure: raised ones first, then by distance."""
+    changes: Sequence[AlarmChange] = ()
     incidents: tuple[Incident, ...] = ()
     """Oldest first."""
     checkpoints: tuple[int, ...] = ()
@@ -119,7 +113,7 @@ class RunState:
                 for name in players(self.rows)
             },
             "phases": recent_phases(self.rows),
-            "alarms": [{"name": one.name, "subject": one.subject, "since": one.since} for one in self.alarms],
+            "alarms": [{"name": name, "subject": of, "since": since} for (name, of), since in self.raised.items()],
             "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},
             "checkpoints": self.checkpoints,
             "game": None if self.game is None else self.game.to_json(),

@@ -4,7 +4,8 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from hanabi_grpo.runs.tiny_manifest import MANIFEST, sha256_of
+from hanabi_grpo.runs.manifest import file_sha256
+from hanabi_grpo.runs.tiny_manifest import MANIFEST
 from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
@@ -40,7 +41,7 @@ def card_text(recipe: Recipe, folder: Path, *, num_words: int) -> str:
         f"single turns; AdamW, one cycle up to {recipe.learning_rate:g}",
         "seed": recipe.seed,
         "made with": ", ".join(f"{name} {value}" for name, value in made.items()),
-        "sha256 of `model.safetensors`": f"`{sha256_of(weights)}`",
+        "sha256 of `model.safetensors`": f"`{file_sha256(weights)}`",
     }
     command = f"{tiny_model_command(recipe.presets, recipe.players)} --seed {recipe.seed} --steps {recipe.steps}"
     return "\n".join(
