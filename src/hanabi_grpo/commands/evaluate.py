@@ -159,11 +159,7 @@ def _keep(
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
     temperature, num_deals = document["temperature"], len(document["scores"])
-<<<<<<< HEAD
-    heat = "greedy" if not temperature else f"T{temperature:g}"  # None: scripts, which no run has
-=======
     heat = f"T{temperature:g}" if temperature else "greedy"  # None: scripts alone, whose result no run keeps
->>>>>>> dcac60d032f76dd8846299a1692979135667c29c
     stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
