@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.cells import Cell
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summary_json

@@ -2,7 +2,7 @@
 
 import math
 
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, Estimate
 from hanabi_grpo.evaluation.crossplay.summary import Summary
 from hanabi_grpo.evaluation.tables import Sheet

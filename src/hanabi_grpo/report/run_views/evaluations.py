@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation.tables import ATTAINABLE, Sheet, evaluation_sheets, reference_results
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
