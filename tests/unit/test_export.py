@@ -30,6 +30,7 @@ from hanabi_grpo.settings import load_settings, settings_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
 from tracked_runs import LAPTOP, SECRET, scripted_games
+from training_runs import LAPTOP as SETUP
 
 PLAYERS = ("player_0", "player_1")
 
@@ -228,7 +229,7 @@ def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: P
         ).hexdigest()
         for name in PLAYERS
     }
-    plain = evaluate_scripted("random", LAPTOP, 20)
+    plain = evaluate_scripted("random", SETUP, 20)
     seats = ("player_0@50", "player_1@50")
     run = tmp_path / "run"
     shutil.copytree(trained / "run", run)

@@ -5,6 +5,5 @@ Map:
     timeline     the game played again: every board, every move and what it was worth
     frames       games as text
     live_game    hanab.live's JSON, and the rules that it must have to be ours
-    compact      hanab.live's URL fragment
     hanab_live   recordings to hanab.live's games and back
 """
