@@ -25,7 +25,8 @@ from hanabi_grpo.tracking.run_reader import RunReader
 from hanabi_grpo.tracking.sample_games import write_sample_games
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.types import Episode
-from tracked_runs import LAPTOP, PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from training_runs import LAPTOP as SETUP
 
 
 def files(folder: Path) -> set[str]:
@@ -71,7 +72,7 @@ def test_metrics_have_a_section_each_and_no_two_share_a_name() -> None:
 def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
-    write_result(run / "evaluation.json", evaluate_scripted("random", LAPTOP, 3))
+    write_result(run / "evaluation.json", evaluate_scripted("random", SETUP, 3))
     (run / "evaluation-torn.json").write_text('{"mean": 1')
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
