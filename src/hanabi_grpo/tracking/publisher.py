@@ -164,7 +164,7 @@ class Publisher:
                 )
 
     def pictures(self) -> None:
-        """Send the pictures of the run: score, players, phases, and what the alarms watch."""
+        """Send the pictures of the run: score, phases, and what the alarms watch."""
         with self._guard("charts"):
             rows = self.reader.history()
             if drawn := self._showcase.draw_charts(self.run_folder, rows, self.settings):
