@@ -92,6 +92,7 @@ def test_a_bad_env_config_is_refused_with_file_line_problem_and_a_right_row(
         (b"[" * 100_000, "not JSON"),
         (b'{"messages": NaN}', "NaN is no JSON number"),
         (b"3", "a row is a JSON object."),
+        (b'{"env": "../x.py"}', "an environment is named by a word"),
         (b'{"env_config": {}}', "messages must be a list"),
         (b'{"messages": []}', "messages must be a list"),
         (b'{"messages": [{"role": "user"}]}', "messages must be a list"),
