@@ -15,8 +15,8 @@ from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
 from hanabi_grpo.training.advantages.estimators import moving_baseline
+from hanabi_grpo.training.answers import with_length_penalty
 from hanabi_grpo.training.batching import next_baselines
-from hanabi_grpo.training.length_penalty import with_length_penalty
 from hanabi_grpo.training.training_state import load_baselines, save_training_state
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn

@@ -13,8 +13,8 @@ from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.advantages.estimators import grpo
+from hanabi_grpo.training.answers import check_stamps
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
-from hanabi_grpo.training.stamps import check_stamps
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 

@@ -24,6 +24,7 @@ from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
+from training_runs import LAPTOP
 from wandb_artifacts import artifact_store
 from wandb_backend import backend
 
@@ -122,7 +123,7 @@ def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mo
     line_up = parse_line_up(f"{word}:player_1,iggi", 2)
     assert line_up.words == (f"{folder}:player_1", "iggi")
     assert line_up.text == f"{word}:player_1,iggi", "tables say what was typed"
-    first, second = parse_entries([f"ours={word}", "iggi"], 2)
+    first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
     assert (first.label, first.word, first.fills_seats, second.word) == ("ours", folder, True, "iggi")
     assert str(first.adapter(1)) == f"{folder}:player_1"
 

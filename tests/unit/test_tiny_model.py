@@ -21,8 +21,8 @@ from hanabi_grpo.commands.doctor.model import model_checks
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
-from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hint_bot
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.referee import Referee
@@ -97,7 +97,7 @@ def test_a_sample_is_the_rollouts_conversation_and_each_turn_can_stand_alone() -
     recipe = Recipe.of("hanabi", seed=0)
     [first, second] = recipe.samples(LAPTOP, CHAT, num_games=1)
     referee = Referee(LAPTOP.task("train-warm-start", 0))
-    seats = [HanabiScript(HintBot(noise=0.4)).seat(player, task=referee.task, game=0) for player in (0, 1)]
+    seats = [hint_bot(0.4).seat(player, task=referee.task, game=0) for player in (0, 1)]
     conversations, alone = [Conversation(CHAT, ""), Conversation(CHAT, "")], ([], [])
     while referee.status is None:
         [player] = referee.to_act()

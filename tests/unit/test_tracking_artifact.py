@@ -1,5 +1,6 @@
 """What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of it."""
 
+import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -11,6 +12,8 @@ import pytest
 from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -22,7 +25,8 @@ from hanabi_grpo.tracking.run_reader import RunReader
 from hanabi_grpo.tracking.sample_games import write_sample_games
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.types import Episode
-from tracked_runs import LAPTOP, PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from training_runs import LAPTOP as SETUP
 
 
 def files(folder: Path) -> set[str]:
@@ -68,7 +72,7 @@ def test_metrics_have_a_section_each_and_no_two_share_a_name() -> None:
 def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
-    write_result(run / "evaluation.json", evaluate_scripted("random", LAPTOP, 3))
+    write_result(run / "evaluation.json", evaluate_scripted("random", SETUP, 3))
     (run / "evaluation-torn.json").write_text('{"mean": 1')
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
@@ -88,6 +92,19 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
     card = (folder / "README.md").read_text()
     assert "1.00 ± 0.00 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
+
+
+def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", games=False, HANABI_ENV="kuhn")
+    settings = read_settings(run / "settings.json")
+    player = make_script(settings.setup(), "random")
+    task = settings.setup().task("train", 3)
+    write_episodes(run, 3, [asyncio.run(play_group(task, [player] * 2, num_games=2))])
+    folder, metadata = build_artifact(run, add_checkpoint(run, 3), settings, None)
+    assert (metadata["env"], metadata["preset"], metadata["players"]) == ("kuhn", "kuhn", 2)
+    assert "# Players of kuhn" in (folder / "README.md").read_text()
+    games, _ = read_recordings([folder / "episodes/step_000003.jsonl"])
+    assert [(one.episode.env, one.episode.seed, one.episode.game) for one in games] == [("kuhn", 3, 0), ("kuhn", 3, 1)]
 
 
 def test_a_model_folder_on_this_machine_is_not_named_in_the_card(tmp_path: Path) -> None:

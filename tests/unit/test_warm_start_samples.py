@@ -158,20 +158,16 @@ def test_recorded_ids_are_used_where_the_tokenizer_is_the_same() -> None:
     assert other.tokenizer.decode(list(first.ids)) == TOKENIZER.decode(list(whole.ids))
 
 
-def test_illegal_replies_are_read_and_learned_only_when_asked() -> None:
+def test_illegal_replies_are_read_and_not_learned() -> None:
     # The first deal whose game is long enough for both players to be right and wrong.
     games = (served_game(["Hint R", "Hint 1", "nonsense", "Play 7"] * 10, seed=seed) for seed in range(200))
     episode = next(game for game in games if all(len({turn.kind for turn in game.trajectory(p)}) > 1 for p in (0, 1)))
-    legal, every = (
-        Sources(line_ups=("iggi",), num_deals=1, noise=0, only_legal=only).taught(episode, "score")
-        for only in (True, False)
-    )
-    assert legal == tuple(turn.kind is ReplyKind.LEGAL for turn in episode.turns)
-    assert all(every)
-    for strict, loose in zip(samples_of(episode, legal), samples_of(episode, every), strict=True):
-        assert list(loose.ids) == rollout_ids(episode, loose.player)
-        assert strict.ids == loose.ids[: len(strict.ids)], "the conversation is the same"
-        assert len(marked(strict)) < len(marked(loose))
+    taught = Sources(line_ups=("iggi",), num_deals=1, noise=0).taught(episode, "score")
+    assert taught == tuple(turn.kind is ReplyKind.LEGAL for turn in episode.turns)
+    for strict, whole in zip(samples_of(episode, taught), samples_of(episode), strict=True):
+        assert list(whole.ids) == rollout_ids(episode, whole.player)
+        assert strict.ids == whole.ids[: len(strict.ids)], "the conversation is the same"
+        assert len(marked(strict)) < len(marked(whole))
 
 
 def test_the_score_of_a_game_that_is_learned_is_the_environments_and_a_return_is_the_players_own() -> None:

@@ -29,9 +29,9 @@ def export_hanab_live(
     say = sayer(stderr_console())
     recordings, notes = choose_recordings(path, step=step, game=game)
     exported = [export_game(recording) for recording in recordings]
-    for note in [*notes, *(note for one in exported for note in one.notes)]:
+    for note in [*notes, *(note for _, said in exported for note in said)]:
         say(note)
-    text = "".join(f"{json.dumps(live_game_to_json(one.game), ensure_ascii=False)}\n" for one in exported)
+    text = "".join(f"{json.dumps(live_game_to_json(live), ensure_ascii=False)}\n" for live, _ in exported)
     if out is None:
         sys.stdout.write(text)
         return
@@ -55,9 +55,9 @@ def import_hanab_live(
             why = getattr(error, "strerror", None) or error
             raise SettingsError(f"{source}: cannot be read ({why}); give a JSON file.") from error
         for number, live in enumerate(lives):
-            imported = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
-            recordings.append(imported.recording)
-            for note in imported.notes:
+            recording, notes = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
+            recordings.append(recording)
+            for note in notes:
                 say(note)
     write_recordings(out, recordings)
     say(f"wrote {len(recordings)} games to {out}; watch with: hanabi-grpo view {out}")

@@ -30,9 +30,6 @@ def warm_start(
     learning_rate: Annotated[float | None, typer.Option(help="At its peak; chosen by size when left out.")] = None,
     min_score: Annotated[float | None, typer.Option(help="Learn from games of this score or more.")] = None,
     who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
-    only_legal: Annotated[
-        bool, typer.Option("--only-legal/--all-replies", help="Learn no reply that was no legal move; it is read.")
-    ] = True,
     shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
@@ -60,7 +57,6 @@ def warm_start(
         noise=noise,
         learn_noise=learn_noise,
         min_score=min_score,
-        only_legal=only_legal,
         who=who,
     )
     work = WarmStart(

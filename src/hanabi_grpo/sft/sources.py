@@ -32,8 +32,6 @@ class Sources:
     """Learn the random actions too, so that the student now and then tries every legal one."""
     min_score: float | None = None
     """Lowest figure of a game by which players are compared, see `EnvSpec.score`; a return is the player's own."""
-    only_legal: bool = True
-    """Whether replies that were no legal action are read but not learned."""
     who: str | None = None
     """Learn only what this seat word said, e.g. "iggi", "player_0" (at any version) or "player_0@7"."""
 
@@ -83,13 +81,13 @@ class Sources:
             progress(number + 1)
         if not samples:
             raise SettingsError(
-                f"warm-start: {encoder.line()}: nothing is left to learn; loosen --min-score, --who or --only-legal, "
-                "or give other games."
+                f"warm-start: {encoder.line()}: nothing is left to learn; loosen --min-score or --who, or give "
+                "other games."
             )
         return samples
 
     def taught(self, episode: Episode, score: str) -> tuple[bool, ...]:
-        """Return for each turn whether its reply is learned.
+        """Return for each turn whether its reply is learned; one that was no legal action is only read.
 
         Args:
             episode: A game.
@@ -103,9 +101,7 @@ class Sources:
             (self.min_score is None or figure >= self.min_score) and self.who in (None, seat, seat.split("@")[0])
             for figure, seat in zip(figures, episode.seats or [""] * episode.num_players, strict=True)
         ]
-        return tuple(
-            is_chosen[turn.player] and (turn.kind is ReplyKind.LEGAL or not self.only_legal) for turn in episode.turns
-        )
+        return tuple(is_chosen[turn.player] and turn.kind is ReplyKind.LEGAL for turn in episode.turns)
 
     def _games(self, encoder: Encoder, seed: int, notes: list[str]) -> Iterator[tuple[Replay, Sequence[bool]]]:
         """Yield each game, and for each of its turns whether it is no random action or one that is learned."""

@@ -71,14 +71,13 @@ def build_artifact(
             "base model": metadata["base_model"],
             "optimizer steps": manifest.step,
             "adapters": metadata["adapters"],
-            "environment": settings.env,
             "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
             "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
             "score of the last training games": score.text if score else "unknown",
             "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
             "sample games": games.name if games else "none beside this card",
         }
-        write_text_atomic(partial / CARD, card_text(facts))
+        write_text_atomic(partial / CARD, card_text(settings.env, facts))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)

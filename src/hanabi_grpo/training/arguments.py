@@ -11,6 +11,17 @@ from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
 from hanabi_grpo.training.fleet_link import make_link
 
+_SAME = (
+    *("lora_rank", "lora_alpha", "vllm_server_host", "vllm_server_port", "num_generations", "max_completion_length"),
+    *("temperature", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "seed", "save_steps"),
+)
+"""Options that are called as the setting is."""
+_FALSE = (
+    *("add_version", "create_checkpoint_symlink", "dataset_shuffle", "train_dataloader_shuffle"),
+    # Asks a hub whether the local model is the newest, and waits through its retries.
+    "check_model",
+)
+
 
 @dataclass
 class HanabiArguments(RLHFArguments):
@@ -29,6 +40,8 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
     model = resolve_model(settings.model)
     on_cpu = settings.device == "cpu"
     options: dict[str, object] = {
+        **{name: getattr(settings, name) for name in _SAME},
+        **dict.fromkeys(_FALSE, "false"),
         "hanabi_settings": settings_path,
         "rlhf_type": "grpo",
         "model": model,
@@ -40,33 +53,20 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "dataset": settings.dataset or settings.preset,
         "split_dataset_ratio": 0,
         "output_dir": run_folder,
-        "add_version": "false",
-        "create_checkpoint_symlink": "false",
         "use_hf": "true",
         "tuner_type": "lora",
-        "lora_rank": settings.lora_rank,
-        "lora_alpha": settings.lora_alpha,
         "use_vllm": "true",
         "vllm_mode": "server",
-        "vllm_server_host": settings.vllm_server_host,
-        "vllm_server_port": settings.vllm_server_port,
         "vllm_server_pass_dataset": "true",
-        "num_generations": settings.num_generations,
         "per_device_train_batch_size": plan.per_device_train_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "max_steps": num_steps,
-        "max_completion_length": settings.max_completion_length,
         "max_length": settings.max_model_len,
-        "temperature": settings.temperature,
         "top_p": 1.0,
         "top_k": -1,
-        "learning_rate": settings.learning_rate,
-        "lr_scheduler_type": settings.lr_scheduler_type,
-        "warmup_steps": settings.warmup_steps,
         # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
         "weight_decay": 0.0,
         # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
-        "beta": settings.beta,
         "kl_in_reward": "true" if settings.kl == "reward" else "false",
         "epsilon": settings.clip_low,
         "epsilon_high": settings.clip_high,
@@ -74,19 +74,13 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
         "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
         # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
         "loss_type": "dapo",
-        "seed": settings.seed,
         "logging_steps": 1,
         "save_strategy": "steps",
-        "save_steps": settings.save_steps,
         "eval_strategy": "no",
         "report_to": "none",
-        "dataset_shuffle": "false",
-        "train_dataloader_shuffle": "false",
         "dataloader_num_workers": 0,
         "gradient_checkpointing": "false" if on_cpu else "true",
         "disable_tqdm": "true",
-        # Asks a hub whether the local model is the newest, and waits through its retries.
-        "check_model": "false",
     }
     # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
     architecture = json.loads((model / "config.json").read_text()).get("model_type")

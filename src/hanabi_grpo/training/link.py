@@ -27,11 +27,10 @@ from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.training.answers import check_stamps, with_length_penalty
 from hanabi_grpo.training.deals import gather_groups, spread_deals
-from hanabi_grpo.training.length_penalty import with_length_penalty
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.training.stamps import check_stamps
 
 logger = logging.getLogger(__name__)
 

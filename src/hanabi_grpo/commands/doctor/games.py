@@ -77,7 +77,8 @@ def context_checks(context: Context) -> Iterator[Check]:
         ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
     if (reply := (limit - budget.prompts) // budget.turns) >= 1:
         ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
-    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most} HANABI_OBSERVATION=compact"]
+    compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
+    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
     if budget.opening > limit:
         finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
         yield fail("context", f"{finding}: no move can be made", "\n".join(ways))

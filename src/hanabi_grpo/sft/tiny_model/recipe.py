@@ -144,10 +144,9 @@ def _words(setup: Setup[Any]) -> tuple[str, ...]:
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
     """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts."""
     if setup.env == HANABI:
-        from hanabi_grpo.envs.hanabi.environment import HanabiScript
-        from hanabi_grpo.envs.hanabi.policies import HintBot
+        from hanabi_grpo.envs.hanabi.policies import hint_bot
 
-        return [HanabiScript(HintBot(noise=noise))]
+        return [hint_bot(noise)]
     scripts = [name for name in setup.environment.policies if name != "random"]
     if "random" in setup.environment.policies:
         scripts = [name for script in scripts for name in ("random", script)] or ["random"]

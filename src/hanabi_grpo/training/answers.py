@@ -1,10 +1,11 @@
-"""Every turn says whose it is, and it is compared with what was asked for."""
+"""What is made of an answer: every turn's stamp is compared with what was asked for, and long replies cost."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.refs import is_scripted, seat_adapter
-from hanabi_grpo.types import Episode, player_name
+from hanabi_grpo.types import Episode, Turn, player_name
 
 
 def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
@@ -35,3 +36,23 @@ def _foreign(got: str, required: str) -> ServerError:
     return ServerError(
         f"{got}, required was {required}; its data cannot be trained on. Restart the server, then the trainer."
     )
+
+
+def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:
+    """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
+
+    It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
+    included. The trainer adds it, since games are played in text.
+    """
+    if not per_token or all(len(turn.reply_ids) <= free for turn in episode.turns):
+        return episode
+
+    def priced(turn: Turn) -> Turn:
+        beyond = len(turn.reply_ids) - free
+        if beyond <= 0:
+            return turn
+        rewards = list(turn.rewards)
+        rewards[turn.player] = {**rewards[turn.player], "length": -per_token * beyond}
+        return replace(turn, rewards=tuple(rewards))
+
+    return replace(episode, turns=tuple(map(priced, episode.turns)))
