@@ -1,8 +1,14 @@
 """Boards and games that many tests play."""
 
 import random
+from collections.abc import Iterable, Sequence
 
+from hanabi_grpo.envs.base import Observation, Policy, Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import PRESETS, Action, Game, GameSpec, shuffled_deck
+from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.types import Episode
 
 ALL_BOARDS = [(name, num_players) for name, preset in PRESETS.items() for num_players in preset.players]
 """Every preset with every number of players that it allows."""
@@ -29,3 +35,30 @@ def random_move(game: Game, rng: random.Random, *, careful: bool) -> Action:
         safe = [a for a in actions if a.kind != "play" or fireworks[hand[a.slot].color] == hand[a.slot].rank]
         actions = tuple(safe) or actions
     return rng.choice(actions)
+
+
+def script(name: str) -> Policy:
+    return HANABI.policies[name]()
+
+
+def scripted_game(
+    config: EnvConfig, team: Sequence[Policy | str], *, suite: str = "eval", seed: int = 0, number: int = 0
+) -> Game:
+    """Return the table at the end of a game of scripts, each given by itself or by its name."""
+    task = Setup(HANABI, config).task(suite, seed)
+    policies = [script(one) if isinstance(one, str) else one for one in team]
+    seats = [policy.seat(player, task=task, game=number) for player, policy in enumerate(policies)]
+    game = HANABI.reset(config, split=suite, seed=seed)
+    while game.to_act():
+        [player] = game.to_act()
+        game.step({player: seats[player].act(Observation(game, player))})
+    return game.table
+
+
+def scripted_episodes(
+    config: EnvConfig, team: Sequence[Policy | str], seeds: Iterable[int], *, suite: str = "train", num_games: int = 1
+) -> list[Episode]:
+    """Return this many games of each deal by scripts, each given by itself or by its name."""
+    policies = dict(enumerate(script(one) if isinstance(one, str) else one for one in team))
+    tasks = [Setup(HANABI, config).task(suite, seed) for seed in seeds]
+    return [play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)]

@@ -1,7 +1,8 @@
 """Games made by hand, and counts of scripted ones, for the tests of conventions."""
 
+from boards import scripted_game
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Card, Game, GameSpec, make_spec, parse_action
 
 LAPTOP = make_spec("laptop")
@@ -32,7 +33,7 @@ def some_counts(
     num_games: int, *, policy: str = "hint-bot", spec: GameSpec = LAPTOP, first: int = 0
 ) -> ConventionCounts:
     counts = ConventionCounts(spec)
-    team = [make_policy(policy)] * spec.num_players
+    config = EnvConfig(preset=spec.preset, players=spec.num_players)
     for seed in range(first, first + num_games):
-        counts.add(play_scripted(spec, team, suite="eval", seed=seed))
+        counts.add(scripted_game(config, [policy] * spec.num_players, seed=seed))
     return counts

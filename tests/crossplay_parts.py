@@ -6,30 +6,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.evaluation.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.evaluation.crossplay.cells import CellStore
 from hanabi_grpo.evaluation.crossplay.entries import parse_entries
 from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from server_app import PEFT_CONFIG, adapter_bytes, make_identity
-
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+from training_runs import LAPTOP
 
 
 def plan_of(
-    *texts: str, deals: int = 8, config: EnvConfig = LAPTOP, suite: str = "eval", served: Served | None = None
+    *texts: str, deals: int = 8, setup: Setup[Any] = LAPTOP, suite: str = "eval", served: Served | None = None
 ) -> Plan:
-    return make_plan(parse_entries(texts, config.players), config, deals, suite=suite, served=served)
+    return make_plan(parse_entries(texts, setup), setup, deals, suite=suite, served=served)
 
 
 def play(plan: Plan, folder: Path, served: Served | None = None, progress: Any = lambda done: None) -> SimpleNamespace:
     """Play what is missing; returns the cells, and the names of those that were played now."""
     store = CellStore(folder)
-    cells: dict[str, Cell] = find_cells(plan, store)
+    cells = store.find(plan)
     begun: list[str] = []
-    play_cells(plan, store, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
+    store.play(plan, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
     return SimpleNamespace(cells=cells, begun=begun)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,20 +105,3 @@ def served(store: AdapterStore) -> dict[str, Any]:
 
 def folders_on_disk(store: AdapterStore) -> list[str]:
     return sorted(path.name.rpartition("-")[0] for path in store.folder.path.iterdir() if path.is_dir())
-
-
-Scenario = Callable[[AdapterStore, Loads], Awaitable[None]]
-
-
-def run_scenario(scenario: Scenario, home: Path) -> None:
-    async def main() -> None:
-        engine = Loads()
-        store = AdapterStore(engine, max_rank=16, shapes=SHAPES, home=home)
-        await store.open_session(wanted())
-        try:
-            await scenario(store, engine)
-        finally:
-            store.close()
-        assert list(home.iterdir()) == []
-
-    asyncio.run(asyncio.wait_for(main(), 30))

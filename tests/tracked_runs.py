@@ -1,16 +1,14 @@
 """Run folders as a trainer leaves them, written without one: settings, rows, games and checkpoints."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
-from hanabi_grpo.envs.hanabi.policies import HintBot
-from hanabi_grpo.rollout.loop import play_group
-from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hint_bot
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.settings import load_settings, settings_json
@@ -28,13 +26,10 @@ def scripted_games(
 
     A seed that is there twice has two games.
     """
-    setup = Setup(HANABI, config)
-    player = ScriptedPlayer(HanabiScript(HintBot(noise=noise))) if noise else make_script(setup, script)
-    groups = [
-        play_group(setup.task(suite, seed), [player] * config.players, num_games=seeds.count(seed))
-        for seed in dict.fromkeys(seeds)
-    ]
-    return [episode for group in groups for episode in asyncio.run(group)]
+    one = hint_bot(noise) if noise else script
+    numbered = [(seed, seeds[:place].count(seed)) for place, seed in enumerate(seeds)]
+    policies = dict.fromkeys(range(config.players), HANABI.policies[one]() if isinstance(one, str) else one)
+    return [play_scripts(Setup(HANABI, config).task(suite, seed), policies, number=game) for seed, game in numbered]
 
 
 def tracked_run(

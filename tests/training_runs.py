@@ -6,29 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
 
 
 def made_run(
     folder: Path,
     scores: Sequence[float | None],
     *,
-    board: str | None = "laptop",
+    preset: str | None = "laptop",
     games: float = 64.0,
     settings: dict[str, Any] | None = None,
     tail: str = "",
 ) -> Path:
-    """Write one row per score from step 1 on, two seconds apart; without a board as old versions did."""
+    """Write one row per score from step 1 on, two seconds apart; without a preset as old versions did."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for step, score in enumerate(scores, start=1):
         row = {"step": step, "seconds": 2.0 * step, "games": games, "score/mean": score}
-        if board:
-            row |= {f"games/{board}": games, f"score/{board}": score}
+        if preset:
+            row |= {f"games/{preset}": games, f"score/{preset}": score}
         rows.append(json.dumps(row) + "\n")
     (folder / "metrics.jsonl").write_text("".join(rows) + tail, encoding="utf-8")
     if settings is not None:
@@ -39,7 +41,6 @@ def made_run(
 def made_evaluation(path: Path, scores: Sequence[float], **other: Any) -> EvaluationResult:
     """Write an evaluation with these scores; its other figures are random play's on as many deals, or as given."""
     played = evaluate_scripted("random", LAPTOP, len(scores))
-    fields = {"scores": tuple(scores), "scores_kept": tuple(scores), "temperature": 1.0, **other}
-    result = dataclasses.replace(played, **fields)
+    result = dataclasses.replace(played, **{"scores": tuple(scores), "temperature": 1.0, **other})
     write_result(path, result)
     return result

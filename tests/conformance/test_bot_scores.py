@@ -10,8 +10,8 @@ from statistics import fmean, stdev
 import pyspiel
 import pytest
 
-from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
-from hanabi_grpo.envs.hanabi.rules import make_spec
+from boards import scripted_game
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 
 FULL = {
     "simple-bot": {2: 16.92, 3: 18.48, 4: 19.32, 5: 18.50},
@@ -31,10 +31,10 @@ REFERENCE_ERROR = 0.03
 
 
 def check(name: str, preset: str, num_players: int, mean: float, num_games: int) -> None:
-    spec = make_spec(preset, num_players)
+    config = EnvConfig(preset=preset, players=num_players)
     # On the smallest boards half of the decks are held out, so both halves are played.
     scores = [
-        play_scripted(spec, [make_policy(name)] * num_players, suite=suite, seed=seed).score
+        scripted_game(config, [name] * num_players, suite=suite, seed=seed).score
         for suite in ("test", "train")
         for seed in range(num_games // 2)
     ]
@@ -54,20 +54,20 @@ def test_a_bot_scores_on_small_boards_what_others_measured(name: str, preset: st
 
 def test_flawed_bombs_every_full_game() -> None:
     for seed in range(50):
-        game = play_scripted(make_spec("full"), [make_policy("flawed")] * 2, suite="test", seed=seed)
+        game = scripted_game(EnvConfig(preset="full"), ["flawed"] * 2, suite="test", seed=seed)
         assert (game.is_bombed, game.score) == (True, 0)
 
 
 @pytest.mark.parametrize(("name", "share"), [("simple-bot", 1 / 50), ("iggi", 1 / 100)])
 def test_bots_keep_their_pace_beside_random_play_in_bare_openspiel(name: str, share: float) -> None:
     """At 12 500 random games a second the shares are 250 and 125 games a second, a quarter of what is measured."""
-    policies, spec = [make_policy(name)] * 2, make_spec("full")
-    game = pyspiel.load_game("hanabi", spec.openspiel_parameters)
+    config = EnvConfig(preset="full")
+    game = pyspiel.load_game("hanabi", config.spec().openspiel_parameters)
     best_bot = best_bare = 0.0
     for repeat in range(3):
         start = time.process_time()
         for seed in range(60):
-            play_scripted(spec, policies, suite="test", seed=60 * repeat + seed)
+            scripted_game(config, [name] * 2, suite="test", seed=60 * repeat + seed)
         best_bot = max(best_bot, 60 / (time.process_time() - start))
         rng, start = random.Random(repeat), time.process_time()
         for _ in range(500):

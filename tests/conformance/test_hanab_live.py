@@ -1,4 +1,4 @@
-"""Games of the board full to hanab.live's two forms and back; what hanab.live itself writes is read as well.
+"""Games of the board full to hanab.live's form and back; what others made there is read as well.
 
 HANAB_LIVE_GAMES sets how many games are tried (200; 1000 before a release).
 """
@@ -9,16 +9,14 @@ import random
 
 import pytest
 
-from boards import random_move
+from boards import random_move, scripted_episodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot, RandomPolicy
-from hanabi_grpo.envs.hanabi.replays.compact import compact, expand
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game, nothing_can_score
-from hanabi_grpo.envs.hanabi.replays.live_game import LiveAction, live_game_from_json, live_game_to_json
+from hanabi_grpo.envs.hanabi.replays.live_game import live_game_from_json, live_game_to_json
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Game, format_action, make_spec, shuffled_deck
+from hanabi_grpo.types import Episode, EpisodeStatus, Turn
+from made_games import made_episode, made_turn
 
 NUM_GAMES = int(os.environ.get("HANAB_LIVE_GAMES", "200"))
 
@@ -35,13 +33,10 @@ def careful_episode(num_players: int, seed: int, *, spoils: bool = False) -> Epi
         player = game.current_player
         action = (_spoiling_discard(game) if spoils else None) or random_move(game, rng, careful=True)
         text = format_action(action, style="full", num_players=num_players)
-        turns.append(Turn(player=player, prompt="", reply=text, action=text, kind=ReplyKind.LEGAL, rewards={}))
+        turns.append(made_turn(player, text=text, num_players=num_players))
         game.apply(action)
-    status = EpisodeStatus.BOMBED if game.is_bombed else EpisodeStatus.FINISHED
-    return Episode(
-        preset="full", spec_hash=spec.hash, num_players=num_players, suite="train", seed=seed, status=status,
-        score=game.score, score_kept=game.score_kept, turns=tuple(turns),
-    )  # fmt: skip
+    end = {"score": game.score, "score_kept": game.score_kept, "bombed": int(game.is_bombed)}
+    return made_episode(*turns, preset="full", spec_hash=spec.hash, num_players=num_players, seed=seed, **end)
 
 
 def _spoiling_discard(game: Game) -> Action | None:
@@ -55,41 +50,38 @@ def episodes(num_players: int) -> list[Episode]:
     """Return this number of players' share: hint-bots, random moves, careful ones, and teams that spoil the game."""
     count = NUM_GAMES // 4
     config = EnvConfig(preset="full", players=num_players)
-    played = play_episodes_sync(config, [HintBot()] * num_players, "train", range(count * 2 // 5))
-    played += play_episodes_sync(config, [RandomPolicy()] * num_players, "train", range(count // 5))
+    played = scripted_episodes(config, ["hint-bot"] * num_players, range(count * 2 // 5))
+    played += scripted_episodes(config, ["random"] * num_players, range(count // 5))
     played += [careful_episode(num_players, seed, spoils=True) for seed in range(count // 5)]
     return played + [careful_episode(num_players, seed) for seed in range(count - len(played))]
 
 
 @pytest.mark.parametrize("num_players", [2, 3, 4, 5])
-def test_games_come_back_identical_from_both_forms(num_players: int) -> None:
+def test_games_come_back_identical(num_players: int) -> None:
     num_shortened = num_bombed = num_last_round = 0
     for episode in episodes(num_players):
-        exported = export_game(Recording(episode=episode)).game
+        exported, _ = export_game(Recording(episode=episode))
         text = json.dumps(live_game_to_json(exported))
-        fragment = compact(exported)
-        for back in (live_game_from_json(json.loads(text), "json"), expand(fragment)):
-            assert back.deck == exported.deck and back.actions == exported.actions
-            imported = import_game(back, "back")
-            assert imported.notes == ()
-            recording = imported.recording
-            again = export_game(recording).game
-            assert compact(again) == fragment
-            ours, theirs = episode.turns, recording.episode.turns
-            kept = ours[: len(theirs)]
-            assert [(turn.player, _move(turn, num_players)) for turn in kept] == [
-                (turn.player, _move(turn, num_players)) for turn in theirs
-            ]
-            if len(kept) == len(ours):
-                assert recording.episode.score == episode.score
-                assert recording.episode.status == episode.status
-            else:
-                assert recording.episode.status is EpisodeStatus.FINISHED
-                assert recording.episode.score >= episode.score
-        assert json.dumps(live_game_to_json(again)).split('"deck"')[1] == text.split('"deck"')[1]
+        back = live_game_from_json(json.loads(text), "json")
+        assert back.deck == exported.deck and back.actions == exported.actions
+        recording, notes = import_game(back, "back")
+        assert notes == []
+        again, _ = export_game(recording)
+        assert json.dumps(live_game_to_json(again)) == text
+        ours, theirs = episode.turns, recording.episode.turns
+        kept = ours[: len(theirs)]
+        assert [(turn.player, _move(turn, num_players)) for turn in kept] == [
+            (turn.player, _move(turn, num_players)) for turn in theirs
+        ]
+        if len(kept) == len(ours):
+            assert recording.episode.result == episode.result
+            assert recording.episode.status == episode.status
+        else:
+            assert recording.episode.status is EpisodeStatus.FINISHED
+            assert recording.episode.result["score"] >= episode.result["score"]
         num_shortened += len(exported.actions) < len(episode.turns)
-        num_bombed += episode.status is EpisodeStatus.BOMBED
-        num_last_round += len(exported.actions) == len(episode.turns) and episode.status is EpisodeStatus.FINISHED
+        num_bombed += episode.result["bombed"] == 1
+        num_last_round += len(exported.actions) == len(episode.turns) and not episode.result["bombed"]
     assert min(num_shortened, num_bombed, num_last_round) > 0, "a way to end was not tried"
 
 
@@ -113,26 +105,32 @@ def test_the_end_is_where_no_copy_of_a_fitting_card_is_left() -> None:
             game.apply(random_move(game, rng, careful=True))
 
 
+def others_game(players: int, deck: str, actions: str) -> tuple[Episode, list[str]]:
+    cards = [{"suitIndex": COLOR_LETTERS.index(word[0]), "rank": int(word[1])} for word in deck.split()]
+    moves = [
+        dict(zip(("type", "target", "value"), map(int, word.split(":")), strict=False)) for word in actions.split()
+    ]
+    row = {"players": [f"p{seat}" for seat in range(players)], "deck": cards, "actions": moves}
+    recording, notes = import_game(live_game_from_json(row, "theirs"), "theirs")
+    return recording.episode, notes
+
+
 def test_games_that_others_made_are_replayed() -> None:
-    # Both URLs were published with other programs' tests and notes; the second ends in an action of type 4.
-    first = expand(
-        "https://hanab.live/replay-json/415bpilhckfaxutkacql-wuvnouykigfdemdmfrhr-sqppwjbnvxgas,03tbeh-"
-        "ldenwcpaekemedxcsaet-ebsdlaereafgejkafwwd-e0exxcefe2epfyeefixa-1ce8fsscece4eBfoeu1d-elevf11akae3eG,0,p4v0s9#31"
+    """Both games were published with other programs' tests and notes; the second ends in an action of type 4."""
+    episode, notes = others_game(
+        4,
+        "R2 W1 Y4 G2 Y3 R3 G1 Y1 R1 B4 B1 W5 G1 R1 R3 W2 G2 B3 B1 B2 G4 G5 B1 B5 G1 Y4 Y2 Y1 R4 R5 G3 R4 G3 Y1 W3 Y3 "
+        "W3 W4 W2 W1 W1 B3 Y5 R2 G4 B2 B4 Y2 R1 W4",
+        "3:1:3 0:7:0 3:3:1 0:13:0 2:2:4 3:0:2 0:10:0 0:12:0 0:3:0 3:2:4 2:0:3 0:19:0 0:1:0 2:3:3 3:0:1 0:17:0 0:0:0 "
+        "1:6:0 0:9:0 2:0:1 1:22:0 2:3:4 0:26:0 0:23:0 3:2:4 0:5:0 0:28:0 0:15:0 1:24:0 0:4:0 1:8:0 3:0:4 3:2:5 0:34:0 "
+        "1:18:0 2:2:3 0:2:0 0:30:0 0:37:0 1:14:0 0:20:0 3:3:5 0:11:0 0:21:0 1:27:0 3:0:5 2:0:1 0:29:0 0:42:0",
     )
-    assert (len(first.players), len(first.deck), len(first.actions)) == (4, 50, 49)
-    assert [str(card) for card in first.deck[:4]] == ["R2", "W1", "Y4", "G2"]
-    episode = import_game(first, "first").recording.episode
-    assert (episode.status, episode.score, len(episode.turns)) == (EpisodeStatus.FINISHED, 25, 49)
-    second = expand(
-        "415gbbkuaxamlmfipdgchyaejwukhfvqlrpvnpkwsrfitcdqnusxo,05pbah0danocafalvavdae1dapaaoduaaradbgibamacaqbiavabwa,0"
+    assert (episode.result["score"], len(episode.turns), notes) == (25, 49, [])
+    episode, notes = others_game(
+        4,
+        "Y2 R2 R2 G1 B1 R1 B4 R1 G3 G2 G3 Y1 Y4 W1 R4 Y2 R3 Y3 B5 R1 R5 Y5 B3 B1 G1 Y3 Y1 B2 W2 G2 W3 W1 B2 G4 W1 G1 "
+        "B3 W4 W3 Y1 Y4 W5 R3 R4 W2 G4 B1 W4 B4 G5",
+        "3:1:1 0:7 2:3:3 0:13 2:2:1 0:5 0:11 3:0:2 3:3:2 0:4 3:3:3 0:15 0:0 2:3:1 2:0:2 0:17 0:3 1:6 2:1:0 0:12 0:2 "
+        "0:16 1:8 0:21 0:1 4:0:2",
     )
-    assert second.actions[0] == LiveAction(type=3, target=1, value=1)
-    assert second.actions[-1] == LiveAction(type=4, target=0, value=2)
-    imported = import_game(second, "second")
-    assert imported.notes == ()
-    episode = imported.recording.episode
-    assert (episode.status, episode.score, len(episode.turns)) == (EpisodeStatus.BOMBED, 0, 25)
-    # Written again, types are 0 to 3 and the mark of the end is gone.
-    assert compact(export_game(imported.recording).game) == (
-        "415gbbkuaxamlmfipdgc-hyaejwukhfvqlrpvnpkw-srfitcdqnusxo,03lbah-sdankcafalpapdaetdap-aakdoaaradbggbamacaq-biavab,0"
-    )
+    assert (episode.result["bombed"], len(episode.turns), notes) == (1, 25, [])

@@ -26,7 +26,9 @@ STEPS = 3
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server for five players."""
     folder = tmp_path_factory.mktemp("five")
-    model = build_tiny_model(folder / "tiny", Recipe(presets=("mini",), players=5, steps=60, num_games=200))
+    model = build_tiny_model(
+        folder / "tiny", Recipe.of("hanabi", presets=("mini",), players=5, steps=60, num_games=200)
+    )
     server = start_server(model, folder / "server.log", HANABI_PLAYERS=5)
     yield server
     assert stop(server.process) == [], "engine processes outlived the server"

@@ -21,6 +21,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
@@ -83,6 +84,16 @@ def test_games_of_the_base_model_carry_aligned_tokens_and_logprobs(client: Rollo
             assert all(value <= 0 for value in turn.logprobs)
 
 
+def test_a_zero_sum_game_is_played_beside_it(client: RolloutClient) -> None:
+    poker = Setup(KUHN, KUHN.presets["kuhn"])
+    seated = [{**poker.row(), "suite": "eval", "seed": seed, "seats": ["base", "random"]} for seed in range(4)]
+    groups = client.play([DEALS[0], *seated], num_games=2, max_tokens=4, temperature=1.0, seats=BASE).groups
+    assert [group[0].env for group in groups] == ["hanabi", *["kuhn"] * 4]
+    for episode in (episode for group in groups[1:] for episode in group):
+        assert episode.trajectory(0) and all(turn.reply_ids for turn in episode.trajectory(0))
+        assert episode.reward(0, "chips") == -episode.reward(1, "chips") != 0
+
+
 def test_a_version_that_is_not_served_is_answered_409_and_nothing_is_sampled(
     client: RolloutClient, server: Server
 ) -> None:
@@ -111,7 +122,7 @@ def test_a_refused_upload_leaves_the_old_policy_served(client: RolloutClient, se
     for wrong, problem in ((b"garbage", "not a safetensors file"), (body[:-100], "safetensors")):
         with pytest.raises(ServerError, match=f"422: .*{problem}"):
             client.push(2, {"player_0": (wrong, config), "player_1": good["player_1"]})
-    with pytest.raises(ServerError, match=r"422: player_0: 2 tensors, the base model needs 42; missing"):
+    with pytest.raises(ServerError, match=r"422: player_0@2: 2 tensors, the base model needs 42; missing"):
         client.push(2, {"player_0": (other_shape, config), "player_1": good["player_1"]})
     with pytest.raises(ServerError, match=r"409: run x is not the one that this server works for \(refusals\)"):
         client._http.headers["x-run-id"] = "x"

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from boards import ALL_BOARDS
+from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.env import HanabiEnv
-from hanabi_grpo.envs.hanabi.policies.base import Policy
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import parse_reply
 from hanabi_grpo.envs.hanabi.rules.view import Action
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.runs.wire import EpisodeRow, episode_of
@@ -72,33 +73,30 @@ def test_any_bytes_are_a_legal_an_illegal_or_an_unparsable_move_on_every_board(d
         EnvConfig(preset=name, players=players, observation=style)
         for (name, players), style in zip(ALL_BOARDS, cycle(("full", "compact")), strict=False)
     ]
-    tables = [HanabiEnv(config, observe=False) for config in configs]
-    for seed, env in enumerate(tables):
-        env.reset(options={"suite": "train", "seed": seed})
+    tables = [Referee(Setup(HANABI, config).task("train", seed)) for seed, config in enumerate(configs)]
     kinds: Counter[ReplyKind] = Counter()
     games = 0
     for number in row:
         texts = _texts(random_reply(row.rng))
-        env = tables[number % len(tables)]
-        mover, num_players = env.current_player, env.board.num_players
+        place = number % len(tables)
+        table = tables[place]
+        [mover] = table.to_act()
         for text in texts:
-            move = parse_reply(text, num_players=num_players, player=mover)
+            move = parse_reply(text, num_players=table.spec.num_players, player=mover)
             assert move is None or isinstance(move, Action)
-        _, reward, terminated, truncated, info = env.step(texts[number % 3])
-        kinds[info["kind"]] += 1
-        assert math.isfinite(reward)
-        assert info["kind"] in (ReplyKind.LEGAL, ReplyKind.ILLEGAL, ReplyKind.UNPARSABLE)
-        assert env.game.num_turns <= env.board.max_turns, "a game that does not end"
-        assert (terminated or truncated) == (env.status is not None)
-        if env.status is not None:
+        [turn] = table.step({mover: texts[number % 3]})
+        kinds[turn.kind] += 1
+        assert math.isfinite(turn.reward(mover))
+        assert turn.step < table.spec.max_turns, "a game that does not end"
+        if table.status is not None:
             games += 1
-            env.reset(options={"suite": "train", "seed": number})
+            tables[place] = Referee(Setup(HANABI, configs[place]).task("train", number))
     assert games > row.times / 200 and all(kinds[kind] > row.times / 200 for kind in ReplyKind), (games, kinds)
     row.name += f" ({len(tables)} boards, {games} games)"
     row.lost = f"{kinds[ReplyKind.UNPARSABLE]} unparsable, {kinds[ReplyKind.ILLEGAL]} illegal, {kinds['legal']} legal"
 
 
-class _Babbler(Policy):
+class _Babbler:
     """Says random bytes in every seat."""
 
     name = "babbler"
@@ -109,8 +107,8 @@ class _Babbler(Policy):
     def seat(self, player: int, **_: object) -> "_Babbler":
         return self
 
-    async def reply(self, view: object, prompt: Callable[[], str]) -> Reply:
-        return Reply(text=self._rng.choice(_texts(random_reply(self._rng))), prompt=prompt())
+    async def reply(self, seen: Observation) -> Reply:
+        return Reply(text=self._rng.choice(_texts(random_reply(self._rng))), prompt=seen.message())
 
 
 @pytest.mark.parametrize("observation", ["full", "compact"])
@@ -122,5 +120,5 @@ def test_a_game_of_random_bytes_reaches_the_trainer_as_it_was_played(
         preset, players = ALL_BOARDS[number % len(ALL_BOARDS)]
         config = EnvConfig(preset=preset, players=players, observation=observation)
         seats = [_Babbler(row.rng)] * players
-        episode = asyncio.run(play_episode(config, seats, suite="train", seed=number, game=number % 16))
+        episode = asyncio.run(play_episode(Setup(HANABI, config).task("train", number), seats, game=number % 16))
         assert episode_of(read_struct(EpisodeRow, msgspec.json.encode(episode))) == episode

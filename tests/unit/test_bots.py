@@ -1,40 +1,45 @@
-"""All scripts together: legal on every board, blind to hidden cards, the same in every loop over a game."""
+"""All scripts together: legal on every board, blind to hidden cards, with the scores that tables print."""
 
-import asyncio
 import random
+from statistics import fmean, stdev
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from boards import ALL_BOARDS, random_game
+from boards import ALL_BOARDS, random_game, script, scripted_game
+from hanabi_grpo.envs.base import Observation, Policy, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import REFERENCES, SCRIPTED, make_policy, play_scripted
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
+from hanabi_grpo.envs.hanabi.policies import POLICIES, REFERENCES, hint_bot
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply
-from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec, shuffled_deck
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, make_spec, parse_action
+from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.errors import SettingsError
 from hidden_cards import swap_own_cards
 
-BOTS = SCRIPTED[len(REFERENCES) :]
+BOTS = tuple(POLICIES)[len(REFERENCES) :]
+LAPTOP = EnvConfig(preset="laptop", observation="compact")
+R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
 
 
-def answer(name: str, game: Game, player: int) -> Action:
-    seat = make_policy(name).seat(player, spec=game.spec, suite="test", seed=3, game=1)
-    return seat.move(game.view(player))
+def answer(policy: Policy, game: Game, number: int = 0) -> str:
+    config = EnvConfig(preset=game.spec.preset, players=game.spec.num_players, observation="compact")
+    player = game.current_player
+    seat = policy.seat(player, task=Setup(HANABI, config).task("test", 3), game=number)
+    return seat.act(Observation(HanabiGame(config, game), player))
 
 
-@pytest.mark.parametrize("name", SCRIPTED)
+@pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(rng=st.randoms(use_true_random=False))
 def test_no_move_depends_on_the_movers_own_hidden_cards(preset: str, num_players: int, name: str, rng) -> None:
     game = random_game(make_spec(preset, num_players), rng)
-    player = game.current_player
-    other = None if game.is_over else swap_own_cards(game, player, rng)
+    other = None if game.is_over else swap_own_cards(game, game.current_player, rng)
     if other is not None:
-        assert other.hands[player] != game.hands[player]
-        assert answer(name, other, player) == answer(name, game, player)
+        assert other.hands[game.current_player] != game.hands[game.current_player]
+        assert answer(script(name), other) == answer(script(name), game)
 
 
 @pytest.mark.parametrize("name", BOTS)
@@ -44,7 +49,7 @@ def test_the_property_above_meets_positions_in_every_phase_of_the_game(name: str
     for _ in range(60):
         game = random_game(spec, rng)
         if not game.is_over and swap_own_cards(game, game.current_player, rng) is not None:
-            kinds.add((answer(name, game, game.current_player).kind, game.view(0).deck_size < 10))
+            kinds.add((answer(script(name), game).split()[0], game.view(0).deck_size < 10))
     assert len({kind for kind, _ in kinds}) >= 2
     assert {is_late for _, is_late in kinds} == {False, True}
 
@@ -52,44 +57,76 @@ def test_the_property_above_meets_positions_in_every_phase_of_the_game(name: str
 @pytest.mark.parametrize("name", BOTS)
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 def test_bots_make_only_legal_moves_on_every_board_with_any_partner(preset: str, num_players: int, name: str) -> None:
-    spec = make_spec(preset, num_players)
+    config = EnvConfig(preset=preset, players=num_players)
     for seed in range(6):
-        play_scripted(spec, [make_policy(name)] * num_players, suite="test", seed=seed)
-        strangers = [make_policy("random" if seat % 2 == seed % 2 else name) for seat in range(num_players)]
-        play_scripted(spec, strangers, suite="test", seed=seed)
+        scripted_game(config, [name] * num_players, seed=seed)
+        strangers = ["random" if seat % 2 == seed % 2 else name for seat in range(num_players)]
+        scripted_game(config, strangers, seed=seed)
 
 
-@pytest.mark.parametrize("name", SCRIPTED)
-def test_games_without_text_are_move_for_move_those_with_text(name: str) -> None:
-    config = EnvConfig(preset="small", players=3)
-    policies = [make_policy(name)] * 3
-    (episode,) = play_episodes_sync(config, policies, "test", [5])
-    game = play_scripted(config.spec(), policies, suite="test", seed=5)
-    moves = [format_action(event.action, style=config.observation, num_players=3) for event in game.events]
-    assert [turn.action for turn in episode.turns] == moves
-    assert (episode.score, episode.score_kept) == (game.score, game.score_kept)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_script_makes_the_same_moves_in_the_words_of_either_style(name: str) -> None:
+    moves = []
+    for style in ("full", "compact"):
+        setup = Setup(HANABI, EnvConfig.parse({"preset": "small", "players": 2, "observation": style}))
+        turns = play_scripts(setup.task("test", 5), dict.fromkeys(range(2), script(name))).turns
+        assert all(turn.reply == turn.action for turn in turns)
+        assert all(turn.action.count("player") == (style == "full") for turn in turns if turn.action[0] == "H")
+        moves.append([parse_action(turn.action, num_players=2, player=turn.player) for turn in turns])
+    assert moves[0] == moves[1]
 
 
-@pytest.mark.parametrize("name", BOTS)
-@pytest.mark.parametrize("style", ObservationStyle)
-def test_the_text_of_a_reply_is_the_move(name: str, style: ObservationStyle) -> None:
-    spec = make_spec("full", 4)
-    game = Game(spec, shuffled_deck(spec, "test", 2))
-    first, second = (make_policy(name, style=style).seat(0, spec=spec, suite="test", seed=2, game=0) for _ in range(2))
-    text = asyncio.run(first.reply(game.view(0), lambda: "")).text
-    assert parse_reply(text, num_players=4, player=0) == second.move(game.view(0))
-
-
-@pytest.mark.parametrize("name", ["iggi", "piers", "outer"])
-def test_rule_bots_draw_anew_in_every_game_of_a_deal_and_repeat_each(name: str) -> None:
-    spec = make_spec("full")
-    policies = [make_policy(name)] * 2
-
-    def moves(game: int) -> tuple[Action, ...]:
-        return tuple(e.action for e in play_scripted(spec, policies, suite="test", seed=1, game=game).events)
+@pytest.mark.parametrize("name", ["random", "iggi", "piers", "outer"])
+def test_scripts_draw_anew_in_every_game_of_a_deal_and_repeat_each(name: str) -> None:
+    def moves(number: int) -> tuple[Action, ...]:
+        game = scripted_game(EnvConfig(preset="full"), [name] * 2, suite="test", seed=1, number=number)
+        return tuple(event.action for event in game.events)
 
     assert moves(0) == moves(0)
-    assert len({moves(game) for game in range(20)}) > 1
+    assert len({moves(number) for number in range(20)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "name", "mean"),
+    [
+        ("laptop", "random", 0.64),
+        ("laptop", "blind", 0.133),
+        ("laptop", "hint-bot", 2.65),
+        ("marshal-mini", "blind", 2.300),
+    ],
+)
+def test_reference_scores_are_within_five_standard_errors(preset: str, name: str, mean: float) -> None:
+    config = EnvConfig(preset=preset)
+    scores = [scripted_game(config, [name] * 2, suite="train-reference", seed=seed).score for seed in range(2000)]
+    assert abs(fmean(scores) - mean) < 5 * stdev(scores) / len(scores) ** 0.5
+
+
+def test_the_hint_bot_plays_what_is_certain_else_hints_else_discards() -> None:
+    game = Game(LAPTOP.spec(), (R1, R2, Y2, Y1, R1, R1, Y1, Y1))
+    assert answer(hint_bot(), game) == "Hint 1"
+    game.apply(Action("hint_rank", target=1, value=0))
+    assert answer(hint_bot(), game) == "Play 0"
+
+    game = Game(LAPTOP.spec(), (R2, Y2, R1, Y1, R1, Y1, R1, Y1))
+    game.apply(Action("hint_rank", target=1, value=0))
+    game.apply(Action("play", slot=0))
+    assert answer(hint_bot(), game) == "Hint R", "the rank is known"
+    game.apply(Action("discard", slot=0))
+    # Its slot 0 is a 1 of either colour, and yellow 1 lies on the table: it helps the partner instead.
+    assert answer(hint_bot(), game) == "Hint 2"
+
+    game = Game(LAPTOP.spec(), (R2, Y2, Y1, R1, R1, Y1, R1, Y1))
+    game.apply(Action("play", slot=2))
+    for target, rank in ((0, 1), (1, 0), (0, 0)):
+        game.apply(Action("hint_rank", target=target, value=rank))
+    assert answer(hint_bot(), game) == "Discard 0", "no hint is left"
+
+
+def test_noise_one_is_random_play_and_a_share_is_checked() -> None:
+    scores = [scripted_game(LAPTOP, [hint_bot(1.0)] * 2, suite="train", seed=seed).score for seed in range(2000)]
+    assert abs(fmean(scores) - 0.64) < 0.12
+    with pytest.raises(SettingsError, match=r"noise=1\.5: it is a share"):
+        hint_bot(1.5)
 
 
 def test_the_rules_of_each_bot_are_those_of_the_paper_in_order() -> None:

@@ -4,9 +4,12 @@ import random
 
 import pytest
 
-from boards import ALL_BOARDS
-from hanabi_grpo.envs.hanabi.policies import SimpleBot, play_scripted
-from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, make_spec
+from boards import ALL_BOARDS, scripted_game
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot, SimpleBotSeat
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, make_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 
 BOT = SimpleBot()
@@ -24,7 +27,12 @@ def deal(first_cards: str, preset: str = "full", num_players: int = 2) -> Game:
 
 def answer(game: Game) -> Action:
     player = game.current_player
-    return BOT.seat(player, spec=game.spec, suite="test", seed=0, game=0).move(game.view(player))
+    return seat_of(game.spec.preset, game.spec.num_players, player).move(game.view(player))
+
+
+def seat_of(preset: str, num_players: int, player: int) -> SimpleBotSeat:
+    setup = Setup(HANABI, EnvConfig(preset=preset, players=num_players))
+    return BOT.seat(player, task=setup.task("test", 0), game=0)
 
 
 def play(game: Game, num_moves: int) -> list[Action]:
@@ -86,7 +94,7 @@ def test_a_team_of_it_never_loses_a_life(preset: str, num_players: int) -> None:
     if spec.hand_size == 1:
         return  # there a stall in the last round can reach a player that acts on it
     for seed in range(20):
-        game = play_scripted(spec, [BOT] * num_players, suite="test", seed=seed)
+        game = scripted_game(EnvConfig(preset=preset, players=num_players), [BOT] * num_players, seed=seed)
         assert game.lives == spec.max_lives
 
 
@@ -95,8 +103,8 @@ def test_a_seat_that_was_there_all_along_knows_no_more_than_one_that_reads_the_r
     spec = make_spec("full", num_players)
     rng = random.Random(7)
     for seed in range(10):
-        game = Game(spec, play_scripted(spec, [BOT] * num_players, suite="test", seed=seed).deck)
-        seats = [BOT.seat(player, spec=spec, suite="test", seed=seed, game=0) for player in range(num_players)]
+        game = Game(spec, shuffled_deck(spec, "test", seed))
+        seats = [seat_of("full", num_players, player) for player in range(num_players)]
         while not game.is_over:
             player = game.current_player
             move = seats[player].move(game.view(player))

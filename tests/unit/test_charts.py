@@ -117,7 +117,6 @@ def test_pictures_without_figures_are_left_out_with_the_reason(tmp_path: Path) -
     left_out = run.save_all({name: tmp_path / f"{name}.png" for name in PICTURES})
     assert {path.name for path in tmp_path.iterdir()} == {"score.png"}
     assert {name: reason.partition(";")[0] for name, reason in left_out.items()} == {
-        "players": "the last row has no figure of a player",
         "phases": 'no row has a "time/…"',
         "alarms": "no row has a figure that an alarm watches",
     }

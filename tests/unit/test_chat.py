@@ -1,6 +1,5 @@
 """Conversations as ids that only grow."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -9,20 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.server.engine import Sample, SamplingConfig
-from hanabi_grpo.server.seats import Model, ServedPlayer, ServedSeat
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.types import Reply
 
-BOARD = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
-VOCABULARY = compact_vocabulary(BOARD.config.spec())
+VOCABULARY = compact_vocabulary(make_spec("laptop"))
 TOKENIZER = build_tokenizer(VOCABULARY)
 CHAT = ChatFormat.from_tokenizer(TOKENIZER)
 THINKING_TEMPLATE = (
@@ -105,52 +97,3 @@ def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(SettingsError, match="no chat template"):
         ChatFormat.from_tokenizer(tokenizer)
-
-
-class _Says:
-    """Answers every prompt with the same tokens and keeps the prompts."""
-
-    def __init__(self, text: str) -> None:
-        self.ids = (*TOKENIZER.encode(text, add_special_tokens=False), CHAT.eos_id)
-        self.prompts: list[list[int]] = []
-        self.loras: list[object] = []
-
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: object) -> Sample:
-        self.prompts.append(prompt_ids)
-        self.loras.append(lora)
-        return Sample(ids=self.ids, logprobs=(-0.5,) * len(self.ids), finish_reason="stop", num_cached_tokens=0)
-
-
-def _seat(sampler: _Says, max_model_len: int) -> ServedSeat:
-    model = Model(sampler=sampler, chat=CHAT, max_model_len=max_model_len)  # type: ignore[arg-type]
-    player = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4), lora="lora of player 1", version=7)
-    return player.seat(0, task=BOARD.task("train", 3), game=0)
-
-
-def test_a_served_seat_appends_its_turns_and_uses_its_own_adapter() -> None:
-    sampler = _Says("Discard 0")
-    seen = Referee(BOARD.task("train", 3)).see(0)
-
-    async def two_turns() -> list[Reply]:
-        seat = _seat(sampler, 1024)
-        return [await seat.reply(seen) for _ in range(2)]
-
-    first, second = asyncio.run(two_turns())
-    assert first.text == "Discard 0"
-    assert (first.version, sampler.loras) == (7, ["lora of player 1"] * 2)
-    assert sampler.prompts[0] == list(first.prompt_ids)
-    assert sampler.prompts[1] == [*first.prompt_ids, *first.reply_ids, *second.prompt_ids]
-
-
-def test_a_served_seat_stops_before_its_conversation_outgrows_the_budget() -> None:
-    sampler = _Says("Play 0")
-    seen = Referee(BOARD.task("train", 3)).see(0)
-
-    async def turns() -> list[bool]:
-        seat = _seat(sampler, 120)
-        return [(await seat.reply(seen)).out_of_tokens for _ in range(8)]
-
-    full = asyncio.run(turns())
-    assert full == [False] * len(sampler.prompts) + [True] * (8 - len(sampler.prompts))
-    assert 1 < len(sampler.prompts) < 8
-    assert all(len(prompt) + 4 <= 120 for prompt in sampler.prompts)

@@ -208,21 +208,17 @@ def test_a_run_without_a_valid_checkpoint_says_why(tmp_path: Path) -> None:
         find_checkpoint(tmp_path / "none")
 
 
-def test_a_checkpoint_without_the_needed_folder_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, 1)
-    write_checkpoint(tmp_path, 2, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0)
-    assert find_checkpoint(tmp_path).manifest.step == 2
-    found = find_checkpoint(tmp_path, needs="trainer")
-    assert (found.manifest.step, found.skipped) == (1, (f"{tmp_path}/checkpoint-2: is whole but holds no trainer/.",))
-
-
-def test_one_set_aside_is_found_and_brought_back(tmp_path: Path) -> None:
+def test_one_set_aside_is_found_and_brought_back_and_one_without_the_needed_folder_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 5, "first").rename(tmp_path / ".checkpoint-5.old")
     write(tmp_path, 4)
     assert text_of(find_checkpoint(tmp_path)) == "first"
     recover_checkpoints(tmp_path)
     assert names(tmp_path) == ["checkpoint-4", "checkpoint-5"]
     assert text_of(find_checkpoint(tmp_path)) == "first"
+    write_checkpoint(tmp_path, 6, lambda folder: (folder / "file").touch() or None, {}, needed_bytes=0)
+    assert find_checkpoint(tmp_path).manifest.step == 6
+    found = find_checkpoint(tmp_path, needs="trainer")
+    assert (found.manifest.step, found.skipped) == (5, (f"{tmp_path}/checkpoint-6: is whole but holds no trainer/.",))
 
 
 def test_rotation_keeps_the_newest_and_sweeps_what_killed_processes_left(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import hanabi_grpo.client.http_calls
 from fake_engine import LAPTOP, deal
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.settings import Settings
@@ -218,12 +220,13 @@ def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agr
         "chat_hash": ChatFormat.from_tokenizer(tokenizer).hash,
     }
     settings = Settings(model=str(SHIPPED))
+    claims: dict[str, Any] = {"run_id": "r", "adapters": PLAYERS, "lora_rank": 8, "setups": [Setup(HANABI, LAPTOP)]}
     with running_app(**described) as app, RolloutClient(app.url) as client:
-        answer = client.introduce(settings, run_id="r", adapters=PLAYERS, lora_rank=8, configs=[LAPTOP], version=3)
+        answer = client.introduce(settings, **claims, version=3)
         assert (answer["instance_id"], answer["run_id"], answer["versions"]) == ("test-instance", "r", {})
         thinking = settings.model_copy(update={"dtype": "bfloat16"})
         with pytest.raises(ServerError, match="422: number format differs"):
-            client.introduce(thinking, run_id="r", adapters=PLAYERS, lora_rank=8, configs=[LAPTOP])
+            client.introduce(thinking, **claims)
 
 
 def _settings(url: str, seconds: float) -> Settings:

@@ -6,20 +6,25 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.env import HanabiEnv
-from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.kuhn import KUHN
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.evaluation import collect as collection
+from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
-from hanabi_grpo.evaluation.matches import replay
+from hanabi_grpo.evaluation.matches import check_replay
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
 from server_app import running_app
+from training_runs import LAPTOP
 
 RUNNER = CliRunner()
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+ON_LAPTOP = ("--preset", "laptop")
 
 
 @pytest.fixture(autouse=True)
@@ -42,87 +47,93 @@ def about() -> Any:
 
 
 def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> None:
-    answer = collect("iggi,random", "--preset", "laptop", "--deals", "5", "--games", "3")
+    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "5", "--games", "3")
     assert answer.exit_code == 0, answer.output
     found = episodes()
-    assert [(one.suite, one.seed, one.game) for one in found] == [
-        ("collect", deal, game) for deal in range(5) for game in range(3)
-    ]
+    names = [(one.suite, one.seed, one.game) for one in found]
+    assert names == [("collect", deal, game) for deal in range(5) for game in range(3)]
     assert [one.seats for one in found[::3]] == [
         ("iggi", "random") if deal % 2 == 0 else ("random", "iggi") for deal in range(5)
     ]
-    assert {replay(one).score for one in found} == {one.score for one in found}
     told = about()
-    assert (told["complete"], told["games_done"], told["line_up"]) == (True, 15, "iggi,random")
-    assert told["mean_score"] == pytest.approx(sum(one.score for one in found) / 15)
+    for one in found:
+        check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
+    assert (told["complete"], told["games_done"], told["line_up"], told["env"]) == (True, 15, "iggi,random", "hanabi")
+    assert told["mean_score"] == pytest.approx(sum(one.result["score"] for one in found) / 15)
     assert "15 games of 5 deals" in answer.stdout and "games/s" in answer.stdout
     shown = RUNNER.invoke(app, ["view", "games"])
     assert shown.exit_code == 0 and "15 of 15 games" in shown.stdout
 
 
-@pytest.mark.parametrize("preset", ["laptop", "full"])
-def test_prompts_of_scripts_are_those_that_the_environment_shows(preset: str) -> None:
-    config = EnvConfig(preset=preset, observation="full", legal_moves=True)
-    bare = play_episodes_sync(config, [make_policy("iggi")] * 2, "collect", range(3))
-    assert all(turn.prompt == "" for one in bare for turn in one.turns)
-    env = HanabiEnv(config)
-    for one in bare:
-        shown, _ = env.reset(options={"suite": "collect", "seed": one.seed, "game": 0})
-        for turn in fill_prompts(one, config).turns:
-            assert turn.prompt == shown
-            shown, *_ = env.step(turn.reply)
+@pytest.mark.parametrize(
+    ("setup", "name"),
+    [
+        (LAPTOP, "iggi"),
+        (Setup(HANABI, EnvConfig(preset="full")), "piers"),
+        (Setup(KUHN, KUHN.presets["kuhn"]), "random"),
+    ],
+)
+def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], name: str) -> None:
+    for bare in play_episodes_sync(setup, [make_script(setup, name)] * 2, "collect", range(3)):
+        assert {turn.prompt for turn in bare.turns} == {""}
+        referee = Referee(setup.task("collect", bare.seed))
+        for turn in fill_prompts(bare, setup).turns:
+            assert turn.prompt == referee.see(turn.player).message()
+            referee.step({turn.player: turn.action})
+
+
+def test_kuhn_poker_is_collected_with_the_first_words_return() -> None:
+    setup = Setup(KUHN, KUHN.presets["kuhn"])
+    line_up = parse_line_up("equilibrium-0,random", 2, env="kuhn")
+    state = collect_games(
+        Collection(line_up=line_up, setup=setup, suite="x", num_deals=60, num_games=1, rotate=True, prompts=True),
+        Path("games"),
+    )
+    rows = [json.loads(line) for line in Path("games/games_000000.jsonl").read_text().splitlines()]
+    assert [(row["env"], row["seats"][row["seed"] % 2]) for row in rows] == [("kuhn", "equilibrium-0")] * 60
+    assert state.games == 60 and state.score > 0
 
 
 def test_no_prompts_leaves_them_out_and_no_rotate_keeps_the_seats() -> None:
-    answer = collect("iggi,random", "--preset", "laptop", "--deals", "4", "--no-prompts", "--no-rotate")
+    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "4", "--no-prompts", "--no-rotate")
     assert answer.exit_code == 0, answer.output
     assert {turn.prompt for one in episodes() for turn in one.turns} == {""}
     assert {one.seats for one in episodes()} == {("iggi", "random")}
 
 
 def test_a_held_out_suite_is_played_with_a_warning() -> None:
-    answer = collect("blind", "--preset", "laptop", "--deals", "2", "--suite", "eval")
+    answer = collect("blind", *ON_LAPTOP, "--deals", "2", "--suite", "eval")
     assert answer.exit_code == 0
     assert "training on these games spoils evaluations" in answer.stderr
-    assert "spoils" not in RUNNER.invoke(app, ["collect", "blind", "--preset", "laptop", "--out", "other"]).stderr
+    assert "spoils" not in RUNNER.invoke(app, ["collect", "blind", *ON_LAPTOP, "--out", "other"]).stderr
 
 
-def test_the_same_command_again_does_nothing_and_more_deals_are_added() -> None:
-    words = ["random", "--preset", "laptop", "--games", "2"]
+def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_games_refused() -> None:
+    words = ["random", *ON_LAPTOP, "--games", "2"]
+    shard = Path("games/games_000000.jsonl")
     assert collect(*words, "--deals", "3").exit_code == 0
-    before = Path("games/games_000000.jsonl").read_bytes()
+    before = shard.read_bytes()
     again = collect(*words, "--deals", "3")
     assert again.exit_code == 0 and "nothing was left to play" in again.stdout
-    assert Path("games/games_000000.jsonl").read_bytes() == before
+    assert shard.read_bytes() == before
     assert collect(*words, "--deals", "5").exit_code == 0
     assert [(one.seed, one.game) for one in episodes()] == [(deal, game) for deal in range(5) for game in range(2)]
-
-
-def test_other_games_in_the_folder_are_never_mixed_in() -> None:
-    assert collect("iggi", "--preset", "laptop", "--deals", "2").exit_code == 0
-    other = collect("iggi", "--preset", "laptop", "--deals", "2", "--games", "2")
-    assert other.exit_code == 2 and "games_per_deal: there 1, here 2" in other.stderr
-    Path("games/collection.ledger").unlink()
-    unknown = collect("iggi", "--preset", "laptop", "--deals", "2")
-    assert unknown.exit_code == 2 and "holds other games already" in unknown.stderr
-    assert len(episodes()) == 2
-
-
-def test_a_shard_that_lost_games_is_noticed() -> None:
-    words = ["iggi", "--preset", "laptop", "--deals", "3"]
-    assert collect(*words).exit_code == 0
-    shard = Path("games/games_000000.jsonl")
+    other = collect("random", *ON_LAPTOP, "--deals", "5", "--games", "3")
+    assert other.exit_code == 2 and "games_per_deal: there 2, here 3" in other.stderr
     shard.write_bytes(shard.read_bytes()[:-10])
-    answer = collect(*words)
-    assert answer.exit_code == 2 and "bytes are left; it was changed" in answer.stderr
+    torn = collect(*words, "--deals", "5")
+    assert torn.exit_code == 2 and "bytes are left; it was changed" in torn.stderr
+    Path("games/collection.ledger").unlink()
+    unknown = collect(*words, "--deals", "5")
+    assert unknown.exit_code == 2 and "holds other games already" in unknown.stderr
 
 
 def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "SHARD_GAMES", 8)
-    monkeypatch.setattr(collection, "_SCRIPTED_GAMES", 4)
+    monkeypatch.setattr(matches, "SCRIPTED_GAMES", 4)
     what = Collection(
         line_up=parse_line_up("random,iggi", 2),
-        config=LAPTOP,
+        setup=LAPTOP,
         suite="collect",
         num_deals=12,
         num_games=2,
@@ -131,8 +142,7 @@ def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: p
     )
     folder = Path("games")
     collect_games(what, folder)
-    shards = sorted(folder.glob("games_*.jsonl"))
-    whole = {path: path.read_bytes() for path in shards}
+    whole = {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))}
     assert [content.count(b"\n") for content in whole.values()] == [8, 8, 8]
     ledger = folder / "collection.ledger"
     rows = ledger.read_bytes().splitlines(keepends=True)
@@ -148,7 +158,7 @@ def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: p
 def test_models_play_beside_scripts_and_everybody_has_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_app() as server:
         monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        answer = collect("base,iggi", "--preset", "laptop", "--deals", "6", "--games", "4", "--temperature", "0.5")
+        answer = collect("base,iggi", *ON_LAPTOP, "--deals", "6", "--games", "4", "--temperature", "0.5")
     assert answer.exit_code == 0, answer.output
     found = episodes()
     assert [(one.seed, one.game) for one in found] == [(deal, game) for deal in range(6) for game in range(4)]

@@ -5,7 +5,6 @@ import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +13,6 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.evaluation.comparison import Curve
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
 from hanabi_grpo.report.charts.labels import spread
 from training_runs import made_evaluation, made_run
@@ -32,12 +30,6 @@ def arms(folder: Path) -> list[str]:
                 scores = [height + rise + 0.1 * seed] * 3 + [height + rise - 0.1]
                 made_evaluation(run / f"{kind}.json", scores, temperature=1.0 if kind == "sampled" else 0.0)
     return [f"per player={folder}/a-*", f"shared={folder}/b-0,{folder}/b-1,{folder}/b-2"]
-
-
-def curve(name: str, values: list[float], num_runs: int = 3) -> Curve:
-    mean = np.asarray(values)
-    x = np.arange(1.0, len(values) + 1)
-    return Curve(name=name, x=x, mean=mean, low=mean - 0.3, high=mean + 0.3, num_runs=num_runs)
 
 
 def colors(path: Path) -> set[tuple[int, ...]]:
@@ -66,7 +58,8 @@ def test_two_arms_are_compared_in_tables_a_picture_and_figures(tmp_path: Path) -
     assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
     assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.78.", f"- {ATTAINABLE_SOURCE}"]
     assert "| attainable | – | – | – | – | 3.78 | 3.78 |" in lines
-    assert lines.count("| attainable | 3.78 | – | – | – | – | – | – |") == 2
+    assert lines.count("| attainable | 3.78 | – | – | – | – |") == 2
+    assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
     assert any("same deals" in line for line in lines)
     figures = json.loads((out / "c.json").read_text(encoding="utf-8"))
     shared = figures["arms"][1]
@@ -78,7 +71,7 @@ def test_two_arms_are_compared_in_tables_a_picture_and_figures(tmp_path: Path) -
 
 
 def test_one_run_has_no_errors_and_says_so(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", [1.0, 2.0], board=None)
+    run = made_run(tmp_path / "run", [1.0, 2.0], preset=None)
     answer = RUNNER.invoke(app, ["compare", f"alone={run}", f"--out-json={tmp_path}/c.json", "--window", "1"])
     assert answer.exit_code == 0, answer.output
     assert re.search(r"alone │ +1 │ +128 │ +4 │ +2\.000 ± –", answer.output)
@@ -113,9 +106,9 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
         (["a=RUN", "--x", "hours"], "--x hours: must be steps or games"),
         (["a=RUN", "--window", "0"], "--window 0: must be at least 1"),
         (["a=RUN", "--reference", "x"], "--reference 'x': give NAME=SCORE"),
-        (["a=RUN", "--board", "mini"], "--board mini:"),
-        (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "choose another --out-json"),
-        (["a=RUN", "--out-markdown", "RUN/metrics.jsonl/c.md"], "choose another --out-markdown"),
+        (["a=RUN", "--preset", "mini"], "--preset mini:"),
+        (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "c.json: cannot be written ("),
+        (["a=RUN", "--out-markdown", "RUN/metrics.jsonl/c.md"], "c.md: cannot be written ("),
         (["a=RUN", "--out-png", "RUN/metrics.jsonl/c.png"], "choose another place"),
     ],
 )

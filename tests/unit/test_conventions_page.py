@@ -3,21 +3,19 @@ from pathlib import Path
 
 import pytest
 
-from boards import ALL_BOARDS
+from boards import ALL_BOARDS, scripted_episodes
 from convention_games import golden_game, some_counts
 from fake_engine import LAPTOP
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions import ConventionCounts, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.conventions.cells import figure_cell, matrix_rows, number, shade
-from hanabi_grpo.envs.hanabi.conventions.estimates import Estimate
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
 from hanabi_grpo.envs.hanabi.conventions.figures import Unit
-from hanabi_grpo.envs.hanabi.conventions.report import MoveMatrix
+from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions, write_conventions
 from hanabi_grpo.runs.recordings import write_episodes
 from pages import Reader
-from tracked_runs import scripted_games
 
 
 def page_of(*labels: str, num_games: int = 40) -> str:
@@ -98,7 +96,7 @@ def test_a_heat_map_is_coloured_by_what_differs_from_its_last_row() -> None:
 def test_recorded_games_are_counted_each_place_a_section(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    write_episodes(run, 7, [scripted_games("hint-bot", *range(60), suite="eval")])
+    write_episodes(run, 7, [scripted_episodes(LAPTOP, ["hint-bot"] * 2, range(60), suite="eval")])
     page = tmp_path / "pages" / "conventions.html"
     [line] = write_conventions(page, [run, run / "episodes"])
     assert line.startswith(f"wrote {page} (")
@@ -117,7 +115,7 @@ def test_a_team_has_one_plain_sentence() -> None:
 
 def test_games_of_two_boards_in_one_place_are_refused(tmp_path: Path) -> None:
     for step, config in enumerate((LAPTOP, EnvConfig(preset="marshal-mini"))):
-        write_episodes(tmp_path, step, [scripted_games("random", 0, config=config, suite="eval")])
+        write_episodes(tmp_path, step, [scripted_episodes(config, ["random"] * 2, [0])])
     games = [path.read_text() for path in sorted((tmp_path / "episodes").iterdir())]
     (tmp_path / "both.jsonl").write_text("".join(games))
     with pytest.raises(SettingsError, match="holds games of several boards"):

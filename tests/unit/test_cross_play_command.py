@@ -21,7 +21,7 @@ def test_three_bots_leave_every_file_and_print_the_tables(tmp_path: Path) -> Non
     assert answer.exit_code == 0, answer.output
     assert {path.name for path in out.iterdir()} == FILES
     assert sorted(path.name for path in (out / "cells").iterdir()) == [f"{i}-{j}.json" for i in "012" for j in "012"]
-    for text in ("30 deals of suite eval", "Self-play and cross-play", "Best partner on average", f"wrote {out}"):
+    for text in ("30 deals of suite eval", "Self-play and cross-play", "Best first", f"wrote {out}"):
         assert text in answer.output
     assert str(tmp_path) not in (out / "cross_play.html").read_text() + (out / "cross_play.json").read_text()
 

@@ -31,6 +31,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
     assert load_rows(path, settings) == [
         {
             "messages": MESSAGES,
+            "env": "hanabi",
             "env_config": {
                 "preset": "laptop",
                 "players": 2,
@@ -95,7 +96,7 @@ def test_a_bad_env_config_is_refused_with_file_line_problem_and_a_right_row(
         (b'{"messages": []}', "messages must be a list"),
         (b'{"messages": [{"role": "user"}]}', "messages must be a list"),
         (b'{"message": []}', "unknown key 'message'; did you mean messages?"),
-        (b'{"preset": "laptop"}', "'preset' belongs into env_config: a row may hold messages, env_config, share"),
+        (b'{"preset": "laptop"}', "'preset' belongs into env_config: a row may hold messages, env, env_config, share"),
     ],
 )
 def test_a_malformed_line_is_refused_with_its_number(tmp_path: Path, line: bytes, problem: str) -> None:

@@ -112,6 +112,14 @@ def test_a_dataset_is_summed_up_and_a_bad_row_fails(tmp_path: Path) -> None:
         assert only(find(function, DATASET=tmp_path / "none", MODEL=tmp_path)).status == "skip"
 
 
+def test_any_environment_is_looked_at(folder: Path) -> None:
+    given = {"HANABI_ENV": "kuhn", "MODEL": folder}
+    assert only(find(games.dataset_checks, **given)).finding.endswith("1 with fresh deals; kuhn kuhn (2 players)")
+    assert "(kuhn, 2 turns a player)" in only(find(games.context_checks, **given)).finding
+    unknown = only(find(games.vocabulary_checks, **given))
+    assert unknown.status == "fail" and "tiny-model --env kuhn --preset kuhn\n" in unknown.remedy
+
+
 def test_the_batch_is_shown_in_the_words_of_train_or_what_train_would_refuse(tmp_path: Path) -> None:
     good = dataset(tmp_path / "good.jsonl")
     check = only(find(games.batch_checks, DATASET=good))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hanabi_grpo.envs.hanabi.env import EnvConfig
-from hanabi_grpo.envs.hanabi.rewards import RewardWeights
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 
@@ -29,9 +28,6 @@ def test_a_complete_row_is_read() -> None:
         }
     )
     assert config.spec() == make_spec("small", 3)
-    assert config.weights == RewardWeights(
-        score=2.0, illegal=-1.0, unparsable=-0.25, out_of_tokens=-3.0, bomb_rule="keep"
-    )
     assert EnvConfig.parse(config.model_dump(mode="json")) == config
 
 

@@ -9,10 +9,10 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.aec import AECWrapper
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.gym import SeatEnv
-from hanabi_grpo.envs.hanabi.env import HanabiEnv
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
@@ -51,22 +51,22 @@ def test_every_agent_earns_the_score_of_the_game(bomb_rule: str) -> None:
 
 
 def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs_its_agent() -> None:
-    aec, text = aec_env("full", 3), HanabiEnv(HANABI.Config(preset="full", players=3))
+    aec, table = aec_env("full", 3), Referee(Setup(HANABI, HANABI.Config(preset="full", players=3)).task("train", 8))
     aec.reset(options={"split": "train", "seed": 8})
-    observation, info = text.reset(options={"suite": "train", "seed": 8})
     rng = random.Random(8)
-    while text.status is None:
-        agent = aec.agent_selection
-        assert aec.render() == aec.observe(agent)["message"] == observation
-        assert list(aec.infos[agent]["legal"]) == info["legal_actions"]
+    while table.status is None:
+        agent, [player] = aec.agent_selection, table.to_act()
+        seen = table.see(player)
+        assert aec.render() == aec.observe(agent)["message"] == seen.message()
+        assert aec.infos[agent]["legal"] == seen.legal()
         others = [other for other in aec.agents if other != agent]
         assert {aec.observe(other)["message"] for other in others} == {""}
-        reply = rng.choice([*info["legal_actions"], "?"])
+        reply = rng.choice([*(seen.legal() or ()), "?"])
         aec.step(reply)
-        observation, reward, *_, info = text.step(reply)
-        assert aec.rewards[agent] == reward
-        assert aec.rewards[others[0]] == reward - sum(info["rewards"].get(part, 0.0) for part in ("unparsable",))
-        assert aec.referee.game.table.events == text.game.events
+        [turn] = table.step({player: reply})
+        assert aec.rewards[agent] == turn.reward(player)
+        assert aec.rewards[others[0]] == turn.reward(player) + 0.5 * (turn.kind is ReplyKind.UNPARSABLE)
+        assert aec.referee.game.table.events == table.game.table.events
 
 
 def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_no_answer_before_the_last() -> None:

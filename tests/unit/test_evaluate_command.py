@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
@@ -32,7 +34,7 @@ def evaluate(*words: str) -> Any:
 
 
 def games(result: EvaluationResult) -> tuple[Any, ...]:
-    return (result.seeds, result.decks, result.scores, result.scores_kept, result.orders, result.turns_per_game)
+    return (result.seeds, result.starts, result.scores, result.orders, result.figures)
 
 
 def start_evaluation(start_process: StartProcess, *words: str) -> "subprocess.Popen[str]":
@@ -81,7 +83,7 @@ def test_json_is_all_that_standard_output_holds() -> None:
     answer = evaluate("iggi", "hint-bot,iggi", "--preset", "laptop", "--deals", "300", "--json")
     assert answer.exit_code == 0, answer.output
     document = json.loads(answer.stdout)
-    assert document["results"][0]["summary"]["num_decks"] == 300
+    assert document["results"][0]["summary"]["num_starts"] == 300
     assert document["results"][1]["orders"][0]["seats"] == ["hint-bot", "iggi"]
     assert document["differences"][0]["interval_95"][0] < document["differences"][0]["mean"]
     assert "300/300" in answer.stderr
@@ -139,6 +141,6 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     other = evaluate("hint-bot,iggi", *words[1:])
     assert other.exit_code == 2 and "other work (line_up: there hint-bot,simple-bot, here hint-bot,iggi" in other.stderr
     assert evaluate(*words).exit_code == 0
-    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), EnvConfig(preset="full"), 600)
+    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), Setup(HANABI, EnvConfig(preset="full")), 600)
     assert games(read_result(Path("a.json"))) == games(expected)
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]

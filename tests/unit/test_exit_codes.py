@@ -1,6 +1,5 @@
 """The table of docs/exit-codes.md, held against the commands in processes of their own."""
 
-import json
 import os
 import signal
 import subprocess
@@ -41,18 +40,21 @@ def test_every_code_has_a_row() -> None:
     assert rows == [0, 1, 1, 2, EXIT_CODE, INTERRUPTED, 128 + signal.SIGTERM]
 
 
-def test_a_dry_run_ends_with_0_1_or_2(tmp_path: Path, model: str) -> None:
-    assert code_of(tmp_path, "train", "--dry-run", "--json", MODEL=model)[0] == 0
-    assert code_of(tmp_path, "train", "--dry-run", MODEL=model, DATASET="no/such.jsonl") == (1, "")
-    code, errors = code_of(tmp_path, "train", "--dry-run", MODEL=model, HANABI_PLAYERS="7")
-    assert code == 2 and errors == "error: HANABI_PLAYERS=7: Hanabi needs 2 to 5 players.\n"
+def test_a_dry_run_a_check_and_a_wrong_use_end_with_0_1_or_2_and_without_a_traceback(
+    tmp_path: Path, model: str
+) -> None:
+    for words, settings, code, said in (
+        (("train", "--dry-run", "--json"), {"MODEL": model}, 0, ""),
+        (("train", "--dry-run"), {"MODEL": model, "DATASET": "no/such.jsonl"}, 1, ""),
+        (("doctor", "--role", "trainer", "--json"), {"DATASET": "no/such.jsonl"}, 1, ""),
+        (("train", "--dry-run"), {"HANABI_PLAYERS": "7"}, 2, "error: HANABI_PLAYERS=7: Hanabi needs 2 to 5 players."),
+        (("train", "--json"), {}, 2, "--json is for"),
+        (("no-such-command",), {}, 2, "no-such-command"),
+        (("report", "no-run"), {}, 2, "no-run: no such folder"),
+    ):
+        ended, errors = code_of(tmp_path, *words, **settings)
+        assert ended == code and said in errors and "Traceback" not in errors
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("words", [("train", "--json"), ("serve", "--dry-run", "--print-config"), ("no-such-command",)])
-def test_a_wrong_use_ends_with_2_and_without_a_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
-    code, errors = code_of(tmp_path, *words)
-    assert code == 2 and errors and "Traceback" not in errors
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -74,19 +76,3 @@ def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
     # A process that a signal ends has the shell's code for it.
     ended = process.wait(timeout=60)
     assert (128 - ended if ended < 0 else ended) == code
-
-
-def test_a_missing_file_is_2_and_a_failed_check_1(tmp_path: Path) -> None:
-    code, errors = code_of(tmp_path, "report", "no-run")
-    assert code == 2 and "no-run: no such folder" in errors
-    code, _ = code_of(tmp_path, "doctor", "--role", "trainer", "--json", DATASET="no/such.jsonl")
-    assert code == 1
-
-
-def test_print_config_ends_with_0_and_is_what_settings_says(tmp_path: Path) -> None:
-    shell = environ(tmp_path, SEED="5")
-    done = [
-        subprocess.run([*CLI, *words], env=shell, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for words in (("serve", "--print-config", "--json"), ("settings", "--json"))
-    ]
-    assert done[0] == done[1] and json.loads(done[0])["origins"]["SEED"] == "shell"

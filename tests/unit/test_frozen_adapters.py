@@ -29,13 +29,14 @@ from store_parts import (
     Loads,
     folders_on_disk,
     push,
-    run_scenario,
     sent,
     served,
     stage,
     upload,
     wanted,
 )
+
+pytestmark = pytest.mark.anyio
 
 
 def word(value: float, version: int, config: Mapping[str, Any] = CONFIG) -> str:
@@ -67,105 +68,97 @@ def check_whole(store: AdapterStore, engine: Loads) -> None:
     assert [name for name in folders_on_disk(store) if name.startswith("frozen_")] == sorted(words)
 
 
-def test_a_lent_adapter_is_named_by_its_content_and_leased_beside_the_sessions(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        await push(store, 3)
-        held = await lend(store, 5.0, version=50)
-        assert held.name == word(5.0, 50)
-        async with store.lease({"player_0": 3, held.adapter: 50}) as leased:
-            assert {name: one.lora for name, one in leased.items()} == {
-                "player_0": "handle of player_0@3",
-                held.adapter: f"handle of {word(5.0, 50)}",
-            }
-            assert held.users == 1
-        assert held.users == 0
-        check_whole(store, engine)
-        async with store.lease(None) as leased:
-            assert sorted(leased) == list(PLAYERS), "what is served is the session's"
-
-    run_scenario(scenario, tmp_path)
-
-
-def test_the_same_adapter_is_loaded_once_also_when_two_lend_it_at_once(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        lent = await asyncio.gather(*(lend(store, 5.0) for _ in range(5)))
-        assert len(set(map(id, lent))) == 1
-        assert await lend(store, 5.0) is lent[0]
-        assert engine.num_loads == 1
-        check_whole(store, engine)
-
-    run_scenario(scenario, tmp_path)
+async def test_a_lent_adapter_is_named_by_its_content_and_leased_beside_the_sessions(
+    store: AdapterStore, engine: Loads
+) -> None:
+    await push(store, 3)
+    held = await lend(store, 5.0, version=50)
+    assert held.name == word(5.0, 50)
+    async with store.lease({"player_0": 3, held.adapter: 50}) as leased:
+        assert {name: one.lora for name, one in leased.items()} == {
+            "player_0": "handle of player_0@3",
+            held.adapter: f"handle of {word(5.0, 50)}",
+        }
+        assert held.users == 1
+    assert held.users == 0
+    check_whole(store, engine)
+    async with store.lease(None) as leased:
+        assert sorted(leased) == list(PLAYERS), "what is served is the session's"
 
 
-def test_the_same_weights_as_two_versions_or_with_another_alpha_are_apart(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
-        other = {**CONFIG, "lora_alpha": 8}
-        third = await store.frozen.lend(sent("lent", 1, upload(5.0), other))
-        assert [first.name, second.name, third.name] == [word(5.0, 1), word(5.0, 2), word(5.0, 1, other)]
-        for held in (first, second, third):
-            async with using(store, held) as leased:
-                assert leased[held.adapter] is held
-        check_whole(store, engine)
-
-    run_scenario(scenario, tmp_path)
+async def test_the_same_adapter_is_loaded_once_also_when_two_lend_it_at_once(
+    store: AdapterStore, engine: Loads
+) -> None:
+    lent = await asyncio.gather(*(lend(store, 5.0) for _ in range(5)))
+    assert len(set(map(id, lent))) == 1
+    assert await lend(store, 5.0) is lent[0]
+    assert engine.num_loads == 1
+    check_whole(store, engine)
 
 
-def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lending_counts_as_use(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
-        # The first counts as used when its games have ended, and is never the one to go before.
-        async with using(store, held[0]):
-            await lend(store, 1.0)
-            await lend(store, 100.0)
-            await lend(store, 101.0)
-        assert store.frozen.words() == [
-            *(word(float(number), 1) for number in range(4, MAX_FROZEN)),
-            *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
-        ]
-        check_whole(store, engine)
-        with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* lend it again \(PUT /frozen/\)"):
-            async with using(store, held[2]):
-                pass
-
-    run_scenario(scenario, tmp_path)
-
-
-def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
-        async with using(store, *held[1:]), using(store, held[0]):
-            async with using(store, held[1]):
-                with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*lend it again"):
-                    await lend(store, 100.0)
-                assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
-            assert sorted(store.frozen.words()) == sorted(one.name for one in held)
-            assert engine.num_loads == MAX_FROZEN
-            check_whole(store, engine)
-        await lend(store, 100.0)
-        check_whole(store, engine)
-
-    run_scenario(scenario, tmp_path)
-
-
-def test_sessions_commits_and_releases_leave_lent_adapters_alone(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        held = await lend(store, 5.0, version=50)
-        await push(store, 1)
-        await push(store, 2, 2.0)
-        engine.broken.add("player_1@3")
-        with pytest.raises(AdapterError, match="cannot load"):
-            await push(store, 3, 3.0)
-        store.ownership.release(session_headers("run", A))
-        await store.open_session(wanted("another run", B, adapters=["shared"]))
-        assert store.versions() == {}
-        assert store.frozen.words() == [held.name]
-        check_whole(store, engine)
+async def test_the_same_weights_as_two_versions_or_with_another_alpha_are_apart(
+    store: AdapterStore, engine: Loads
+) -> None:
+    first, second = await lend(store, 5.0, version=1), await lend(store, 5.0, version=2)
+    other = {**CONFIG, "lora_alpha": 8}
+    third = await store.frozen.lend(sent("lent", 1, upload(5.0), other))
+    assert [first.name, second.name, third.name] == [word(5.0, 1), word(5.0, 2), word(5.0, 1, other)]
+    for held in (first, second, third):
         async with using(store, held) as leased:
             assert leased[held.adapter] is held
-        check_whole(store, engine)
+    check_whole(store, engine)
 
-    run_scenario(scenario, tmp_path)
+
+async def test_the_least_recently_used_makes_room_and_a_lease_or_a_second_lending_counts_as_use(
+    store: AdapterStore, engine: Loads
+) -> None:
+    held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
+    # The first counts as used when its games have ended, and is never the one to go before.
+    async with using(store, held[0]):
+        await lend(store, 1.0)
+        await lend(store, 100.0)
+        await lend(store, 101.0)
+    assert store.frozen.words() == [
+        *(word(float(number), 1) for number in range(4, MAX_FROZEN)),
+        *(word(value, 1) for value in (1.0, 100.0, 101.0, 0.0)),
+    ]
+    check_whole(store, engine)
+    with pytest.raises(VersionError, match=rf"{word(2.0, 1)} is required, .* lend it again \(PUT /frozen/\)"):
+        async with using(store, held[2]):
+            pass
+
+
+async def test_when_all_places_are_in_use_the_next_is_refused_and_says_by_whom(
+    store: AdapterStore, engine: Loads
+) -> None:
+    held = [await lend(store, float(number)) for number in range(MAX_FROZEN)]
+    async with using(store, *held[1:]), using(store, held[0]):
+        async with using(store, held[1]):
+            with pytest.raises(VersionError, match=r"all 16 places .* in use .*by 2 rollout\(s\).*lend it again"):
+                await lend(store, 100.0)
+            assert (await lend(store, 3.0)) is held[3], "one that is held needs no place"
+        assert sorted(store.frozen.words()) == sorted(one.name for one in held)
+        assert engine.num_loads == MAX_FROZEN
+        check_whole(store, engine)
+    await lend(store, 100.0)
+    check_whole(store, engine)
+
+
+async def test_sessions_commits_and_releases_leave_lent_adapters_alone(store: AdapterStore, engine: Loads) -> None:
+    held = await lend(store, 5.0, version=50)
+    await push(store, 1)
+    await push(store, 2, 2.0)
+    engine.broken.add("player_1@3")
+    with pytest.raises(AdapterError, match="cannot load"):
+        await push(store, 3, 3.0)
+    store.ownership.release(session_headers("run", A))
+    await store.open_session(wanted("another run", B, adapters=["shared"]))
+    assert store.versions() == {}
+    assert store.frozen.words() == [held.name]
+    check_whole(store, engine)
+    async with using(store, held) as leased:
+        assert leased[held.adapter] is held
+    check_whole(store, engine)
 
 
 class SlowLoads(Loads):
@@ -204,67 +197,62 @@ def test_a_commit_and_a_lending_do_not_wait_for_each_other(tmp_path: Path, slow:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_lending_whose_client_hangs_up_is_done_whole(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        engine.gate = asyncio.Event()
-        request = asyncio.ensure_future(lend(store, 5.0))
-        await asyncio.sleep(0.01)
-        request.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await request
-        assert store.frozen.words() == []
-        with pytest.raises(VersionError, match="does not hold it"):
-            store.frozen.find(word(5.0, 1).removesuffix("@1"), 1)
-        engine.gate.set()
+async def test_a_lending_whose_client_hangs_up_is_done_whole(store: AdapterStore, engine: Loads) -> None:
+    engine.gate = asyncio.Event()
+    request = asyncio.ensure_future(lend(store, 5.0))
+    await asyncio.sleep(0.01)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert store.frozen.words() == []
+    with pytest.raises(VersionError, match="does not hold it"):
+        store.frozen.find(word(5.0, 1).removesuffix("@1"), 1)
+    engine.gate.set()
+    await lend(store, 5.0)
+    assert engine.num_loads == 1
+    check_whole(store, engine)
+
+
+async def test_an_engine_that_refuses_leaves_no_files_and_the_same_can_be_lent_again(
+    store: AdapterStore, engine: Loads
+) -> None:
+    await lend(store, 4.0)
+    engine.broken.add(word(5.0, 1))
+    with pytest.raises(AdapterError, match=f"{word(5.0, 1)} could not be loaded, nothing else changed: cannot lo"):
         await lend(store, 5.0)
-        assert engine.num_loads == 1
-        check_whole(store, engine)
-
-    run_scenario(scenario, tmp_path)
-
-
-def test_an_engine_that_refuses_leaves_no_files_and_the_same_can_be_lent_again(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        await lend(store, 4.0)
-        engine.broken.add(word(5.0, 1))
-        with pytest.raises(AdapterError, match=f"{word(5.0, 1)} could not be loaded, nothing else changed: cannot lo"):
-            await lend(store, 5.0)
-        assert store.frozen.words() == [word(4.0, 1)]
-        check_whole(store, engine)
-        engine.broken.clear()
-        await lend(store, 5.0)
-        check_whole(store, engine)
-
-    run_scenario(scenario, tmp_path)
+    assert store.frozen.words() == [word(4.0, 1)]
+    check_whole(store, engine)
+    engine.broken.clear()
+    await lend(store, 5.0)
+    check_whole(store, engine)
 
 
-def test_a_refused_upload_changes_nothing_and_drops_nobody(tmp_path: Path) -> None:
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        await push(store, 1)
-        for number in range(MAX_FROZEN):
-            await lend(store, float(number), rank=1 + number)
-        before = (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store))
-        for body, config, message in (
-            (upload(float("nan")), CONFIG, "not finite"),
-            (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
-            (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server takes ranks 1 to 16"),
-            (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server takes"),
-            (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
-        ):
-            with pytest.raises(AdapterError, match=message):
-                await store.frozen.lend(sent("lent", 1, body, config))
-        with pytest.raises(AdapterError, match="resend it"):
-            await store.frozen.lend(replace(sent("lent", 1, upload()), sha256="0" * 64))
-        assert (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store)) == before
-
-    run_scenario(scenario, tmp_path)
+async def test_a_refused_upload_changes_nothing_and_drops_nobody(store: AdapterStore, engine: Loads) -> None:
+    await push(store, 1)
+    for number in range(MAX_FROZEN):
+        await lend(store, float(number), rank=1 + number)
+    before = (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store))
+    for body, config, message in (
+        (upload(float("nan")), CONFIG, "not finite"),
+        (upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
+        (upload(rank=17), {**CONFIG, "r": 17}, "r=17; this server takes ranks 1 to 16"),
+        (upload(rank=1), {**CONFIG, "r": True}, "r=True; this server takes"),
+        (upload(), {"peft_type": "LORA"}, "r=None; this server takes"),
+    ):
+        with pytest.raises(AdapterError, match=message):
+            await store.frozen.lend(sent("lent", 1, body, config))
+    with pytest.raises(AdapterError, match="resend it"):
+        await store.frozen.lend(replace(sent("lent", 1, upload()), sha256="0" * 64))
+    assert (served(store), store.frozen.words(), dict(engine.loaded), folders_on_disk(store)) == before
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_disk(tmp_path: Path, seed: int) -> None:
+async def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_disk(
+    store: AdapterStore, engine: Loads, seed: int
+) -> None:
     rng = random.Random(seed)
 
-    async def rollout(store: AdapterStore, engine: Loads) -> int:
+    async def rollout() -> int:
         """Lend a few and sample from them; returns how often that was possible."""
         try:
             held = [await lend(store, float(rng.randrange(24))) for _ in range(rng.randint(1, 4))]
@@ -279,25 +267,21 @@ def test_whatever_the_order_what_a_rollout_holds_is_in_the_engine_and_on_disk(tm
             return 0
         return 1
 
-    async def trainer(store: AdapterStore) -> None:
+    async def trainer() -> None:
         for version in range(1, 20):
             with contextlib.suppress(HanabiGrpoError):
                 await push(store, version, float(version))
             await asyncio.sleep(0)
 
-    async def scenario(store: AdapterStore, engine: Loads) -> None:
-        played = 0
-        for _ in range(4):
-            results = await asyncio.gather(*(rollout(store, engine) for _ in range(12)))
-            played += sum(results)
-            check_whole(store, engine)
-            assert len(store.frozen.words()) <= MAX_FROZEN
-        await asyncio.gather(trainer(store), *(rollout(store, engine) for _ in range(12)))
+    played = 0
+    for _ in range(4):
+        played += sum(await asyncio.gather(*(rollout() for _ in range(12))))
         check_whole(store, engine)
-        assert played > 20
-        assert store.versions() == dict.fromkeys(PLAYERS, 19)
-
-    run_scenario(scenario, tmp_path)
+        assert len(store.frozen.words()) <= MAX_FROZEN
+    await asyncio.gather(trainer(), *(rollout() for _ in range(12)))
+    check_whole(store, engine)
+    assert played > 20
+    assert store.versions() == dict.fromkeys(PLAYERS, 19)
 
 
 def test_the_engine_has_room_for_all_that_can_be_held() -> None:

@@ -9,12 +9,13 @@ from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from boards import ALL_BOARDS
+from boards import ALL_BOARDS, random_move
 from hanabi_grpo.envs.base import Observation, Setup, Task
-from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiScript
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
+from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync
@@ -114,10 +115,29 @@ def test_a_replay_shows_every_hand_and_the_move_that_took_the_place_of_a_bad_rep
         referee.step({referee.to_act()[0]: "Play 0"})
     frames = list(HANABI.render(task.config, referee.episode()))
     first = HANABI.reset(task.config, split="eval", seed=1).table.hands
-    assert frames[0].text.splitlines()[1:3] == [
-        f"player_{seat} holds {' '.join(map(str, first[seat]))}" for seat in range(2)
-    ]
-    assert frames[0].text.endswith("player_0: Hint player_1 1")
-    assert frames[1].text.endswith("(in place of a reply that was unparsable)")
+    hands = [f"  player_{seat}  {' '.join(f'{card}(RY 12)' for card in first[seat])}" for seat in range(2)]
+    assert frames[0].text.splitlines()[1:3] == hands
+    assert frames[0].text.splitlines()[3].startswith("player_0 hints player_1 rank 1: slot")
+    assert len(frames) == len(referee.episode().turns) + 1
     assert frames[-1].title.endswith("points on the table")
-    assert HanabiScript(make_policy("iggi")).name == "iggi"
+
+
+@settings(deadline=None)
+@given(board=st.sampled_from(ALL_BOARDS), seed=st.integers(0, 2**32), careful=st.booleans())
+def test_rewards_add_up_to_the_weighted_score_of_the_bomb_rule(
+    board: tuple[str, int], seed: int, careful: bool
+) -> None:
+    rng, totals = random.Random(seed), {}
+    table = Game(make_spec(*board), shuffled_deck(make_spec(*board), "train", seed))
+    while not table.is_over:
+        table.apply(random_move(table, rng, careful=careful))
+    for rule in ("zero", "keep"):
+        config = HANABI.Config.parse({"preset": board[0], "players": board[1], "bomb_rule": rule, "reward_score": 0.5})
+        game = HanabiGame(config, Game(table.spec, table.deck))
+        paid = []
+        for event in table.events:
+            parts = game.step({event.player: format_action(event.action, style="full", num_players=board[1])})
+            assert all(one == parts[0] for one in parts) and set(parts[0]) <= {"score", "bomb"}
+            paid += parts[0].values()
+        totals[rule] = sum(paid)
+    assert totals == {"zero": 0.5 * table.score, "keep": 0.5 * table.score_kept}

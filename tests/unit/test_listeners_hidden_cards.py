@@ -1,29 +1,28 @@
-"""No policy that is handed text is told of the cards that it cannot see: what each really hears is compared.
+"""No player that is handed text is told of the cards that it cannot see: what each really hears is compared.
 
-Models on the server, models asked reply by reply, and people: over whole games, on every board, with other cards in the
+Models on the server and models asked reply by reply: over whole games, on every board, with other cards in the
 listener's hand and in the deck.
 """
 
 import asyncio
-import io
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 import pytest
-from hanabi_grpo.envs.hanabi.human.seat import HumanPolicy
-from rich.console import Console
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import Policy
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.players import Player
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START
@@ -34,7 +33,7 @@ STYLES = ("full", "compact")
 REPLY = "I shall see."
 COMPARED = 5
 """Pairs of whole games of each board, style and listener."""
-Listener = Callable[[EnvConfig, list[str]], Policy]
+Listener = Callable[[EnvConfig, list[str]], Player]
 
 
 @cache
@@ -68,53 +67,26 @@ class Ear:
         return Reply(text=REPLY, reply_ids=(1, 2, 3))
 
 
-def served(config: EnvConfig, heard: list[str]) -> Policy:
+def served(config: EnvConfig, heard: list[str]) -> Player:
     model = Model(sampler=Ear(heard), chat=chat(), max_model_len=10**9)
     return ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
 
 
-def remote(config: EnvConfig, heard: list[str]) -> Policy:
-    return RemotePolicy(client=Ear(heard), seat_word="base", config=config, max_tokens=4, temperature=1.0)
+def remote(config: EnvConfig, heard: list[str]) -> Player:
+    return RemotePolicy(client=Ear(heard), seat_word="base", max_tokens=4, temperature=1.0)
 
 
-def person(config: EnvConfig, heard: list[str]) -> Policy:
-    """Looks at everything there is to look at, tries a move that is none, then makes a legal one."""
-    screen = io.StringIO()
-    lines: Iterator[str] = iter(())
-
-    def ask(question: str) -> str:
-        nonlocal lines
-        line = next(lines, None)
-        if line is None:
-            lines = iter(["?", "k", "l", "t", "p99", *(f"p{slot}" for slot in range(8))])
-            line = next(lines)
-        heard.append(screen.getvalue() + question)
-        screen.truncate(0)
-        screen.seek(0)
-        return line
-
-    console = Console(file=screen, width=100, color_system=None)
-    return HumanPolicy(console=console, ask=ask, labels=[f"seat {seat}" for seat in range(config.players)])
-
-
-LISTENERS: Mapping[str, Listener] = {"served": served, "remote": remote, "person": person}
+LISTENERS: Mapping[str, Listener] = {"served": served, "remote": remote}
 
 
 def listen(listener: Listener, game: Game, player: int, config: EnvConfig) -> list[str]:
     """Return all that a player hears while the moves of a game are made."""
     heard: list[str] = []
-    policy = listener(config, heard)
-    seat = policy.seat(player, spec=game.spec, suite="train", seed=0, game=0)
+    seat = listener(config, heard).seat(player, task=Setup(HANABI, config).task("train", 0), game=0)
     table = Game(game.spec, game.deck)
-    moves = [event.action for event in game.events]
-    for move in [*moves, None]:
-        if not table.is_over and table.current_player == player:
-            view = table.view(player)
-
-            def prompt(view: Any = view) -> str:
-                return turn_prompt(view, style=config.observation, legal_moves=config.legal_moves)
-
-            asyncio.run(seat.reply(view, prompt))
+    for move in [*(event.action for event in game.events), None]:
+        if table.current_player == player:
+            asyncio.run(seat.reply(Observation(HanabiGame(config, table), player)))
         if move is not None:
             table.apply(move)
     return heard
@@ -142,10 +114,13 @@ def test_what_is_heard_over_a_game_is_the_same_with_other_hidden_cards(
 
 @pytest.mark.parametrize("name", LISTENERS)
 @pytest.mark.parametrize("style", STYLES)
-def test_the_same_swap_is_heard_by_the_partner(name: str, style: str) -> None:
+def test_the_same_swap_is_heard_by_the_partner_and_a_conversation_says_all_that_prompts_say(
+    name: str, style: str
+) -> None:
     config = EnvConfig.parse({"preset": "laptop", "observation": style})
     reds, yellows = (Card(0, 0), Card(0, 0), Card(0, 1)), (Card(1, 0), Card(1, 0), Card(1, 1))
     game = Game(make_spec("laptop"), (*reds, *yellows, Card(0, 0), Card(1, 0)))
+    assert turn_prompt(game.view(0), style=style, legal_moves=True) in as_text(listen(LISTENERS[name], game, 0, config))
     game.apply(next(action for action in game.legal_actions() if action.kind.startswith("hint")))
     other = swap_own_cards(game, 0, random.Random(1))
     assert other is not None
@@ -153,10 +128,6 @@ def test_the_same_swap_is_heard_by_the_partner(name: str, style: str) -> None:
     assert ours and theirs and ours != theirs
 
 
-def test_a_conversation_says_all_that_its_prompts_say() -> None:
-    """The negative control of the ids: a byte tokenizer loses nothing."""
-    config = EnvConfig(preset="laptop", observation="full")
-    game = random_game(make_spec("laptop"), random.Random(3))
-    [first, *_] = listen(served, game, 0, config)
-    view = Game(game.spec, game.deck).view(0)
-    assert turn_prompt(view, style="full", legal_moves=True) in first
+def as_text(heard: list[str]) -> str:
+    """Return what was heard with the line breaks of `repr` as they were."""
+    return "\n".join(heard).replace("\\n", "\n")

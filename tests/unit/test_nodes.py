@@ -77,7 +77,7 @@ def test_a_machine_that_joins_makes_no_run_folder_and_waits_for_no_server(
     monkeypatch.setattr(os, "execvpe", lambda *call: became.append(call))
     said = CliRunner().invoke(app, ["train", "--weight_decay", "0"])
     assert said.exit_code == 0, said.output
-    assert "joining node 0; starting" in said.output and "waiting for" not in said.output
+    assert "joining node 0\nstarting " in said.output and "waiting for" not in said.output
     argv = became[0][1]
     assert argv[1:9] == [
         *("-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1", "--master_addr", "10.0.0.1")

@@ -13,7 +13,6 @@ import pytest
 from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions import convention_report
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.errors import SettingsError
@@ -36,7 +35,6 @@ NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
     "\x00\x1b\u202eabc\ud800]]>'\"\u2028$x_1$"
 )
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
 
 
 def run_of(folder: Path, text: str) -> str:
@@ -49,7 +47,7 @@ def run_of(folder: Path, text: str) -> str:
     settings["settings"] |= {"HANABI_PRESET": text, text: text}
     (run / "settings.json").write_text(json.dumps(settings))
     add_row(run, 41, **{"games/" + text: 1.0, "score/" + text: 1.0})
-    result = evaluate_scripted("random", LAPTOP, 4)
+    result = evaluate_scripted("random", registry.setup("hanabi", {"preset": "laptop"}), 4)
     (run / "evil.json").write_text(json.dumps({**result_to_json(result), "label": text}))
     return run_page(read_report(run))[0]
 
@@ -80,7 +78,7 @@ def cross_play_of(folder: Path, text: str) -> str:
     """Return the page of a cross-play with an entry of this name."""
     summary = summary_of(folder, "hint-bot", "random", deals=4)
     entries = (replace(summary.plan.entries[0], label=text), *summary.plan.entries[1:])
-    return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries, no_swap={text: "no seats"})))
+    return render_cross_play(replace(summary, plan=replace(summary.plan, entries=entries)))
 
 
 PAGES: dict[str, Callable[[Path, str], str]] = {

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from hanabi_grpo.tracking.artifact import build_artifact
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
+from training_runs import LAPTOP
 from wandb_artifacts import artifact_store
 from wandb_backend import backend
 
@@ -43,6 +45,11 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+
+
+def use(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in service.environ.items():
+        monkeypatch.setenv(name, value)
 
 
 def local_folder(word: str) -> Path:
@@ -81,19 +88,16 @@ def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
     assert "wandb sync" not in capsys.readouterr().err, "it was sent"
 
 
-def test_other_entities_projects_and_aliases_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_entities_projects_and_aliases_are_not_taken_and_equal_names_must_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     offline_run("one", 2, entity="team")
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert local_folder("wandb:team/hanabi/laptop:best").is_dir()
     for word in ("other/hanabi/laptop:best", "team/else/laptop:best", "team/hanabi/laptop:end"):
         with pytest.raises(SettingsError, match=r"no run in outputs/ recorded such an artifact.*artifacts/step_N"):
             local_folder(f"wandb:{word}")
-
-
-def test_two_runs_that_recorded_the_same_name_must_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    offline_run("one", 2)
     offline_run("two", 2)
-    monkeypatch.setenv("WANDB_MODE", "offline")
     with pytest.raises(SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"):
         local_folder("wandb:hanabi/laptop:best")
 
@@ -119,7 +123,7 @@ def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mo
     line_up = parse_line_up(f"{word}:player_1,iggi", 2)
     assert line_up.words == (f"{folder}:player_1", "iggi")
     assert line_up.text == f"{word}:player_1,iggi", "tables say what was typed"
-    first, second = parse_entries([f"ours={word}", "iggi"], 2)
+    first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
     assert (first.label, first.word, first.fills_seats, second.word) == ("ours", folder, True, "iggi")
     assert str(first.adapter(1)) == f"{folder}:player_1"
 
@@ -138,8 +142,7 @@ def test_view_takes_the_games_of_the_run_that_recorded_the_artifact(monkeypatch:
 def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
     source = offline_run("kept", 2).rename("elsewhere") / "artifacts/step_2"
     with artifact_store(source, "laptop") as store:
-        for name, value in store.environ.items():
-            monkeypatch.setenv(name, value)
+        use(store, monkeypatch)
         place = Path("outputs/downloads/wandb/team/hanabi/laptop/v3")
         assert local_folder("wandb:team/hanabi/laptop:best") == place
         assert dict(read_adapters(place).adapters) == dict(read_adapters(source).adapters)
@@ -168,15 +171,13 @@ def test_an_artifact_that_is_damaged_or_of_another_type_is_not_kept(monkeypatch:
     source = offline_run("kept", 2).rename("elsewhere") / "artifacts/step_2"
     manifest = json.loads((source / "manifest.json").read_text())
     with artifact_store(source, "laptop", kind="dataset") as store:
-        for name, value in store.environ.items():
-            monkeypatch.setenv(name, value)
+        use(store, monkeypatch)
         with pytest.raises(SettingsError, match="is of type 'dataset'"):
             local_folder("wandb:team/hanabi/laptop:best")
     (source / "manifest.json").unlink()
     (source / "manifest.json").write_text(json.dumps({**manifest, "step": 7}))
     with artifact_store(source, "laptop") as store:
-        for name, value in store.environ.items():
-            monkeypatch.setenv(name, value)
+        use(store, monkeypatch)
         with pytest.raises(SettingsError, match=r"wandb:.*manifest.json has sha256|something changed it"):
             local_folder("wandb:team/hanabi/laptop:best")
     assert not list(Path("outputs").rglob("player_0"))
@@ -188,8 +189,7 @@ def test_when_wandb_refuses_or_fails_the_disk_is_asked_and_the_error_says_why(
     run = offline_run("one", 2)
     monkeypatch.setenv("WANDB_HTTP_TIMEOUT", "2")
     with backend("401") as service:
-        for name, value in service.environ.items():
-            monkeypatch.setenv(name, value)
+        use(service, monkeypatch)
         before = time.monotonic()
         assert local_folder("wandb:hanabi/laptop:best") == run / "artifacts/step_2"
         assert time.monotonic() - before < 60, "a service that does not answer is given up"

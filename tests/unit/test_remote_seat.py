@@ -9,11 +9,13 @@ import pytest
 from fake_engine import LAPTOP
 from hanabi_grpo.client.remote_seat import RemotePolicy
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply
 from server_app import running_app
 
@@ -31,18 +33,19 @@ class Answers:
 
 
 def game(policy: RemotePolicy, *, config: EnvConfig = LAPTOP) -> Episode:
-    seats = [make_policy("hint-bot"), policy]
-    return asyncio.run(play_episode(config, seats, suite="human", seed=3, names=("hint-bot", policy.name)))
+    setup = Setup(HANABI, config)
+    players = [make_script(setup, "hint-bot"), policy]
+    return asyncio.run(play_episode(setup.task("human", 3), players))
 
 
-def remote(client: Any, config: EnvConfig = LAPTOP) -> RemotePolicy:
-    return RemotePolicy(client=client, seat_word="player_1@7", config=config, max_tokens=4, temperature=0.5)
+def remote(client: Any) -> RemotePolicy:
+    return RemotePolicy(client=client, seat_word="player_1@7", max_tokens=4, temperature=0.5)
 
 
 def test_every_request_carries_the_conversation_so_far_and_the_system_message_of_the_seat() -> None:
     config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep")
     client = Answers([Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)])
-    episode = game(remote(client, config), config=config)
+    episode = game(remote(client), config=config)
     turns = episode.trajectory(1)
     assert len(turns) >= 2
     for number, call in enumerate(client.asked):
@@ -66,7 +69,7 @@ def test_a_conversation_without_room_for_a_reply_ends_the_game() -> None:
 
 def test_a_real_server_samples_every_reply_with_its_ids() -> None:
     with running_app() as app, RolloutClient(app.url) as client:
-        policy = RemotePolicy(client=client, seat_word="base", config=LAPTOP, max_tokens=4, temperature=1.0)
+        policy = RemotePolicy(client=client, seat_word="base", max_tokens=4, temperature=1.0)
         turns = game(policy).trajectory(1)
     assert turns
     assert all(turn.prompt_ids and turn.reply_ids and len(turn.logprobs) == len(turn.reply_ids) for turn in turns)

@@ -235,7 +235,7 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
     turns = (replace(episode.turns[0], version=30, prompt="It is your turn."), *episode.turns[1:])
     episode = with_reply(replace(episode, turns=turns), 0, "<think>Hm \x1b[31m.</think>I \x1b[2J[bold]pass[/bold].")
     text = printed(Recording(episode=episode), prompts=True)
-    for part in ("player_0 · version 30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
+    for part in ("· v30", "Hm ␛[31m.", "I ␛[2J[bold]pass[/bold].", "in its place: ",
                  "unparsable -0.5", "It is your turn.", "lives 1  hints 3  deck 2"):  # fmt: skip
         assert part in text
     assert "\x1b" not in text
@@ -273,7 +273,7 @@ def test_view_lists_many_games_and_prints_one(tmp_path: Path) -> None:
     listed = runner.invoke(app, ["view", str(tmp_path)])
     assert listed.exit_code == 0 and "8 of 8 games" in listed.output and "turn 1" not in listed.output
     one = runner.invoke(app, ["view", str(tmp_path), "--game", "5", "--player", "player_1"])
-    assert one.exit_code == 0 and "train/1, game 1" in one.output and "advantage" in one.output
+    assert one.exit_code == 0 and "train/1, game 1" in one.output and "adv " in one.output
     none = runner.invoke(app, ["view", str(tmp_path), "--illegal"])
     assert none.exit_code == 0 and "every reply was a legal action" in none.output
     bad = runner.invoke(app, ["view", str(tmp_path), "--player", "ann"])
@@ -286,11 +286,11 @@ def test_a_run_shows_the_advantages_of_its_own_estimator(tmp_path: Path) -> None
     for name in ESTIMATORS:
         (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": name}}))
         answer = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
-        shown[name] = re.findall(r"advantage (\S+)", answer.output)
+        shown[name] = re.findall(r"adv (\S+)", answer.output)
     # Only the estimator by turns charges the bad reply to its own turn: -0.5 times the weight of 2.
     assert float(shown["turn"][0]) == pytest.approx(float(shown["turn"][1]) - 1.0, abs=0.02)
     assert float(shown["grpo"][0]) == pytest.approx(float(shown["turn"][1]), abs=0.02)
     # Settings without an estimator that is known mean the default one.
     (tmp_path / "settings.json").write_text(json.dumps({"settings": {"HANABI_ADVANTAGE": "gone"}}))
     answer = CliRunner().invoke(app, ["view", str(tmp_path), "--game", "0"])
-    assert re.findall(r"advantage (\S+)", answer.output) == shown["turn"]
+    assert re.findall(r"adv (\S+)", answer.output) == shown["turn"]

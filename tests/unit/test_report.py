@@ -14,14 +14,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, evaluate_scripted
+from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE_SOURCE,
-    Sheet,
-    board_title,
     compared_pairs,
     evaluation_sheets,
+    game_title,
     reference_results,
     shortfall,
 )
@@ -34,8 +36,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json,
 from hanabi_grpo.runs.incidents import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
-
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+from training_runs import LAPTOP
 
 
 def command(*words: object) -> Result:
@@ -77,7 +78,7 @@ def shown(*sheets: Sheet, width: int = 120) -> str:
 def test_a_rise_is_held_against_both_limits(
     mean: float, error: float, rise: float | None, sigma: float | None, expected: str | None
 ) -> None:
-    found = Estimate(mean=mean, standard_error=error, low=mean, high=mean, num_deals=100, num_decks=100)
+    found = Estimate(mean=mean, standard_error=error, low=mean, high=mean, num_deals=100, num_starts=100)
     problem = shortfall(found, min_rise=rise, min_sigma=sigma)
     assert problem is None if expected is None else expected in str(problem)
 
@@ -116,7 +117,7 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
         "line-up", "---", "blind", "random", "hint-bot", "before (T=1)", "after (T=1)", "attainable"
     ]  # fmt: skip
     assert f"| after − before | {after - before:+.3f} ± " in "\n".join(lines)
-    assert "| attainable | 3.78 | – | – | – | – | – |" in lines and ATTAINABLE_SOURCE in lines
+    assert "| attainable | 3.78 | – |" in lines and ATTAINABLE_SOURCE in lines
 
 
 def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_places_that_cannot_be_written_and_bad_options_are_refused(tmp_path: Pat
 def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     run = evaluated_run(tmp_path / "run")
     assert "no picture alarms: no row has a figure" in command(run, "--png", tmp_path / "new").output
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "players.png", "phases.png"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert command(run, "--png", tmp_path / "one.svg").exit_code == 0
     assert "attainable 3.78" in (tmp_path / "one.svg").read_text()
 
@@ -288,16 +289,14 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
 
 
 def test_what_is_attainable_stands_only_where_it_is_known() -> None:
-    laptop = evaluate_scripted("random", LAPTOP, 4)
-    others = [
-        dataclasses.replace(laptop, spec_hash="0" * 12),
-        dataclasses.replace(laptop, suite="split-eval"),
-        dataclasses.replace(laptop, env_config={"preset": "gone"}),
-        evaluate_scripted("random", EnvConfig(preset="full"), 4),
+    results = [
+        evaluate_scripted("random", LAPTOP, 4),
+        evaluate_scripted("random", Setup(HANABI, EnvConfig(preset="marshal-mini")), 4),
+        evaluate_scripted("random", LAPTOP, 4, suite="split-eval"),
+        evaluate_scripted("random", Setup(HANABI, EnvConfig(preset="full")), 4),
     ]
-    mini = evaluate_scripted("random", EnvConfig(preset="marshal-mini"), 4)
-    assert [one.attainable for one in (laptop, mini, *others)] == [3.78, 3.78, None, None, None, None]
-    for one in others:
+    assert [one.attainable for one in results] == [3.78, 3.78, None, None]
+    for one in results[2:]:
         text = shown(*evaluation_sheets([one], []))
         assert "random" in text and "attainable" not in text
 
@@ -307,7 +306,7 @@ def test_references_play_the_same_deals_and_count_through() -> None:
     result = evaluate_scripted("iggi", LAPTOP, 60)
     found = reference_results(result, progress=done.append)
     assert [one.label for one in found] == ["random", "blind", "hint-bot"]
-    assert all((one.seeds, one.decks, one.suite) == (result.seeds, result.decks, "eval") for one in found)
+    assert all((one.seeds, one.starts, one.suite) == (result.seeds, result.starts, "eval") for one in found)
     assert done == sorted(done) and done[-1] == 180
 
 
@@ -317,7 +316,7 @@ def test_up_to_four_line_ups_are_compared_two_by_two() -> None:
 
 
 def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
-    full = EnvConfig(preset="full", players=5)
+    full = Setup(HANABI, EnvConfig(preset="full", players=5))
     text = "iggi,piers,outer,simple-bot,hint-bot"
     mixed, team = (
         dataclasses.replace(result, label=label, temperature=0.7)
@@ -337,10 +336,10 @@ def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
                 assert all(cell in printed for cell in row[one.num_names :])
 
 
-def test_the_title_counts_decks_only_where_deals_share_them() -> None:
+def test_the_title_counts_starts_only_where_deals_share_them() -> None:
     half = evaluate_scripted("blind", LAPTOP, 300, suite="split-eval")
-    assert "300 deals (225 different decks) of suite split-eval" in board_title(half)
-    assert "300 deals of suite eval" in board_title(evaluate_scripted("blind", LAPTOP, 300))
+    assert "300 deals (225 different starts) of suite split-eval" in game_title(half)
+    assert "300 deals of suite eval" in game_title(evaluate_scripted("blind", LAPTOP, 300))
 
 
 def test_a_mixed_line_up_shows_who_sat_first() -> None:

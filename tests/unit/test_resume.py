@@ -37,6 +37,17 @@ def tear(checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
 
 
+def planned(now: datetime | None = None, **settings: Any) -> ResumePlan:
+    plan = plan_resume(Settings(**settings), now)
+    assert plan is not None
+    return plan
+
+
+def refused(match: str, **settings: Any) -> None:
+    with pytest.raises(RunFolderError, match=match):
+        plan_resume(Settings(**settings))
+
+
 def test_without_resume_there_is_no_plan(tmp_path: Path) -> None:
     assert plan_resume(Settings(output_dir=run(tmp_path / "run", 1))) is None
 
@@ -44,8 +55,7 @@ def test_without_resume_there_is_no_plan(tmp_path: Path) -> None:
 def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", 9, 10, 11)
     tear(folder / "checkpoint-11")
-    plan = plan_resume(Settings(resume="latest", output_dir=folder))
-    assert plan is not None
+    plan = planned(resume="latest", output_dir=folder)
     assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (folder, folder / "checkpoint-10", 10, False)
     assert plan.skipped == (
         f"{folder}/checkpoint-11: no manifest.json; it was not written to its end, or is no checkpoint.",
@@ -56,8 +66,7 @@ def test_latest_takes_the_newest_valid_one_of_output_dir_and_names_the_torn(tmp_
 def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     for _ in range(2):
-        plan = plan_resume(Settings(resume="latest", output_dir=folder))
-        assert plan is not None
+        plan = planned(resume="latest", output_dir=folder)
         assert (plan.run_folder, plan.checkpoint, plan.step, plan.skipped, plan.fork) == (folder, None, 0, (), False)
         assert plan.summary == f"nothing to go on from in {folder} yet: starts at step 0 in {folder}"
         folder.mkdir(exist_ok=True)
@@ -67,20 +76,16 @@ def test_latest_begins_at_step_0_where_there_is_nothing_yet(tmp_path: Path) -> N
 def test_latest_begins_again_in_a_run_whose_checkpoints_are_all_damaged(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", 1)
     tear(folder / "checkpoint-1")
-    plan = plan_resume(Settings(resume="latest", output_dir=folder))
-    assert plan is not None and (plan.run_folder, plan.checkpoint, plan.step) == (folder, None, 0)
+    plan = planned(resume="latest", output_dir=folder)
+    assert (plan.run_folder, plan.checkpoint, plan.step) == (folder, None, 0)
     assert plan.summary == f"no checkpoint to go on from in {folder}: starts at step 0 in {folder}"
-    assert plan.skipped == (
-        f"{folder}/checkpoint-1: no manifest.json; it was not written to its end, or is no checkpoint.",
-    )
+    assert plan.skipped[0].startswith(f"{folder}/checkpoint-1: no manifest.json; it was not written to its end")
 
 
 def test_latest_refuses_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(RunFolderError, match=r"holds thesis\.tex but neither settings\.json nor a checkpoint"):
-        plan_resume(Settings(resume="latest", output_dir=tmp_path))
-    with pytest.raises(RunFolderError, match="is a file"):
-        plan_resume(Settings(resume="latest", output_dir=tmp_path / "thesis.tex"))
+    refused(r"holds thesis\.tex but neither settings\.json nor a checkpoint", resume="latest", output_dir=tmp_path)
+    refused("is a file", resume="latest", output_dir=tmp_path / "thesis.tex")
 
 
 def saved_at(checkpoint: Path, created: str) -> None:
@@ -92,9 +97,8 @@ def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_ti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = Settings(resume="latest", preset="laptop")
-    plan = plan_resume(settings, NOW)
-    assert plan is not None and plan.checkpoint is None
+    plan = planned(NOW, resume="latest", preset="laptop")
+    assert plan.checkpoint is None
     assert plan.summary == (
         "no run in outputs/ has a valid checkpoint: starts at step 0 in outputs/laptop-20260131-090507"
     )
@@ -103,8 +107,7 @@ def test_latest_without_output_dir_takes_the_run_that_saved_last_whatever_the_ti
     saved_at(run(Path("outputs/copied"), 50, started=2**31) / "checkpoint-50", "2026-01-01T00:00:00+00:00")
     run(Path("outputs/began-later"), started=2**30 + 2**29 + 2**28)
     run(Path("outputs/began-earlier"), started=300)
-    plan = plan_resume(settings, NOW)
-    assert plan is not None
+    plan = planned(NOW, resume="latest", preset="laptop")
     assert (plan.run_folder, plan.checkpoint) == (Path("outputs/a"), Path("outputs/a/checkpoint-20"))
     assert plan.skipped[0] == "outputs/began-later: no valid checkpoint to go on from."
     assert not any("earlier" in line for line in plan.skipped)
@@ -114,27 +117,24 @@ def test_a_run_or_one_of_its_checkpoints_can_be_named(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", 9, 10)
     for named in (folder, folder / "checkpoint-10"):
         for output_dir in (None, folder):
-            plan = plan_resume(Settings(resume=str(named), output_dir=output_dir))
-            assert plan is not None
+            plan = planned(resume=str(named), output_dir=output_dir)
             assert (plan.run_folder, plan.checkpoint, plan.fork) == (folder, folder / "checkpoint-10", False)
     os.chdir(folder / "checkpoint-10")
     (tmp_path / "best").symlink_to(folder / "checkpoint-10")
     for named in (Path("."), tmp_path / "best"):
-        plan = plan_resume(Settings(resume=str(named)))
-        assert plan is not None and (plan.run_folder, plan.step) == (folder, 10)
+        plan = planned(resume=str(named))
+        assert (plan.run_folder, plan.step) == (folder, 10)
 
 
 def test_another_output_dir_forks(tmp_path: Path) -> None:
     folder, new = run(tmp_path / "run", 9, 10), tmp_path / "new"
-    plan = plan_resume(Settings(resume=str(folder / "checkpoint-9"), output_dir=new))
-    assert plan is not None
+    plan = planned(resume=str(folder / "checkpoint-9"), output_dir=new)
     assert (plan.run_folder, plan.checkpoint, plan.step, plan.fork) == (new, folder / "checkpoint-9", 9, True)
     assert plan.summary.endswith(f", as a new run in {new}")
-    plan = plan_resume(Settings(resume=str(folder), output_dir=new))
-    assert plan is not None and (plan.step, plan.fork) == (10, True)
+    plan = planned(resume=str(folder), output_dir=new)
+    assert (plan.step, plan.fork) == (10, True)
     run(new)
-    with pytest.raises(RunFolderError, match=r"holds another run already \(settings\.json\).*by RESUME=latest"):
-        plan_resume(Settings(resume=str(folder), output_dir=new))
+    refused(r"holds another run already \(settings\.json\).*by RESUME=latest", resume=str(folder), output_dir=new)
 
 
 def test_a_run_of_version_0_1_on_half_of_the_decks_only_starts_a_new_one(tmp_path: Path) -> None:
@@ -146,9 +146,7 @@ def test_a_run_of_version_0_1_on_half_of_the_decks_only_starts_a_new_one(tmp_pat
             (partial / "trainer/state.json").write_text("{}")
 
         write_checkpoint(folder, 10, fill, {"board_hashes": list(boards)}, needed_bytes=2)
-        found = plan_resume(Settings(resume=str(folder), **settings))
-        assert found is not None
-        return found
+        return planned(resume=str(folder), **settings)
 
     laptop, full = "2beb8aa616bb", "10743f8424a0"
     with pytest.raises(SettingsError) as refused:
@@ -170,29 +168,25 @@ def test_an_older_checkpoint_in_place_is_refused_while_a_newer_one_is_valid(tmp_
         f"checkpoints after step 9 from {folder}."
     )
     tear(folder / "checkpoint-10")
-    plan = plan_resume(Settings(resume=str(named)))
-    assert plan is not None and plan.step == 9 and len(plan.skipped) == 1
+    plan = planned(resume=str(named))
+    assert plan.step == 9 and len(plan.skipped) == 1
 
 
 def test_what_was_named_must_be_there_whole_and_resumable(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", 9)
-    with pytest.raises(RunFolderError, match="no such folder"):
-        plan_resume(Settings(resume=str(folder / "checkpoint-8")))
+    refused("no such folder", resume=str(folder / "checkpoint-8"))
     write_checkpoint(folder, 10, lambda path: (path / "x").touch() or None, {}, needed_bytes=0)
-    with pytest.raises(RunFolderError, match="holds adapters but no trainer/"):
-        plan_resume(Settings(resume=str(folder / "checkpoint-10")))
-    plan = plan_resume(Settings(resume=str(folder)))
-    assert plan is not None and plan.step == 9 and "holds no trainer/" in plan.skipped[0]
+    refused("holds adapters but no trainer/", resume=str(folder / "checkpoint-10"))
+    plan = planned(resume=str(folder))
+    assert plan.step == 9 and "holds no trainer/" in plan.skipped[0]
     tear(folder / "checkpoint-9")
-    with pytest.raises(RunFolderError, match=r"checkpoint-9: no manifest\.json"):
-        plan_resume(Settings(resume=str(folder / "checkpoint-9")))
-    with pytest.raises(RunFolderError, match="no valid checkpoint to go on from"):
-        plan_resume(Settings(resume=str(folder)))
+    refused(r"checkpoint-9: no manifest\.json", resume=str(folder / "checkpoint-9"))
+    refused("no valid checkpoint to go on from", resume=str(folder))
 
 
 def test_the_trainer_is_told_what_it_goes_on_from(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", 9)
-    plan = plan_resume(Settings(resume="latest", output_dir=folder))
+    plan = planned(resume="latest", output_dir=folder)
     write_resume(plan, folder)
     assert json.loads((folder / "resume.json").read_text()) == {
         "checkpoint": f"{folder}/checkpoint-9",

@@ -52,6 +52,9 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     play(folder, 2)
     state = watch.look()
     assert (state.step, state.max_steps, state.version, state.checkpoints) == (3, 10, 2, (3,))
+    # Overlapped: the one before played.
+    add_row(folder.parent, 9, staleness=1.0)
+    assert RunWatch(folder.parent).look().version == 7
     assert state.seconds_left == 14.0
     assert state.game is not None and (state.game.file, state.game.number) == ("step_000002", 2)
     text = frame(state)
@@ -191,17 +194,8 @@ def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> 
 def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
     row = {"time/push": 0.1, "time/rollout": 5.0, "time/train": 4.0, "time/recall": None, "step": 1}
     assert phases(row) == {"push": 0.1, "rollout": 5.0, "train": 4.0}
-    assert phases({**row, "time/wait": 1.5, "time/recall": 0.5}) == {
-        "push": 0.1,
-        "wait": 1.5,
-        "recall": 0.5,
-        "train": 4.0,
-    }
-
-
-def test_the_version_of_an_overlapped_step_is_the_one_that_played(tmp_path: Path) -> None:
-    add_row(tmp_path, 9, staleness=1.0)
-    assert RunWatch(tmp_path).look().version == 7
+    waited = {"push": 0.1, "wait": 1.5, "recall": 0.5, "train": 4.0}
+    assert phases({**row, "time/wait": 1.5, "time/recall": 0.5}) == waited
 
 
 def test_figures_and_durations_are_short() -> None:
@@ -213,15 +207,12 @@ def test_figures_and_durations_are_short() -> None:
     ]  # fmt: skip
 
 
-def test_a_spark_line_rises_with_its_values() -> None:
+def test_curves_of_characters_rise_with_their_values() -> None:
     assert spark_line([0.0, 7.0], 8) == "▁█"
     assert spark_line([float(number) for number in range(8)], 8) == "▁▂▃▄▅▆▇█"
     assert spark_line([2.0, 2.0, 2.0], 2) == "▁▁"
     assert spark_line([], 5) == spark_line([1.0], 0) == ""
     assert bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
-
-
-def test_a_braille_curve_goes_from_corner_to_corner() -> None:
     assert braille_curve([(0, 0.0), (1, 1.0)], 2, 1, 0.0, 1.0) == ["⡠⠊"]
     assert braille_curve([(5, 3.0)], 2, 2, 3.0, 3.0) == ["⠀⠀", "⠁⠀"]
 

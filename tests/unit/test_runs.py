@@ -33,23 +33,25 @@ from torn_checkpoints import write as write_checkpoint
 NOW = datetime(2026, 1, 31, 9, 5, 7)
 
 
-def test_a_run_is_named_after_the_preset_or_else_the_dataset_and_the_time() -> None:
-    assert run_folder_name(Settings(preset="laptop"), NOW) == "laptop-20260131-090507"
-    assert run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW) == "hanabi.grpo-20260131-090507"
-
-
-def test_a_new_run_gets_a_folder_in_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_gets_a_folder_in_outputs_named_after_preset_or_dataset_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
+    assert run_folder_name(Settings(dataset="data/hanabi.grpo.jsonl"), NOW) == "hanabi.grpo-20260131-090507"
     folder = prepare_run_folder(Settings(preset="laptop"), NOW)
     assert folder == Path("outputs/laptop-20260131-090507") and folder.is_dir()
 
 
-def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
+def test_a_used_folder_is_refused_with_the_ways_out_and_rests_of_a_start_leave_it_fresh(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = Settings(output_dir=folder)
     assert prepare_run_folder(settings) == folder
-    (folder / "server.log").touch()
+    for name in (".lock", "server.log", ".settings.json.x1.tmp"):
+        (folder / name).touch()
     assert prepare_run_folder(settings) == folder
+    (folder / ".checkpoint-1.partial").mkdir()
+    assert used_entries(folder) == [".checkpoint-1.partial"]
+    (folder / ".checkpoint-1.partial").rmdir()
     (folder / "settings.json").touch()
     with pytest.raises(RunFolderError) as caught:
         prepare_run_folder(settings)
@@ -57,6 +59,10 @@ def test_a_used_folder_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         f"OUTPUT_DIR={str(folder)!r}: holds another run already (settings.json). Choose another OUTPUT_DIR, unset it "
         "for a new folder in outputs/, or go on with that run: RESUME=latest"
     )
+    with pytest.raises(RunFolderError, match="is a file"):
+        prepare_run_folder(Settings(output_dir=folder / "server.log"))
+    with pytest.raises(RunFolderError, match="cannot be used"):
+        prepare_run_folder(Settings(output_dir=folder / "server.log" / "below"))
 
 
 def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_ends_it(
@@ -88,14 +94,6 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
     assert holder_of(tmp_path) == ""
     with pytest.raises(RunFolderError, match="holds another run already"):
         prepare_run_folder(Settings(output_dir=tmp_path))
-
-
-def test_a_lock_and_rests_of_temporary_files_leave_a_folder_fresh(tmp_path: Path) -> None:
-    for name in (".lock", "train.log", ".settings.json.x1.tmp"):
-        (tmp_path / name).touch()
-    assert prepare_run_folder(Settings(output_dir=tmp_path)) == tmp_path
-    (tmp_path / ".checkpoint-1.partial").mkdir()
-    assert used_entries(tmp_path) == [".checkpoint-1.partial"]
 
 
 def test_a_second_trainer_in_one_run_folder_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
@@ -151,14 +149,6 @@ def test_a_lock_file_that_its_holder_removed_is_not_taken_for_a_lock(
     monkeypatch.setattr(fcntl, "flock", removed_meanwhile)
     with lock_run_folder(tmp_path) as file:
         assert len(calls) == 2 and os.path.samestat(os.fstat(file.fileno()), (tmp_path / ".lock").stat())
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").touch()
-    with pytest.raises(RunFolderError, match="is a file"):
-        prepare_run_folder(Settings(output_dir=tmp_path / "run"))
-    with pytest.raises(RunFolderError, match="cannot be used"):
-        prepare_run_folder(Settings(output_dir=tmp_path / "run" / "below"))
 
 
 def test_a_json_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from fake_engine import LAPTOP, deal, tasks_of
 from hanabi_grpo.client.answers import checked_games
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.messages import RolloutAnswer
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import DroppedGame
 
 BOTS = ("hint-bot", "hint-bot")
@@ -20,7 +22,8 @@ BOTS = ("hint-bot", "hint-bot")
 
 def game(seed: int, number: int, **other: Any) -> dict[str, Any]:
     """What a server would send for one game; scripted, so without tokens."""
-    (episode,) = play_episodes_sync(LAPTOP, [HintBot(), HintBot()], "train", [seed])
+    setup = Setup(HANABI, LAPTOP)
+    (episode,) = play_episodes_sync(setup, [make_script(setup, "hint-bot")] * 2, "train", [seed])
     return {**msgspec.to_builtins(replace(episode, game=number, seats=BOTS)), **other}
 
 
@@ -32,7 +35,7 @@ def answer(*episodes: dict[str, Any], dropped: tuple[tuple[int, int], ...] = ())
 def test_a_task_has_its_games_by_number_and_one_that_is_named_twice_goes_on_counting() -> None:
     iggi = {**deal(3), "seats": ["iggi", "base"]}
     tasks = tasks_of(deal(3), deal(4), deal(3), iggi, iggi, num_games=2)
-    assert [(task.seed, task.seats, list(task.games)) for task in tasks] == [
+    assert [(task.task.seed, task.seats, list(task.games)) for task in tasks] == [
         (3, ("base", "base"), [0, 1]),
         (4, ("base", "base"), [0, 1]),
         (3, ("base", "base"), [2, 3]),
@@ -56,9 +59,13 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
     ("change", "message"),
     [
         ({"env_config": {"preset": "nowhere"}}, "tasks.1: env_config: .*nowhere"),
+        ({"env": "chess"}, "tasks.1: env='chess': no such environment"),
         ({"env_config": {}}, "tasks.1: env_config: key 'preset' is missing"),
         ({"seats": ["base"]}, r"tasks.1: seats=\('base',\): give a list of 2 seats"),
-        ({"seats": ["base", "igi"]}, "tasks.1: seat 'igi': allowed are .* Did you mean 'iggi'"),
+        (
+            {"seats": ["base", "igi"]},
+            "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi",
+        ),
     ],
 )
 def test_a_task_that_cannot_be_played_is_refused_by_its_number(change: dict[str, Any], message: str) -> None:
@@ -90,19 +97,22 @@ def test_played_and_dropped_games_come_back_by_task() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (answer(game(4, 0), game(3, 1)), "asked for game 0 of deal train/3 on laptop .*the answer is game 0 .*train/4"),
-        (answer(game(3, 1), game(3, 0)), "asked for game 0 of deal train/3 .*the answer is game 1 of deal train/3"),
-        (answer(game(3, 0), game(3, 0)), "asked for game 1 of deal train/3 .*the answer is game 0 of deal train/3"),
-        (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "the answer is .*board 0000"),
-        (answer(game(3, 0, preset="full"), game(3, 1)), "the answer is game 0 of deal train/3 on full"),
+        (
+            answer(game(4, 0), game(3, 1)),
+            "asked for game 0 of hanabi train/3 .*the answer is game 0 .*train/4",
+        ),
+        (answer(game(3, 1), game(3, 0)), "asked for game 0 of hanabi train/3 .*the answer is game 1 of hanabi train/3"),
+        (answer(game(3, 0), game(3, 0)), "asked for game 1 of hanabi train/3 .*the answer is game 0 of hanabi train/3"),
+        (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "the answer is .*rules 0000"),
+        (answer(game(3, 0, preset="full"), game(3, 1)), "the answer is game 0 of hanabi train/3 on full"),
         (answer(game(3, 0, seats=("iggi", "iggi")), game(3, 1)), "the answer is .* iggi,iggi in its seats"),
         (answer(game(3, 0, seats=()), game(3, 1)), "hint-bot,hint-bot in its seats, the answer is"),
         (answer(game(3, 0)), "1 games and 0 dropped ones for 2 that were asked for"),
         (answer(), "0 games and 0 dropped ones for 2"),
         (answer(game(3, 0), game(3, 1), dropped=((0, 1),)), "2 games and 1 dropped ones for 2"),
-        (answer(game(3, 0), dropped=((0, 2),)), "game 1 of deal train/3 is neither played nor dropped"),
-        (answer(game(3, 0), dropped=((1, 1),)), "game 1 of deal train/3 is neither played nor dropped"),
-        (answer(dropped=((0, 0), (0, 0))), "game 1 of deal train/3 is neither played nor dropped"),
+        (answer(game(3, 0), dropped=((0, 2),)), "game 1 of hanabi train/3 is neither played nor dropped"),
+        (answer(game(3, 0), dropped=((1, 1),)), "game 1 of hanabi train/3 is neither played nor dropped"),
+        (answer(dropped=((0, 0), (0, 0))), "game 1 of hanabi train/3 is neither played nor dropped"),
     ],
 )
 def test_a_swapped_doubled_missing_or_foreign_game_is_refused(given: RolloutAnswer, message: str) -> None:
@@ -116,7 +126,7 @@ def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overf
     silent = [{**row["turns"][0], "reply_ids": (1, 2)}, *row["turns"][1:]]
     with pytest.raises(ServerError, match="player_0, turn 0: 0 logprobs for 2 reply ids; each id needs its own"):
         checked_games(answer({**row, "turns": silent}), tasks)
-    rich = [{**turn, "rewards": {"score": 1e308}} for turn in row["turns"]]
+    rich = [{**turn, "rewards": [{"score": 1e308}] * 2} for turn in row["turns"]]
     result = checked_games(answer({**row, "turns": rich}), tasks)
     assert result.groups == [[]]
     [dropped] = result.dropped

@@ -1,10 +1,10 @@
 """The tiny model: its words, what it learns from, the folder that is shipped and those that are made."""
 
-import asyncio
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,13 +18,17 @@ from typer.testing import CliRunner
 from doctor_machines import find, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor.model import model_checks
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import HintBot
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.policies import hint_bot
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.hanabi.rules import GameSpec, PlayerView, make_spec
+from hanabi_grpo.envs.hanabi.rules import make_spec
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync
+from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
@@ -33,18 +37,17 @@ from hanabi_grpo.settings.board import TINY_MODEL
 from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.sft.tiny_model.build import hash_of
-from hanabi_grpo.sft.tiny_model.corpus import play_corpus, single_turns
+from hanabi_grpo.sft.tiny_model.network import new_model, single_turns, warm_start
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.sft.tiny_model.warm_start import new_model, warm_start
 from hanabi_grpo.training.model.shared_prefixes import shares_prefixes
-from hanabi_grpo.types import Reply
+from hanabi_grpo.types import Episode, Reply, ReplyKind
 from small_models import SHIPPED
 
-LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)
+LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
+KUHN = registry.setup("kuhn", {})
 WORDS = compact_vocabulary(make_spec("laptop"))
 CHAT = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
-QUICK = Recipe(seed=3, steps=1, num_games=20)
+QUICK = Recipe.of("hanabi", seed=3, steps=1, num_games=20)
 
 
 @pytest.fixture(scope="module")
@@ -81,58 +84,41 @@ def test_a_conversation_is_one_token_per_word_and_line_breaks_cost_none() -> Non
     assert (CHAT.glue, CHAT.tail) == ("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_every_word_of_the_board_has_a_token_and_comes_back() -> None:
-    ids = CHAT.tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
-    assert len(ids) == len(WORDS)
+def test_every_word_of_the_board_has_a_token_and_comes_back_and_so_do_think_tags() -> None:
+    text = " ".join(["<think>", "me", "</think>", *WORDS])
+    ids = CHAT.tokenizer.encode(text, add_special_tokens=False)
+    assert len(ids) == len(WORDS) + 3
     assert CHAT.tokenizer.unk_token_id not in ids
-    assert CHAT.tokenizer.decode(ids) == " ".join(WORDS)
-
-
-def test_think_tags_are_tokens_that_decoding_keeps() -> None:
-    ids = CHAT.tokenizer.encode("<think> me </think> Play 0", add_special_tokens=False)
-    assert len(ids) == 5
-    assert CHAT.decode([*ids, CHAT.eos_id]) == "<think> me </think> Play 0"
+    assert CHAT.decode([*ids, CHAT.eos_id]) == text
 
 
 def test_a_sample_is_the_rollouts_conversation_and_each_turn_can_stand_alone() -> None:
     """What the bot says is worked out here turn by turn, prompts included."""
-    prompts: list[list[str]] = [[], []]
-
-    class Shown(HintBot):
-        def seat(self, player: int, **deal: Any) -> Any:
-            inner = HintBot.seat(self, player, **deal)
-
-            class Seat:
-                async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-                    prompts[player].append(prompt())
-                    return await inner.reply(view, prompt)
-
-            return Seat()
-
-    [episode] = play_episodes_sync(LAPTOP, [Shown(noise=0.4)] * 2, "train-warm-start", [2])
-    samples = list(play_corpus(LAPTOP, CHAT, noise=0.4, first_seed=2, num_games=1))
-    assert [sample.player for sample in samples] == [0, 1]
-    for sample in samples:
-        conversation, alone, said = Conversation(CHAT, ""), [], []
-        for prompt, turn in zip(prompts[sample.player], episode.trajectory(sample.player), strict=True):
-            reply = [*CHAT.tokenizer.encode(turn.reply, add_special_tokens=False), CHAT.eos_id]
-            conversation.ask(prompt)
-            conversation.answer(reply)
-            said += reply
-            alone.append(CHAT.open("", prompt) + reply)
+    recipe = Recipe.of("hanabi", seed=0)
+    [first, second] = recipe.samples(LAPTOP, CHAT, num_games=1)
+    referee = Referee(LAPTOP.task("train-warm-start", 0))
+    seats = [hint_bot(0.4).seat(player, task=referee.task, game=0) for player in (0, 1)]
+    conversations, alone = [Conversation(CHAT, ""), Conversation(CHAT, "")], ([], [])
+    while referee.status is None:
+        [player] = referee.to_act()
+        prompt, action = referee.see(player).message(), seats[player].act(referee.see(player))
+        reply = [*CHAT.tokenizer.encode(action, add_special_tokens=False), CHAT.eos_id]
+        conversations[player].ask(prompt)
+        conversations[player].answer(reply)
+        alone[player].append(CHAT.open("", prompt) + reply)
+        referee.step({player: action})
+    for sample, conversation, turns in zip((first, second), conversations, alone, strict=True):
         assert list(sample.ids) == conversation.ids
-        assert [token for token, own in zip(sample.ids, sample.is_reply, strict=True) if own] == said
-        turns = single_turns(sample)
-        assert [list(turn.ids) for turn in turns] == alone and len(turns) > 1
-        assert sum(sum(turn.is_reply) for turn in turns) == len(said)
+        assert [list(turn.ids) for turn in single_turns(sample)] == turns and len(turns) > 1
+        assert sum(sum(turn.is_reply) for turn in single_turns(sample)) == sum(sample.is_reply)
 
 
 def test_the_shipped_model_is_whole_small_and_what_the_recipe_of_today_makes() -> None:
     manifest = json.loads((SHIPPED / "tiny_model.json").read_text())
-    recipe = Recipe(presets=("laptop",), players=2, legal_moves=False, seed=42)
+    recipe = Recipe.of("hanabi", presets=("laptop",), players=2, legal_moves=False, seed=42)
     assert Recipe(**{**manifest["recipe"], "presets": tuple(manifest["recipe"]["presets"])}) == recipe
     # Another hash means that prompts, bot or recipe have changed: make it again, see the card.
-    assert manifest["recipe_hash"] == hash_of(recipe, CHAT)
+    assert manifest["recipe_hash"] == recipe.hash(CHAT)
     assert damage_of(SHIPPED) is None
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2.6e6
     card = (SHIPPED / "README.md").read_text()
@@ -209,19 +195,19 @@ def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
 def test_a_recipe_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="steps=0"):
         Recipe(steps=0)
+    with pytest.raises(SettingsError, match="--preset laptop: kuhn has kuhn"):
+        Recipe.of("kuhn").setups()
     for presets in (("laptop", "laptop"), ()):
-        with pytest.raises(SettingsError, match="name at least one board, and each once"):
+        with pytest.raises(SettingsError, match="name at least one preset, and each once"):
             Recipe(presets=presets)
     with pytest.raises(HanabiGrpoError, match="'laptop' is for 2 players"):
         build_tiny_model(tmp_path / "x", Recipe(presets=("mini", "laptop"), players=3))
 
 
-def test_a_recipe_hash_follows_the_recipe_the_data_and_the_order_of_boards() -> None:
-    one, two = Recipe(), Recipe(presets=("laptop", "mini"))
-    # Written out: folders that were made by earlier versions are still found to be whole.
-    assert one.hash([1]) == "d61be3a2e5f05685"
-    others = (two, Recipe(presets=("mini", "laptop")), Recipe(legal_moves=True), Recipe(seed=1))
-    assert len({one.hash([1]), one.hash([2]), *(other.hash([1]) for other in others)}) == 6
+def test_a_recipe_hash_follows_the_recipe_and_the_order_of_boards() -> None:
+    two = Recipe(presets=("laptop", "mini"))
+    recipes = (Recipe(), two, Recipe(presets=("mini", "laptop")), Recipe(legal_moves=True), Recipe(seed=1))
+    assert len({recipe.hash(recipe.chat()) for recipe in recipes}) == 5
 
 
 def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_many_games_of_each(
@@ -232,7 +218,7 @@ def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_man
     def learn(model: object, samples: list[Sample], *args: object, **kwargs: object) -> None:
         seen.extend(samples)
 
-    monkeypatch.setattr("hanabi_grpo.sft.tiny_model.warm_start.warm_start", learn)
+    monkeypatch.setattr("hanabi_grpo.sft.tiny_model.network.warm_start", learn)
     boards = ("laptop", "marshal-full")
     out = build_tiny_model(tmp_path / "two", replace(QUICK, presets=boards))
     tokenizer = AutoTokenizer.from_pretrained(out)
@@ -252,39 +238,53 @@ def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_man
 def test_the_warm_start_computes_once_what_conversations_begin_with_alike() -> None:
     model = new_model(CHAT.tokenizer)
     assert not shares_prefixes(model)
-    [sample, *_] = play_corpus(LAPTOP, CHAT, noise=0.4, first_seed=2, num_games=1)
-    recipe = Recipe(steps=1, batch_size=2, single_turn_share=0)
+    recipe = Recipe(steps=1, batch_size=2, num_games=1)
+    [sample, *_] = recipe.samples(LAPTOP, CHAT)
     losses: list[float] = []
     warm_start(model, [sample] * 2, recipe, pad_id=0, on_step=lambda step, loss: losses.append(loss))
     assert shares_prefixes(model) and len(losses) == 1
 
 
-class Greedy:
-    """Sits in every seat and says what a model finds most likely."""
+class Talker:
+    """Sits in every seat and says what a model finds most likely, or samples it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.name, self.model = "greedy", AutoModelForCausalLM.from_pretrained(folder)
+    def __init__(self, folder: Path, *, sampled: bool = False) -> None:
+        self.name, self.model, self.sampled = "model", AutoModelForCausalLM.from_pretrained(folder), sampled
+        self.chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder))
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> Any:
-        conversation, model = Conversation(CHAT, ""), self.model
+    def seat(self, player: int, *, task: Task[Any], game: int) -> Any:
+        conversation, chat = Conversation(self.chat, task.environment.system(task.config, player)), self.chat
 
         class Seat:
-            async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-                conversation.ask(prompt())
+            async def reply(_, seen: Observation) -> Reply:
+                conversation.ask(seen.message())
                 said: list[int] = []
-                while len(said) < 4 and CHAT.eos_id not in said:
-                    ids = torch.tensor([conversation.ids + said])
-                    said.append(int(model(input_ids=ids).logits[0, -1].argmax()))
+                while len(said) < 4 and chat.eos_id not in said:
+                    logits = self.model(input_ids=torch.tensor([conversation.ids + said])).logits[0, -1]
+                    said.append(int(torch.multinomial(logits.softmax(-1), 1) if self.sampled else logits.argmax()))
                 conversation.answer(said)
-                return Reply(text=CHAT.decode(said))
+                return Reply(text=chat.decode(said))
 
         return Seat()
 
 
-def greedy_scores(folder: Path, seeds: Sequence[int]) -> list[float]:
-    policies = [Greedy(folder)] * 2
+def played(player: Talker, setup: Setup[Any], seeds: Sequence[int]) -> list[Episode]:
     with torch.no_grad():
-        return [asyncio.run(play_episode(LAPTOP, policies, suite="eval", seed=seed)).score for seed in seeds]
+        return play_episodes_sync(setup, [player] * setup.spec.num_players, "eval", seeds)
+
+
+@pytest.mark.rest
+def test_a_tiny_model_of_another_environment_is_made_soon_and_replies_legally_almost_always(tmp_path: Path) -> None:
+    start = time.process_time()
+    answer = CliRunner().invoke(app, ["tiny-model", "--env", "kuhn", "--out", str(tmp_path / "kuhn"), "--seed", "1"])
+    assert answer.exit_code == 0, answer.output
+    assert time.process_time() - start < 120
+    torch.manual_seed(0)
+    turns = [turn for game in played(Talker(tmp_path / "kuhn", sampled=True), KUHN, range(100)) for turn in game.turns]
+    assert sum(turn.kind is ReplyKind.LEGAL for turn in turns) > 0.97 * len(turns)
+    assert {turn.action for turn in turns} == {"check", "bet", "fold", "call"}
+    card = (tmp_path / "kuhn" / "README.md").read_text()
+    assert "tiny-model --env kuhn --preset kuhn --seed 1" in card and "A tiny Kuhn player" in card
 
 
 def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
@@ -296,11 +296,13 @@ def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
 
 @pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
-    again = build_tiny_model(tmp_path / "again", Recipe(seed=42))
-    samples = list(play_corpus(LAPTOP, CHAT, noise=0.4, first_seed=10**9, num_games=100))
+    again = build_tiny_model(tmp_path / "again", Recipe.of("hanabi", seed=42))
+    samples = list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, num_games=100))
     same = most_likely(SHIPPED, samples) == most_likely(again, samples)
     assert same.float().mean() > 0.9
-    ours, theirs = (greedy_scores(folder, range(100)) for folder in (SHIPPED, again))
+    ours, theirs = (
+        [game.result["score"] for game in played(Talker(folder), LAPTOP, range(100))] for folder in (SHIPPED, again)
+    )
     error = math.hypot(*(stdev(scores) / math.sqrt(len(scores)) for scores in (ours, theirs)))
     assert abs(mean(ours) - mean(theirs)) < 3 * error
     # It begins well above what an untrained model can, and leaves much to learn.

@@ -1,5 +1,6 @@
 """What goes up as an artifact, which checkpoint is the best, and what the run folder remembers of it."""
 
+import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -8,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.envs.hanabi.policies import make_policy
 from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -24,11 +25,12 @@ from hanabi_grpo.tracking.run_reader import RunReader
 from hanabi_grpo.tracking.sample_games import write_sample_games
 from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
 from hanabi_grpo.types import Episode
-from tracked_runs import LAPTOP, PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
+from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from training_runs import LAPTOP as SETUP
 
 
-def files(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+def files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def rows(scores: list[Any]) -> list[dict[str, Any]]:
@@ -61,58 +63,48 @@ def test_the_best_beats_all_earlier_ones_and_few_lucky_steps_never_beat_ten() ->
 
 
 def test_metrics_have_a_section_each_and_no_two_share_a_name() -> None:
-    names = ["loss", "seconds", "step_time", "games", "games_dropped", "illegal_per_game", "player_0/reward", "step"]
-    assert [section_name(name) for name in names] == [
-        "train/loss",
-        "time/elapsed",
-        "time/step",
-        "play/games",
-        "play/games_dropped",
-        "play/illegal_per_game",
-        "player_0/reward",
-        "step",
-    ]
+    given = "loss seconds step_time games games_dropped illegal_per_game player_0/reward step"
+    named = "train/loss time/elapsed time/step play/games play/games_dropped play/illegal_per_game player_0/reward step"
+    assert [section_name(name) for name in given.split()] == named.split()
     assert sectioned({"step": 3, "loss": None, "time/push": 0.1}) == {"step": 3, "time/push": 0.1}
 
 
 def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
-    write_result(run / "evaluation.json", evaluate_scripted("random", LAPTOP, 3))
+    write_result(run / "evaluation.json", evaluate_scripted("random", SETUP, 3))
     (run / "evaluation-torn.json").write_text('{"mean": 1')
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
     score = running_score(rows([1.0] * 12), 12)
     folder, metadata = build_artifact(run, checkpoint, settings, score, evaluations=find_evaluations(run))
     assert folder == run / "artifacts/step_12"
-    adapters = [f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")]
-    assert files(folder) == sorted(
-        [
-            "README.md",
-            "episodes/step_000012.jsonl",
-            "evaluation/evaluation.json",
-            "manifest.json",
-            "settings.json",
-            "training_score.json",
-            *adapters,
-        ]
-    )
+    adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
+    notes = {"README.md", "manifest.json", "settings.json", "training_score.json"}
+    assert files(folder) == adapters | notes | {"episodes/step_000012.jsonl", "evaluation/evaluation.json"}
     for path in folder.rglob("*"):
         assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
     assert SECRET not in json.dumps(metadata)
     expected = {"step": 12, "players": 2, "adapters": list(PLAYERS), "base_model": "models/tiny", "rank": 8}
-    expected |= {
-        "env": "hanabi",
-        "preset": "laptop",
-        "spec_hashes": ["2beb8aa616bb"],
-        "score": 1.0,
-        "score_se": 0.0,
-        "score_steps": 10,
-    }
+    expected |= {"env": "hanabi", "preset": "laptop", "spec_hashes": ["2beb8aa616bb"]}
+    expected |= {"score": 1.0, "score_se": 0.0, "score_steps": 10}
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
     card = (folder / "README.md").read_text()
     assert "1.00 ± 0.00 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
+
+
+def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", games=False, HANABI_ENV="kuhn")
+    settings = read_settings(run / "settings.json")
+    player = make_script(settings.setup(), "random")
+    task = settings.setup().task("train", 3)
+    write_episodes(run, 3, [asyncio.run(play_group(task, [player] * 2, num_games=2))])
+    folder, metadata = build_artifact(run, add_checkpoint(run, 3), settings, None)
+    assert (metadata["env"], metadata["preset"], metadata["players"]) == ("kuhn", "kuhn", 2)
+    assert "# Players of kuhn" in (folder / "README.md").read_text()
+    games, _ = read_recordings([folder / "episodes/step_000003.jsonl"])
+    assert [(one.episode.env, one.episode.seed, one.episode.game) for one in games] == [("kuhn", 3, 0), ("kuhn", 3, 1)]
 
 
 def test_a_model_folder_on_this_machine_is_not_named_in_the_card(tmp_path: Path) -> None:
@@ -179,23 +171,20 @@ def test_an_alias_belongs_to_one_artifact_and_the_same_step_keeps_its_own() -> N
     }
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"id": 3}', '{"id": "../../x"}', "\xff", '{"id": "abcd"', "[" * 5000])
-def test_a_damaged_record_is_a_new_run_and_a_whole_one_keeps_its_id(text: str, tmp_path: Path) -> None:
-    (tmp_path / "wandb.json").write_bytes(text.encode("latin-1"))
-    fresh = read_record(tmp_path)
-    assert len(fresh.id) == 12 and fresh.id.isalnum()
-    write_record(tmp_path, fresh)
-    assert read_record(tmp_path) == fresh
+def test_a_damaged_record_is_a_new_run_and_a_whole_one_keeps_its_id(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"id": 3}', '{"id": "../../x"}', "\xff", '{"id": "abcd"', "[" * 5000):
+        (tmp_path / "wandb.json").write_bytes(text.encode("latin-1"))
+        fresh = read_record(tmp_path)
+        assert len(fresh.id) == 12 and fresh.id.isalnum()
+        write_record(tmp_path, fresh)
+        assert read_record(tmp_path) == fresh
 
 
 def recorded_run(folder: Path, *steps: int) -> Path:
     """Write a run whose recorded steps have 6 deals of 3 games, with token ids."""
     folder.mkdir()
     for step in steps:
-        policies = [make_policy("random")] * LAPTOP.players
-        groups = [
-            [_with_ids(one) for one in play_episodes_sync(LAPTOP, policies, "train", [seed] * 3)] for seed in range(6)
-        ]
+        groups = [[_with_ids(one) for one in scripted_games("random", *[seed] * 3)] for seed in range(6)]
         write_episodes(folder, step, groups)
     return folder
 

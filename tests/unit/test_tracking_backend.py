@@ -12,7 +12,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.tracking import mirror
 from hanabi_grpo.tracking.mirror import Mirror
 from tracked_runs import SECRET, add_checkpoint, add_row, tracked_run
-from wandb_backend import KEY, backend, wait_until
+from wandb_backend import KEY, Backend, backend, wait_until
 from wandb_files import artifacts, offline_records
 
 
@@ -23,6 +23,11 @@ def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "4")
     monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "4")
     monkeypatch.setattr(mirror, "MARGIN_SECONDS", 2.0)
+
+
+def use(service: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in service.environ.items():
+        monkeypatch.setenv(name, value)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -54,8 +59,7 @@ def test_what_the_service_refuses_ends_the_run_before_the_first_step(
 ) -> None:
     run = tracked_run(tmp_path / "run", games=False, WANDB_PROJECT="hanabi", WANDB_ENTITY="team")
     with backend(answer) as service:
-        for name, value in service.environ.items():
-            monkeypatch.setenv(name, value)
+        use(service, monkeypatch)
         with pytest.raises(SettingsError, match=rf"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*{reason}"):
             Mirror(run, 0)
     assert not (run / "wandb.json").exists()
@@ -72,19 +76,16 @@ def test_without_a_key_the_run_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert service.seen == []
 
 
-@pytest.mark.parametrize("trouble", ["500", "refused connection"])
 def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tracked_run(tmp_path / "run", steps=3, games=False)
     # Nothing is waited for in vain here; the pictures of the run are drawn meanwhile.
     monkeypatch.setattr(mirror, "MARGIN_SECONDS", 120.0)
-    with backend("500" if trouble.startswith("refused") else trouble) as service, socket.socket() as closed:
+    with backend("500") as service, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        for name, value in service.environ.items():
-            monkeypatch.setenv(name, value)
-        if trouble.startswith("refused"):
-            monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        use(service, monkeypatch)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
         with caplog.at_level(logging.INFO):
             started = Mirror(run, 0)
             add_row(run, 4)
@@ -104,8 +105,7 @@ def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in
     run = tracked_run(tmp_path / "run", steps=2)
     monkeypatch.setenv("HANABI_API_KEY", SECRET)
     with backend("good") as service:
-        for name, value in service.environ.items():
-            monkeypatch.setenv(name, value)
+        use(service, monkeypatch)
         started = Mirror(run, 0)
         assert wait_until(lambda: any(b"score/mean" in body for body in service.bodies), 60)
         assert not warnings(caplog)

@@ -1,5 +1,6 @@
 """Who is trained when, at which rate, and which settings of updates are refused."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,13 @@ def test_alternating_players_take_turns_of_so_many_steps() -> None:
     assert steps_of_each(settings, 9) == {"player_0": 4, "player_1": 3, "player_2": 2}
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 5, 30, 31, 77])
-@pytest.mark.parametrize("freeze", [(), ("player_1",)])
-def test_the_counted_steps_are_those_in_which_a_player_is_active(num_steps: int, freeze: tuple[str, ...]) -> None:
-    settings = Settings(players=3, update="alternating", alternate_every=3, freeze=freeze)
-    seen = [active_players(settings, step) for step in range(num_steps)]
-    assert steps_of_each(settings, num_steps) == {
-        f"player_{number}": max(sum(f"player_{number}" in active for active in seen), 1) for number in range(3)
-    }
-
-
-def test_a_frozen_player_has_no_turn() -> None:
+def test_the_counted_steps_are_those_in_which_a_player_is_active_and_a_frozen_one_never_is() -> None:
+    for freeze, num_steps in itertools.product(((), ("player_1",)), (1, 2, 3, 5, 30, 31, 77)):
+        settings = Settings(players=3, update="alternating", alternate_every=3, freeze=freeze)
+        seen = [active_players(settings, step) for step in range(num_steps)]
+        assert steps_of_each(settings, num_steps) == {
+            f"player_{number}": max(sum(f"player_{number}" in active for active in seen), 1) for number in range(3)
+        }
     settings = Settings(players=3, update="alternating", alternate_every=1, freeze=("player_1",))
     assert trained_players(settings) == ("player_0", "player_2")
     assert [active_players(settings, step) for step in range(3)] == [("player_0",), ("player_2",), ("player_0",)]
@@ -59,48 +56,35 @@ def test_each_player_may_have_a_rate() -> None:
     assert rates_of_each(loaded.settings) == {"player_0": 1e-3, "player_1": 5e-4, "shared": 1.5e-3}
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"freeze": ("player_2",)}, "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1"),
-        ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
-        ({"learning_rates": (1e-3,)}, r"has 1 rate\(s\) for 2 players"),
-        ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
-        ({"adapters": "shared", "update": "alternating"}, "HANABI_UPDATE=alternating with HANABI_ADAPTERS=shared"),
-        ({"adapters": "shared", "update": "sequential"}, "HANABI_UPDATE=sequential with HANABI_ADAPTERS=shared"),
-        ({"adapters": "shared", "learning_rates": (1e-3, 1e-3)}, "HANABI_LEARNING_RATES with HANABI_ADAPTERS=shared"),
-        ({"clip_dual": 1.2}, r"HANABI_CLIP_DUAL=1.2 is not above 1 \+ HANABI_CLIP_HIGH = 1.2"),
-        ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
-        ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
-    ],
+CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"freeze": ("player_2",)}, "HANABI_FREEZE=player_2: not at the table; allowed are player_0, player_1"),
+    ({"freeze": ("player_0", "player_1")}, "nobody is left to train"),
+    ({"learning_rates": (1e-3,)}, r"has 1 rate\(s\) for 2 players"),
+    ({"adapters": "shared", "freeze": ("player_0",)}, "HANABI_FREEZE with HANABI_ADAPTERS=shared"),
+    ({"adapters": "shared", "update": "alternating"}, "HANABI_UPDATE=alternating with HANABI_ADAPTERS=shared"),
+    ({"adapters": "shared", "learning_rates": (1e-3, 1e-3)}, "HANABI_LEARNING_RATES with HANABI_ADAPTERS=shared"),
+    ({"clip_dual": 1.2}, r"HANABI_CLIP_DUAL=1.2 is not above 1 \+ HANABI_CLIP_HIGH = 1.2"),
+    ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
+    ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
 )
-def test_what_contradicts_itself_is_refused_before_anything_starts(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        batch_plan(Settings(**values))
 
 
-def test_a_supervisor_may_keep_both_names_when_it_says_latest() -> None:
-    batch_plan(Settings(start_from=("outputs/a",), resume="latest"))
+def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
+    for values, message in CONTRADICTIONS:
+        with pytest.raises(SettingsError, match=message):
+            batch_plan(Settings(**values))
+    batch_plan(Settings(start_from=("outputs/a",), resume="latest"))  # as a supervisor sets both
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"learning_rates": (0.0, 1.0)},
-        {"learning_rates": (float("nan"), 1.0)},
-        {"learning_rates": (float("inf"), 1.0)},
-        {"learning_rates": "1e-3,fast"},
-        {"updates_per_step": 0},
-        {"clip_low": 0.0},
-        {"clip_dual": 1.0},
-        {"entropy_bonus": -0.1},
-        {"sampler_correction_limit": 0.5},
-        {"alternate_every": 0},
-    ],
-)
-def test_values_out_of_range_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        Settings(**values)
+def test_values_out_of_range_are_refused() -> None:
+    rates: tuple[Any, ...] = ((0.0, 1.0), (float("nan"), 1.0), (float("inf"), 1.0), "1e-3,fast")
+    for values in (
+        *({"learning_rates": one} for one in rates),
+        *({"updates_per_step": 0}, {"clip_low": 0.0}, {"clip_dual": 1.0}, {"entropy_bonus": -0.1}),
+        *({"sampler_correction_limit": 0.5}, {"alternate_every": 0}),
+    ):
+        with pytest.raises(ValidationError):
+            Settings(**values)
 
 
 def test_passes_lengthen_the_step_and_nothing_else() -> None:
@@ -121,37 +105,26 @@ def test_settings_without_effect_are_named() -> None:
     assert update_notes(Settings(clip_high=0.3, overlap=True)) == []
 
 
-CHANGED = {
-    "HANABI_UPDATES_PER_STEP": {"updates_per_step": 2},
-    "HANABI_CLIP_LOW": {"clip_low": 0.1},
-    "HANABI_CLIP_HIGH": {"clip_high": 0.3},
-    "HANABI_CLIP_DUAL": {"clip_dual": 3.0},
-    "HANABI_KL": {"kl": "reward"},
-    "HANABI_ENTROPY_BONUS": {"entropy_bonus": 0.01},
-    "HANABI_SAMPLER_CORRECTION": {"sampler_correction": "token_mask"},
-    "HANABI_SAMPLER_CORRECTION_LIMIT": {"sampler_correction_limit": 3.0},
-    "HANABI_UPDATE": {"update": "sequential"},
-    "HANABI_ALTERNATE_EVERY": {"alternate_every": 3},
-    "HANABI_FREEZE": {"freeze": ("player_1",)},
-    "HANABI_ADVANTAGE_SCALE": {"advantage_scale": "none"},
-    "HANABI_WHITEN": {"whiten": True},
-    "HANABI_LOSS_UNIT": {"loss_unit": "turn"},
-    "HANABI_LENGTH_PENALTY": {"length_penalty": 0.01},
-    "HANABI_LENGTH_FREE": {"length_free": 64},
-    "HANABI_GROUP": {"group": "mixed"},
-    "HANABI_OVERLAP": {"overlap": True},
-    "HANABI_PARTNERS": {"partners": ("iggi",)},
+CHANGED: dict[str, Any] = {
+    **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3, "clip_dual": 3.0, "kl": "reward"},
+    **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
+    **{"update": "sequential", "alternate_every": 3, "freeze": ("player_1",), "advantage_scale": "none"},
+    **{"whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64, "group": "mixed"},
+    **{"overlap": True, "partners": ("iggi",), "bomb_rule": "keep", "reward_illegal": -1.0, "max_turns": 9},
 }
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_resumed_run_cannot_change_its_loss_even_where_the_earlier_one_did_not_record_it(recorded: bool) -> None:
-    for name, values in CHANGED.items():
-        before = settings_values(Settings())
-        if not recorded:
-            del before[name]
-        saved = {"settings": before}
-        assert not [note for note in check_compatible(saved, Settings()) if note.startswith(name)]
-        with pytest.raises(SettingsError, match=f"{name}: was"):
-            check_compatible(saved, Settings(**values))
-        assert any(note.startswith(f"{name}: was") for note in check_compatible(saved, Settings(**values), fork=True))
+def test_a_resumed_run_cannot_change_its_loss_or_game_even_where_the_earlier_one_did_not_record_it() -> None:
+    for field, value in CHANGED.items():
+        name, now = f"HANABI_{field.upper()}", Settings(**{field: value})
+        for recorded in (True, False):
+            before = settings_values(Settings())
+            if not recorded:
+                del before[name]
+            saved = {"settings": before}
+            assert not [note for note in check_compatible(saved, Settings()) if note.startswith(name)]
+            with pytest.raises(SettingsError, match=f"{name}: was"):
+                check_compatible(saved, now)
+            assert any(note.startswith(f"{name}: was") for note in check_compatible(saved, now, fork=True))
+    with pytest.raises(SettingsError, match="HANABI_ENV: was hanabi, is kuhn"):
+        check_compatible({"settings": settings_values(Settings())}, Settings(env="kuhn"))

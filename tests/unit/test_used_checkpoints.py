@@ -60,27 +60,19 @@ def keep(used: dict[str, Any]) -> None:
     Path("run/settings.json").write_text(json.dumps({"settings": {}, KEY: used}))
 
 
-@pytest.mark.parametrize(
-    ("entry", "name", "seat", "folder", "adapter"),
-    [
+def test_a_remote_word_is_a_partner_and_a_start_with_its_colons() -> None:
+    for entry, name, seat, folder, adapter in (
         (WORD, "laptop.best", None, WORD, None),
         (f"player_1={WORD}:player_0", "laptop.best.player_0", 1, WORD, "player_0"),
         ("hf:org/repo@refs/pr/1", "repo.refs.pr.1", None, "hf:org/repo@refs/pr/1", None),
         ("hf:org/repo:shared", "repo.shared", None, "hf:org/repo", "shared"),
         ("./here:player_1", "here.player_1", None, "here", "player_1"),
-    ],
-)
-def test_a_remote_word_is_a_partner_and_a_start_with_its_colons(
-    entry: str, name: str, seat: int | None, folder: str, adapter: str | None
-) -> None:
-    [partner] = parse_pool([entry], 2)
-    found = (partner.name, partner.seat, str(partner.place), partner.adapter)
-    assert found == (name, seat, folder, adapter)
-    starts_at = parse_start([entry], player_names(2))
-    player = "player_0" if seat is None else f"player_{seat}"
-    at = starts_at[player]
-    assert (at[0], str(at[1].place), at[1].adapter) == (entry, folder, adapter)
-    assert load_settings({"HANABI_PARTNERS": entry}, dotenv=Path("none.env")).settings.partners == (entry,)
+    ):
+        [partner] = parse_pool([entry], 2)
+        assert (partner.name, partner.seat, str(partner.place), partner.adapter) == (name, seat, folder, adapter)
+        at = parse_start([entry], player_names(2))[f"player_{seat or 0}"]
+        assert (at[0], str(at[1].place), at[1].adapter) == (entry, folder, adapter)
+        assert load_settings({"HANABI_PARTNERS": entry}, dotenv=Path("none.env")).settings.partners == (entry,)
 
 
 def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
@@ -150,15 +142,13 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
     assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}', '{"remote_checkpoints": 1}']
-)
-def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty(text: str) -> None:
+def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
     Path("run").mkdir()
     assert recorded(Path("run")) == recorded(None) == {}
-    Path("run/settings.json").write_text(text)
-    with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
-        recorded(Path("run"))
+    for text in ("{", "[]", '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}', '{"remote_checkpoints": 1}'):
+        Path("run/settings.json").write_text(text)
+        with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
+            recorded(Path("run"))
 
 
 def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +173,10 @@ def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.Monke
         assert store.seen == [], "what the run used before is here"
 
 
-@pytest.mark.parametrize(
-    ("word", "folder", "version"),
-    [
+def test_the_version_behind_a_word_that_moves_is_named() -> None:
+    for word, folder, version in (
         ("wandb:hanabi/laptop:best", "outputs/downloads/wandb/-/hanabi/laptop/v3", "wandb:hanabi/laptop:v3"),
         ("wandb:hanabi/laptop:best", "outputs/one/artifacts/step_2", "wandb:hanabi/laptop:best"),
         ("hf:org/repo@main", "cache/snapshots/0123", "hf:org/repo@0123"),
-    ],
-)
-def test_the_version_behind_a_word_that_moves_is_named(word: str, folder: str, version: str) -> None:
-    assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version
+    ):
+        assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version

@@ -12,25 +12,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup, is_held_out
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.rules import is_held_out
+from hanabi_grpo.envs.kuhn import KUHN
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.collect import Collection, collect_games
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episode
+from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
-from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.encoding import Encoder, Replay
 from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
-from hanabi_grpo.sft.sources import GameFilter, Sources
+from hanabi_grpo.sft.sources import Sources
 from hanabi_grpo.sft.teachers import SUITE, noisy_turns, teacher_games
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
+from made_games import made_episode
+from toy_environments import DILEMMA
+
+SETUP = Setup(HANABI, LAPTOP)
+POKER = Setup(KUHN, KUHN.presets["kuhn"])
 
 
 class Speaker:
@@ -45,40 +52,41 @@ class Speaker:
         return sample(self._texts.pop(0))
 
 
-def encoder(config: EnvConfig = LAPTOP, chat: ChatFormat = CHAT, **limits: int) -> Encoder:
-    return Encoder(config=config, chat=chat, **{"max_model_len": 1024, "max_completion_length": 4, **limits})
+def encoder(setup: Setup[Any] = SETUP, chat: ChatFormat = CHAT, **limits: int) -> Encoder:
+    return Encoder(setup=setup, chat=chat, **{"max_model_len": 1024, "max_completion_length": 4, **limits})
 
 
-def taught_games(words: str = "hint-bot", noise: float = 0.0, num: int = 3) -> list[tuple[Episode, tuple[bool, ...]]]:
-    return list(teacher_games(parse_line_up(words, 2), LAPTOP, noise=noise, seeds=range(num)))
+def taught_games(
+    words: str = "hint-bot", noise: float = 0.0, num: int = 3, setup: Setup[Any] = SETUP
+) -> list[tuple[Episode, tuple[bool, ...]]]:
+    line_up = parse_line_up(words, 2, env=setup.env)
+    return list(teacher_games(line_up, setup, noise=noise, seeds=range(num)))
 
 
 def served_game(texts: Sequence[str], *, seed: int = 0, max_model_len: int = 1024) -> Episode:
     """A game of a served model that says these texts; its turns carry the rollout's own ids."""
     model = Model(sampler=Speaker(texts), chat=CHAT, max_model_len=max_model_len)
     policy = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
-    return asyncio.run(play_episode(LAPTOP, [policy] * 2, suite=SUITE, seed=seed))
+    return asyncio.run(play_episode(SETUP.task(SUITE, seed), [policy] * 2))
 
 
 def rollout_ids(episode: Episode, player: int) -> list[int]:
     return [token for turn in episode.trajectory(player) for token in (*turn.prompt_ids, *turn.reply_ids)]
 
 
-def samples_of(episode: Episode, taught: Sequence[bool] | None = None, **options: Any) -> list[Sample]:
+def samples_of(episode: Episode, taught: Sequence[bool] | None = None, made: Encoder | None = None) -> list[Sample]:
+    made = made or encoder()
     taught = [True] * len(episode.turns) if taught is None else taught
-    return encoder(**options).samples(Recording(episode=episode), taught)
+    return made.samples(Replay.of(made.setup, episode), taught)
 
 
 def marked(one: Sample) -> list[int]:
     return [token for token, is_own in zip(one.ids, one.is_reply, strict=True) if is_own]
 
 
-def sources(*paths: Path, line_ups: tuple[str, ...] = (), **chosen: Any) -> Sources:
-    return Sources(line_ups=line_ups, paths=paths, num_deals=5, noise=0.0, chosen=GameFilter(**chosen))
-
-
-def read(what: Sources, made: Encoder | None = None) -> list[Sample]:
-    return what.samples(LAPTOP, made or encoder(), seed=0, notes=[])
+def read(*paths: Path, line_ups: tuple[str, ...] = (), notes: list[str] | None = None, **chosen: Any) -> list[Sample]:
+    what = Sources(line_ups=line_ups, paths=paths, num_deals=5, noise=0.0, **chosen)
+    return what.samples(encoder(), seed=0, notes=[] if notes is None else notes)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -88,141 +96,141 @@ def test_a_scripts_game_has_the_ids_that_a_rollout_with_these_replies_has(noise:
         assert [turn.action for turn in served.turns] == [turn.action for turn in episode.turns]
         for one in samples_of(episode):
             assert list(one.ids) == rollout_ids(served, one.player)
-            replies = [token for turn in served.trajectory(one.player) for token in turn.reply_ids]
-            assert marked(one) == replies
+            assert marked(one) == [token for turn in served.trajectory(one.player) for token in turn.reply_ids]
 
 
 def test_random_moves_are_read_but_not_learned() -> None:
+    games = taught_games(noise=0.5, num=20)
     drawn = 0
-    for episode, taught in taught_games(noise=0.5, num=20):
+    for episode, taught in games:
         assert taught == tuple(not flag for flag in noisy_turns(episode, 0.5))
         drawn += taught.count(False)
         for one in samples_of(episode, taught):
-            kept = [
-                turn.reply for turn, own in zip(episode.turns, taught, strict=True) if own and turn.player == one.player
-            ]
-            assert TOKENIZER.decode(marked(one)).replace("<|im_end|>", "").split() == " ".join(kept).split()
+            own = zip(episode.turns, taught, strict=True)
+            kept = " ".join(turn.reply for turn, is_own in own if is_own and turn.player == one.player)
+            assert TOKENIZER.decode(marked(one)).replace("<|im_end|>", "").split() == kept.split()
             assert one.is_reply[-1] == 1, "nothing follows the last reply that is learned"
-    turns = sum(len(episode.turns) for episode, _ in taught_games(noise=0.5, num=20))
-    assert 0.3 < drawn / turns < 0.7
-
-
-def test_no_deal_of_the_teachers_is_held_out_for_evaluation() -> None:
+    assert 0.3 < drawn / sum(len(episode.turns) for episode, _ in games) < 0.7
     assert not is_held_out(SUITE)
+    for noise in (-0.1, 1.0, float("nan")):
+        with pytest.raises(SettingsError, match="--noise"):
+            taught_games(noise=noise)
 
 
-@pytest.mark.parametrize("noise", [-0.1, 1.0, float("nan")])
-def test_noise_is_a_share(noise: float) -> None:
-    with pytest.raises(SettingsError, match="--noise"):
-        taught_games(noise=noise)
+def test_any_environment_can_be_learned_from_and_all_who_act_at_once_are_asked() -> None:
+    def words_of(setup: Setup[Any]) -> ChatFormat:
+        return ChatFormat.from_tokenizer(build_tokenizer(game_words(setup)))
+
+    def said(one: Sample, chat: ChatFormat) -> list[str]:
+        return chat.tokenizer.decode(marked(one)).split()
+
+    chat = words_of(POKER)
+    [(episode, taught)] = taught_games("equilibrium-0.2,random", num=1, setup=POKER)
+    first, second = samples_of(episode, taught, encoder(POKER, chat))
+    card = POKER.environment.start_id(POKER.config, split=SUITE, seed=0)[0]
+    text = chat.tokenizer.decode(list(first.ids))
+    assert text.startswith("<|im_start|> system You are the first player") and f"Your card is {card}." in text
+    assert [said(one, chat) for one in (first, second)] == [
+        [word for turn in episode.trajectory(player) for word in (turn.action, "<|im_end|>")] for player in (0, 1)
+    ]
+    toy = Setup(DILEMMA, DILEMMA.presets["toy"])
+    episode = play_scripts(toy.task(SUITE, 0), dict.fromkeys(range(3), DILEMMA.policies["taker"]()))
+    chat = words_of(toy)
+    three = samples_of(episode, made=encoder(toy, chat))
+    rounds = toy.config.rounds
+    assert [(one.player, said(one, chat)) for one in three] == [(p, ["take", "<|im_end|>"] * rounds) for p in range(3)]
 
 
 def test_recorded_ids_are_used_where_the_tokenizer_is_the_same() -> None:
     # The engine closed its replies; a text that is encoded has the same ids, so a cut one tells the two apart.
     episode = served_game(["Play 0", "Hint R"] * 20)
-    made = encoder()
-    made.samples(Recording(episode=episode), [True] * len(episode.turns))
-    assert (made.counts.recorded, made.counts.encoded) == (len(episode.turns), 0)
-    turns = list(episode.turns)
-    turns[0] = dataclasses.replace(turns[0], reply_ids=turns[0].reply_ids[:-1], logprobs=(-0.5,) * 2)
-    [first, *_] = samples_of(dataclasses.replace(episode, turns=tuple(turns)))
-    assert marked(first)[:2] == TOKENIZER.encode("Play 0", add_special_tokens=False)
+    [whole, *_] = samples_of(episode, made=(made := encoder()))
+    assert (made.counts["recorded"], made.counts["encoded"]) == (len(episode.turns), 0)
+    play = TOKENIZER.encode("Play 0", add_special_tokens=False)
+    turn = episode.turns[0]
+    for ids, expected in ((turn.reply_ids[:-1], play), ((*turn.reply_ids[:-1], 99999), [*play, 2])):
+        changed = dataclasses.replace(turn, reply_ids=ids, logprobs=(-0.5,) * len(ids))
+        [first, *_] = samples_of(dataclasses.replace(episode, turns=(changed, *episode.turns[1:])))
+        assert marked(first)[: len(expected)] == expected, "an id that the model does not have is never used"
+    other = ChatFormat.from_tokenizer(build_tokenizer(compact_vocabulary(LAPTOP.spec())[::-1]))
+    [first, *_] = samples_of(episode, made=(made := encoder(chat=other)))
+    assert (made.counts["recorded"], made.counts["encoded"]) == (0, len(episode.turns))
+    assert other.tokenizer.decode(list(first.ids)) == TOKENIZER.decode(list(whole.ids))
 
 
-def test_games_of_another_tokenizer_are_encoded_anew() -> None:
-    words = compact_vocabulary(LAPTOP.spec())
-    other = ChatFormat.from_tokenizer(build_tokenizer(words[::-1]))
-    episode = served_game(["Play 0", "Hint R"] * 20)
-    made = encoder(chat=other)
-    [first, *_] = made.samples(Recording(episode=episode), [True] * len(episode.turns))
-    assert (made.counts.recorded, made.counts.encoded) == (0, len(episode.turns))
-    assert other.tokenizer.decode(list(first.ids)) == TOKENIZER.decode(list(samples_of(episode)[0].ids))
-
-
-def test_ids_outside_the_vocabulary_are_never_used() -> None:
-    episode = served_game(["Play 0", "Hint R"] * 20)
-    turns = list(episode.turns)
-    turns[0] = dataclasses.replace(turns[0], reply_ids=(*turns[0].reply_ids[:-1], 99999))
-    [first, *_] = samples_of(dataclasses.replace(episode, turns=tuple(turns)))
-    assert max(first.ids) < len(TOKENIZER)
-
-
-def test_illegal_replies_are_read_and_learned_only_when_asked() -> None:
+def test_illegal_replies_are_read_and_not_learned() -> None:
     # The first deal whose game is long enough for both players to be right and wrong.
     games = (served_game(["Hint R", "Hint 1", "nonsense", "Play 7"] * 10, seed=seed) for seed in range(200))
     episode = next(game for game in games if all(len({turn.kind for turn in game.trajectory(p)}) > 1 for p in (0, 1)))
-    legal, every = GameFilter().taught(episode), GameFilter(only_legal=False).taught(episode)
-    assert legal == tuple(turn.kind is ReplyKind.LEGAL for turn in episode.turns)
-    assert all(every)
-    for player in range(2):
-        [strict] = [one for one in samples_of(episode, legal) if one.player == player]
-        [loose] = [one for one in samples_of(episode, every) if one.player == player]
-        assert list(loose.ids) == rollout_ids(episode, player)
-        assert strict.ids == loose.ids[: len(strict.ids)], "the conversation is the same"
-        assert len(marked(strict)) < len(marked(loose))
+    taught = Sources(line_ups=("iggi",), num_deals=1, noise=0).taught(episode, "score")
+    assert taught == tuple(turn.kind is ReplyKind.LEGAL for turn in episode.turns)
+    for strict, whole in zip(samples_of(episode, taught), samples_of(episode), strict=True):
+        assert list(whole.ids) == rollout_ids(episode, whole.player)
+        assert strict.ids == whole.ids[: len(strict.ids)], "the conversation is the same"
+        assert len(marked(strict)) < len(marked(whole))
 
 
-def test_a_conversation_is_cut_where_the_rollout_would_cut_it() -> None:
+def test_the_score_of_a_game_that_is_learned_is_the_environments_and_a_return_is_the_players_own() -> None:
+    [(episode, _), *_] = taught_games("random", num=1, setup=POKER)
+    winner = 0 if episode.reward(0) > 0 else 1
+    chosen = Sources(line_ups=("random",), num_deals=1, noise=0, min_score=1)
+    assert chosen.taught(episode, "return") == tuple(turn.player == winner for turn in episode.turns)
+    game = made_episode(score=3)
+    assert (chosen.taught(game, "score"), any(chosen.taught(game, "score"))) == ((), False)
+    [(episode, _)] = taught_games(num=1)
+    best = episode.result["score"]
+    for least, expected in ((best, True), (best + 1, False)):
+        chosen = Sources(line_ups=("random",), num_deals=1, noise=0, min_score=least)
+        assert set(chosen.taught(episode, "score")) == {expected}
+
+
+def test_a_conversation_is_cut_where_the_rollout_would_cut_it_and_a_reply_that_none_could_say_is_refused() -> None:
     [(episode, _), *_] = taught_games(num=1)
-    texts = [turn.reply for turn in episode.turns]
     limit = len(samples_of(episode)[0].ids) - 5
-    served = served_game(texts, seed=episode.seed, max_model_len=limit)
-    made = encoder(max_model_len=limit)
-    [first, *_] = made.samples(Recording(episode=episode), [True] * len(texts))
+    served = served_game([turn.reply for turn in episode.turns], seed=episode.seed, max_model_len=limit)
+    [first, *_] = samples_of(episode, made=(made := encoder(max_model_len=limit)))
     assert list(first.ids) == rollout_ids(served, 0)
-    assert made.counts.cut >= 1
-
-
-def test_a_reply_that_no_rollout_could_say_is_refused() -> None:
-    [(episode, _), *_] = taught_games(num=1)
+    assert made.counts["cut"] >= 1
     with pytest.raises(SettingsError, match="MAX_COMPLETION_LENGTH=2"):
-        samples_of(episode, max_completion_length=2)
+        samples_of(episode, made=encoder(max_completion_length=2))
 
 
-def test_a_collection_is_read_back_as_the_games_that_were_played(tmp_path: Path) -> None:
-    what = Collection(
-        line_up=parse_line_up("hint-bot", 2),
-        config=LAPTOP,
-        suite=SUITE,
-        num_deals=5,
-        num_games=1,
-        rotate=False,
-        prompts=True,
-    )
-    collect_games(what, tmp_path)
-    assert data_digest(read(sources(tmp_path))) == data_digest(read(sources(line_ups=("hint-bot",))))
-
-
-def test_only_one_seats_words_are_learned_from_a_mixed_collection(tmp_path: Path) -> None:
-    write_recordings(tmp_path / "games.jsonl", [Recording(episode=one) for one, _ in taught_games("iggi,hint-bot")])
-    assert {one.player for one in read(sources(tmp_path, who="hint-bot"))} == {1}
-    assert {one.player for one in read(sources(tmp_path))} == {0, 1}
+def test_recorded_games_are_read_back_as_they_were_played_and_one_seat_of_them_can_be_chosen(tmp_path: Path) -> None:
+    games = [
+        play_scripts(SETUP.task(SUITE, seed), {p: HANABI.policies["hint-bot"]() for p in (0, 1)}) for seed in range(5)
+    ]
+    write_recordings(tmp_path / "games.jsonl", [Recording(episode=one) for one in games])
+    assert data_digest(read(tmp_path)) == data_digest(read(line_ups=("hint-bot",)))
+    mixed = tmp_path / "mixed.jsonl"
+    write_recordings(mixed, [Recording(episode=one) for one, _ in taught_games("iggi,hint-bot")])
+    assert {one.player for one in read(mixed, who="hint-bot")} == {1}
+    assert {one.player for one in read(mixed)} == {0, 1}
     with pytest.raises(SettingsError, match="nothing is left"):
-        read(sources(tmp_path, who="piers"))
+        read(mixed, who="piers")
 
 
 def test_held_out_suites_are_warned_of(tmp_path: Path) -> None:
     [(episode, _)] = taught_games(num=1)
-    path = tmp_path / "games.jsonl"
-    # Its moves were chosen on another deck, so that it is read and then refused.
-    write_recordings(path, [Recording(episode=dataclasses.replace(episode, suite="eval", turns=()))])
+    write_recordings(
+        tmp_path / "games.jsonl", [Recording(episode=dataclasses.replace(episode, suite="eval", turns=()))]
+    )
     notes: list[str] = []
     with pytest.raises(SettingsError, match="nothing is left"):
-        sources(tmp_path).samples(LAPTOP, encoder(), seed=0, notes=notes)
+        read(tmp_path, notes=notes)
     assert "held out" in notes[0]
 
 
-def test_games_of_another_board_or_other_prompts_are_refused() -> None:
+def test_games_of_another_board_or_other_prompts_and_records_that_the_rules_forbid_are_refused(tmp_path: Path) -> None:
     [(episode, _)] = taught_games(num=1)
-    with pytest.raises(SettingsError, match="a game of laptop with 2 players, wanted mini"):
-        samples_of(episode, config=EnvConfig(preset="mini", observation="compact", legal_moves=False))
-    shown = served_game(["Play 0"] * 20)
+    mini = Setup(HANABI, LAPTOP.model_copy(update={"preset": "mini"}))
+    write_recordings(tmp_path / "games.jsonl", [Recording(episode=episode)])
+    for setup in (mini, POKER):
+        what = Sources(paths=(tmp_path,), num_deals=1, noise=0)
+        with pytest.raises(SettingsError, match=r"a game of laptop with 2 players, wanted (mini|kuhn)"):
+            what.samples(encoder(setup), seed=0, notes=[])
+    listed = Setup(HANABI, LAPTOP.model_copy(update={"legal_moves": True}))
     with pytest.raises(SettingsError, match="HANABI_LEGAL_MOVES"):
-        samples_of(shown, config=LAPTOP.model_copy(update={"legal_moves": True}))
-
-
-def test_a_record_that_the_rules_forbid_is_refused() -> None:
-    [(episode, _)] = taught_games(num=1)
+        samples_of(served_game(["Play 0"] * 20), made=encoder(listed))
     for change in ({"action": "Discard 0"}, {"action": "dance"}, {"player": 1}):
         turns = (dataclasses.replace(episode.turns[0], **change), *episode.turns[1:])
         with pytest.raises(SettingsError, match="turn 0"):
@@ -233,9 +241,8 @@ def test_a_deck_is_on_one_side_whatever_its_seed() -> None:
     samples = [one for episode, _ in taught_games(num=40) for one in samples_of(episode)]
     twins = [dataclasses.replace(one, player=1 - one.player) for one in samples]
     taught, held_out = split_held_out([*samples, *twins])
-    assert not {one.deck for one in taught} & {one.deck for one in held_out}
-    decks = len({one.deck for one in samples})
-    assert len({one.deck for one in held_out}) == round(decks / 10)
+    assert not {one.start for one in taught} & {one.start for one in held_out}
+    assert len({one.start for one in held_out}) == round(len({one.start for one in samples}) / 10)
     with pytest.raises(SettingsError, match="at least 2"):
         split_held_out(samples[:2])
 
@@ -250,33 +257,28 @@ def test_exact_replies_are_counted_as_whole_replies() -> None:
     assert num_exact_replies(said, targets, marks) == (1, 3)
 
 
+GAME = samples_of(taught_games(num=1)[0][0])
+
+
 def test_a_batch_is_padded_on_the_right_and_pads_are_never_marked() -> None:
-    [(episode, _)] = taught_games(num=1)
-    rows = samples_of(episode)
-    ids, marks = padded(rows, 77)
-    for row, one in enumerate(rows):
+    ids, marks = padded(GAME, 77)
+    for row, one in enumerate(GAME):
         assert ids[row].tolist() == [*one.ids, *[77] * (ids.shape[1] - len(one.ids))]
         assert marks[row].tolist() == [*map(bool, one.is_reply), *[False] * (ids.shape[1] - len(one.ids))]
 
 
 @given(num=st.integers(1, 60), size=st.integers(1, 9), seed=st.integers(0, 5))
 def test_each_pass_holds_every_sample_once(num: int, size: int, seed: int) -> None:
-    [(episode, _)] = EPISODE
-    rows = [dataclasses.replace(samples_of(episode)[0], deck=number) for number in range(num)]
-    batches = length_batches(rows, seed, size)
+    batches = length_batches([dataclasses.replace(GAME[0], start=number) for number in range(num)], seed, size)
     for _ in range(2):
         seen: list[int] = []
         while len(seen) < num:
-            seen += [one.deck for one in next(batches)]
+            seen += [one.start for one in next(batches)]
         assert sorted(seen) == list(range(num))
 
 
-EPISODE = taught_games(num=1)
-
-
 def test_the_digest_of_the_data_follows_every_id_and_mark() -> None:
-    samples = [one for episode, _ in EPISODE for one in samples_of(episode)]
-    marks = samples[0].is_reply[:]
+    marks = GAME[0].is_reply[:]
     marks[-1] = 0
-    assert data_digest(samples) == data_digest(list(samples))
-    assert data_digest(samples) != data_digest([dataclasses.replace(samples[0], is_reply=marks), *samples[1:]])
+    assert data_digest(GAME) == data_digest(list(GAME))
+    assert data_digest(GAME) != data_digest([dataclasses.replace(GAME[0], is_reply=marks), *GAME[1:]])

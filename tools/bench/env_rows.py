@@ -26,8 +26,10 @@ from bench.stand_in import (
     stand_in_server,
     stand_in_store,
 )
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.env import HanabiEnv
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.server.engine import SamplingConfig
@@ -47,7 +49,7 @@ async def env_share(bench: Bench) -> list[Row]:
     games, source = await _recording(bench)
     turn = mean_turn_seconds(games)
     step, turns = step_seconds(games), sum(map(len, games))
-    moves = await _bot_moves(bench.config)
+    moves = _bot_moves(bench.config)
     costs = [_env_seconds(bench.config, moves) for _ in range(bench.pairs + 1)]
     part = "rules, view, prompt and rewards of a move"
     how = "bot games stepped through the env alone"
@@ -161,24 +163,17 @@ def _env_seconds(config: EnvConfig, games: Sequence[Sequence[str]]) -> float:
     """Return the mean seconds of a turn when recorded moves are stepped through the env alone, prompts included."""
     start = time.perf_counter()
     for seed, moves in enumerate(games):
-        env = HanabiEnv(config, observe=False)
-        env.reset(options={"suite": SUITE, "seed": seed, "game": 0})
+        game = HANABI.reset(config, split=SUITE, seed=seed)
         for move in moves:
-            env.view()
-            env.prompt()
-            env.step(move)
+            [player] = game.to_act()
+            game.message(player)
+            game.step({player: move})
     return (time.perf_counter() - start) / sum(map(len, games))
 
 
-async def _bot_moves(config: EnvConfig, num_deals: int = 64) -> list[list[str]]:
-    from hanabi_grpo.envs.hanabi.policies import make_policy
-    from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-    from hanabi_grpo.rollout.loop import play_episode
-
-    policy = make_policy("iggi", style=ObservationStyle(config.observation))
-    episodes = [
-        await play_episode(config, [policy] * config.players, suite=SUITE, seed=seed) for seed in range(num_deals)
-    ]
+def _bot_moves(config: EnvConfig, num_deals: int = 64) -> list[list[str]]:
+    policies = dict.fromkeys(range(config.players), HANABI.policies["iggi"]())
+    episodes = [play_scripts(Setup(HANABI, config).task(SUITE, seed), policies) for seed in range(num_deals)]
     return [[turn.action for turn in episode.turns] for episode in episodes]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from bench.recording import Call, ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, compact_vocabulary
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.messages import RolloutRequest, TaskRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
@@ -67,11 +68,11 @@ def chat_of(config: EnvConfig) -> ChatFormat:
 
 async def scripted_games(config: EnvConfig, chat: ChatFormat, *, num_deals: int, num_games: int) -> list[GameCalls]:
     """Let a bot play each deal `num_games` times; returns its replies as recordings without prompts."""
-    policy = make_policy(_PLAYER, style=ObservationStyle(config.observation))
+    policies = dict.fromkeys(range(config.players), HANABI.policies[_PLAYER]())
     games = []
     for seed in range(num_deals):
         for game in range(num_games):
-            episode = await play_episode(config, [policy] * config.players, suite=SUITE, seed=seed, game=game)
+            episode = play_scripts(Setup(HANABI, config).task(SUITE, seed), policies, number=game)
             replies = (chat.tokenizer.encode(turn.action, add_special_tokens=False) for turn in episode.turns)
             games.append(tuple(Call(reply_ids=(*ids, chat.eos_id)) for ids in replies))
     return games

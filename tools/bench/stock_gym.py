@@ -22,9 +22,10 @@ from swift.rollout.gym_env import Env, envs
 from swift.rollout.multi_turn import GYMScheduler
 from swift.template import get_template
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.env import HanabiEnv
-from hanabi_grpo.envs.hanabi.prompts import system_prompt
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import ServerError
 
 ENV_NAME = "hanabi_grpo_bench"
@@ -41,8 +42,7 @@ class SharedGame:
         """Deal the cards; `scripts` holds the replies of each seat, oldest first."""
         self.config = config
         self._scripts = [iter(script) for script in scripts]
-        self._env = HanabiEnv(config, observe=False)
-        self._env.reset(options={"suite": suite, "seed": seed, "game": game})
+        self._referee = Referee(Setup(HANABI, config).task(suite, seed), number=game)
         self._moved = asyncio.Condition()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SharedGame":
@@ -56,7 +56,7 @@ class SharedGame:
     @property
     def is_over(self) -> bool:
         """Whether nobody moves any more."""
-        return self._env.status is not None
+        return self._referee.status is not None
 
     def check_followed(self) -> None:
         """Refuse a game that is not the recorded one.
@@ -72,15 +72,16 @@ class SharedGame:
     async def wait_for_turn(self, seat: int) -> str:
         """Return what the seat is shown on its turn; "" when the game ends before it."""
         async with self._moved:
-            await self._moved.wait_for(lambda: self.is_over or self._env.current_player == seat)
-            return "" if self.is_over else self._env.prompt()
+            await self._moved.wait_for(lambda: self.is_over or seat in self._referee.to_act())
+            return "" if self.is_over else self._referee.see(seat).message()
 
     async def move(self, reply: str) -> float:
         """Apply the reply of the seat whose turn it is; returns the reward."""
         async with self._moved:
-            _, reward, *_ = self._env.step(reply)
+            [player] = self._referee.to_act()
+            [turn] = self._referee.step({player: reply})
             self._moved.notify_all()
-            return reward
+            return turn.reward(player)
 
 
 class SeatEnv(Env):
@@ -95,8 +96,7 @@ class SeatEnv(Env):
     async def reset(self, config: RolloutInferRequest) -> tuple[str, dict[str, Any], str]:
         """Wait for the first turn."""
         shown = await self._game.wait_for_turn(self._seat)
-        game = self._game.config
-        system = system_prompt(game.spec(), game.observation, self._seat, bomb_rule=game.bomb_rule)
+        system = HANABI.system(self._game.config, self._seat)
         # The scheduler samples once before it asks whether the game is over, and needs something to sample from.
         return shown or "over", {}, system
 

@@ -12,7 +12,7 @@ from bench.stand_in import SUITE, chat_of, compact_config
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 
 if TYPE_CHECKING:
-    from hanabi_grpo.envs.hanabi.policies import Policy
+    from hanabi_grpo.envs.base import Policy
     from hanabi_grpo.training.batching import TokenRow
 
 _PLAYER = "player_0"
@@ -203,11 +203,11 @@ async def useful_share_of_bots(config: EnvConfig, *, num_games: int, limit: int,
         limit: Tokens of a micro-batch.
         seed: Of the first game.
     """
-    from hanabi_grpo.envs.hanabi.policies import make_policy
+    from hanabi_grpo.envs.hanabi.environment import HANABI
     from hanabi_grpo.training.batching import useful_share
 
     deals = [(seed * num_games + game, game) for game in range(num_games)]
-    rows = await bot_rows(make_policy("random"), config, deals)
+    rows = await bot_rows(HANABI.policies["random"](), config, deals)
     return useful_share([batch for own in rows for batch in _cut(own, limit, "cpu")])
 
 
@@ -219,17 +219,19 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
         config: The board.
         deals: Seed and number of each game.
     """
-    from hanabi_grpo.envs.hanabi.replays.recording import Recording
-    from hanabi_grpo.rollout.loop import play_episode
-    from hanabi_grpo.sft.encoding import Encoder
+    from hanabi_grpo.envs.base import Setup
+    from hanabi_grpo.envs.hanabi.environment import HANABI
+    from hanabi_grpo.envs.referee import play_scripts
+    from hanabi_grpo.sft.encoding import Encoder, Replay
     from hanabi_grpo.training.batching import TokenRow
 
-    encoder = Encoder(config=config, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
-    policies = [policy] * config.players
+    setup = Setup(HANABI, config)
+    encoder = Encoder(setup=setup, chat=chat_of(config), max_model_len=1 << 20, max_completion_length=1 << 10)
+    policies = dict.fromkeys(range(config.players), policy)
     rows: list[list[TokenRow]] = [[] for _ in policies]
     for seed, game in deals:
-        episode = await play_episode(config, policies, suite=SUITE, seed=seed, game=game)
-        for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
+        episode = play_scripts(setup.task(SUITE, seed), policies, number=game)
+        for sample in encoder.samples(Replay.of(setup, episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
             mask = [bool(said) for said in sample.is_reply]
             rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.messages import RolloutAnswer
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.runs.wire import episode_of
@@ -39,22 +39,18 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
             "the server and this client do not fit."
         )
     rows = iter(answer.episodes)
-    groups: list[list[Episode]] = []
+    groups: list[list[Episode]] = [[] for _ in tasks]
     dropped = []
-    for number, task in enumerate(tasks):
-        group = []
+    for number, (task, group) in enumerate(zip(tasks, groups, strict=True)):
         for game in task.games:
-            reason = given_up.pop((number, game), None)
-            if reason is not None:
+            if reason := given_up.pop((number, game), None):
                 dropped.append(DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason))
                 continue
             row = next(rows, None)
             if row is None:
                 raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
-            episode = episode_of(row)
-            _check_asked(episode, task, game)
-            group.append(episode)
-        groups.append(group)
+            group.append(episode_of(row))
+            _check_asked(group[-1], task, game)
     return without_bad_numbers(RolloutResult(groups=groups, dropped=tuple(dropped)))
 
 
@@ -64,35 +60,24 @@ def without_bad_numbers(result: RolloutResult) -> RolloutResult:
     Raises:
         ServerError: Tokens without a logprob each.
     """
-    groups: list[list[Episode]] = []
     dropped = list(result.dropped)
-    for group in result.groups:
-        groups.append([])
-        for episode in group:
-            try:
-                _check_numbers(episode)
-            except NonFiniteError as error:
-                dropped.append(
-                    DroppedGame(suite=episode.suite, seed=episode.seed, game=episode.game, reason=str(error))
-                )
-            else:
-                groups[-1].append(episode)
+
+    def holds(episode: Episode) -> bool:
+        if reason := _bad_return(episode):
+            dropped.append(DroppedGame(suite=episode.suite, seed=episode.seed, game=episode.game, reason=reason))
+        return not reason
+
+    groups = [list(filter(holds, group)) for group in result.groups]
     return RolloutResult(groups=groups, dropped=tuple(dropped))
 
 
 def _check_asked(episode: Episode, task: RequestedTask, game: int) -> None:
     spec = task.task.setup.spec
     asked: dict[str, Any] = {
-        "env": spec.env,
-        "suite": task.task.split,
-        "seed": task.task.seed,
-        "game": game,
-        "preset": spec.preset,
-        "num_players": spec.num_players,
-        "spec_hash": spec.hash,
+        **{"env": spec.env, "suite": task.task.split, "seed": task.task.seed, "game": game},
+        **{"preset": spec.preset, "num_players": spec.num_players, "spec_hash": spec.hash},
+        **({} if task.seats is None else {"seats": task.seats}),
     }
-    if task.seats is not None:
-        asked["seats"] = task.seats
     got = {name: getattr(episode, name) for name in asked}
     if got != asked:
         raise ServerError(
@@ -109,7 +94,8 @@ def _named(fields: dict[str, Any]) -> str:
     )
 
 
-def _check_numbers(episode: Episode) -> None:
+def _bad_return(episode: Episode) -> str:
+    """Return what is wrong with the returns of a game, "" when they are finite; refuse one without its logprobs."""
     for index, turn in enumerate(episode.turns):
         if len(turn.logprobs) != len(turn.reply_ids):
             raise ServerError(
@@ -117,9 +103,9 @@ def _check_numbers(episode: Episode) -> None:
                 "reply ids; each id needs its own."
             )
     for player in range(episode.num_players):
-        value = episode.reward(player)
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"{player_name(player)}: its return over the game is {value}; a return must be finite. "
-                "Use smaller reward weights (reward_* in the dataset's env_config)."
+        if not math.isfinite(value := episode.reward(player)):
+            return (
+                f"{player_name(player)}: its return over the game is {value}; a return must be finite. Use smaller "
+                "reward weights (reward_* in the dataset's env_config)."
             )
+    return ""

@@ -62,9 +62,8 @@ def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item
         shares: Per server the positions of its items.
         parts: Per server its items, as many as positions.
     """
-    placed: dict[int, _Item] = {}
-    for places, items in zip(shares, parts, strict=True):
-        placed.update(zip(places, items, strict=True))
+    shared = zip(shares, parts, strict=True)
+    placed = {place: item for places, items in shared for place, item in zip(places, items, strict=True)}
     return [placed[place] for place in sorted(placed)]
 
 
@@ -92,16 +91,14 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
             errors[name] = error
 
     threads = [
-        threading.Thread(target=make, args=(name, call), name=f"server {name}", daemon=True)
-        for name, call in calls.items()
+        threading.Thread(target=make, args=call, name=f"server {call[0]}", daemon=True) for call in calls.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for name in calls:
-        if name in errors:
-            raise errors[name]
+    if failed := [name for name in calls if name in errors]:
+        raise errors[failed[0]]
     return [answers[name] for name in calls]
 
 

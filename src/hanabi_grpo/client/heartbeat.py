@@ -3,8 +3,7 @@
 import logging
 import threading
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -68,9 +67,7 @@ class Heartbeat:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End."""
         self.stop()
 
@@ -80,29 +77,24 @@ class Heartbeat:
                 self._beat(http)
 
     def _beat(self, http: httpx.Client) -> None:
+        status, text = 0, ""
         try:
             answer = http.post(f"{self._url}/session/heartbeat")
-            status, text = answer.status_code, _detail(answer)
+            status, text = answer.status_code, answer.text
+            data: Any = answer.json()
+            text = str(data["detail"])
         except Exception as error:
             # Whatever happens to a sign of life, the training goes on: the next real request tells.
-            status, text = 0, f"{type(error).__name__}: {error}"
+            text = text[:200] if status else f"{type(error).__name__}: {error}"
         if self._stop.is_set():
             # A sign that crossed the release of the session says nothing.
             return
         if status == 200:
             self.beats += 1
-            return
-        if status == 409:
-            self.lost = f"{self._url}: {text}"
-            logger.warning("heartbeat refused: %s", text)
-            return
-        self.missed += 1
-        self.last_problem = f"{status}: {text}" if status else text
-        logger.debug("heartbeat %d without an answer: %s", self.missed, self.last_problem)
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["detail"])[:1000]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return answer.text[:200]
+        elif status == 409:
+            self.lost = f"{self._url}: {text[:1000]}"
+            logger.warning("heartbeat refused: %s", self.lost)
+        else:
+            self.missed += 1
+            self.last_problem = f"{status}: {text}" if status else text
+            logger.debug("heartbeat %d without an answer: %s", self.missed, self.last_problem)

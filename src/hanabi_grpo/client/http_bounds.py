@@ -7,7 +7,7 @@ sockets come from httpcore, whose network backend may be replaced: here each rea
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpcore
@@ -65,11 +65,6 @@ class _Stream(httpcore.NetworkStream):
     def close(self) -> None:
         self._stream.close()
 
-    def start_tls(
-        self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None
-    ) -> "_Stream":
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _left(timeout)))
-
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
@@ -78,15 +73,8 @@ class _Backend(httpcore.NetworkBackend):
     def __init__(self) -> None:
         self._backend = httpcore.SyncBackend()
 
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> _Stream:
-        return _Stream(self._backend.connect_tcp(host, port, _left(timeout), local_address, socket_options))
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, *more: Any, **named: Any) -> _Stream:
+        return _Stream(self._backend.connect_tcp(host, port, _left(timeout), *more, **named))
 
 
 class _BoundedTransport(httpx.HTTPTransport):

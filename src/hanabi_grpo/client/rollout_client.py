@@ -5,7 +5,7 @@ How calls end, and when they are repeated, is said in `session_client`.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,14 @@ from msgspec import Struct
 from hanabi_grpo.client.answers import RolloutResult, checked_games
 from hanabi_grpo.client.http_bounds import MAX_ANSWER
 from hanabi_grpo.client.http_calls import WHO
-from hanabi_grpo.client.session_client import ClientTimeouts, SessionClient, each_server, server_name, server_url
+from hanabi_grpo.client.session_client import (
+    ClientTimeouts,
+    Request,
+    SessionClient,
+    each_server,
+    server_name,
+    server_url,
+)
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.messages import (
     EarlierTurn,
@@ -207,7 +214,7 @@ class RolloutClient(SessionClient):
         except ServerError as error:
             raise ServerError(f"{self.url}: {what}: {error} {WHO}") from error
 
-    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any]) -> Callable[[], httpx.Response]:
+    def _upload(self, path: str, version: int, body: bytes, config: Mapping[str, Any]) -> Request:
         """Return the request that uploads an adapter; the larger it is the more time it has."""
         headers = {
             "x-sha256": hashlib.sha256(body).hexdigest(),

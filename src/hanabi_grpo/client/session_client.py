@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
 
 import httpx
@@ -30,6 +29,7 @@ from hanabi_grpo.settings.values import split_address
 logger = logging.getLogger(__name__)
 _TRIES = 3
 _Answer = TypeVar("_Answer")
+Request = Callable[[], httpx.Response]
 
 
 def server_url(settings: Settings) -> str:
@@ -98,13 +98,7 @@ class SessionClient:
     """One connection to one rollout server; used as a context it releases its session at the end."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None) -> None:
-        """Prepare a client; nothing is sent yet.
-
-        Args:
-            url: e.g. "http://127.0.0.1:8000".
-            api_key: HANABI_API_KEY of the server.
-            timeouts: Longest waits.
-        """
+        """Prepare a client of e.g. "http://127.0.0.1:8000"; nothing is sent yet."""
         self.url = url
         self.trainer_id = uuid.uuid4().hex
         """Names this trainer process to the server, which works for one at a time."""
@@ -201,11 +195,7 @@ class SessionClient:
         return read_answer(self.url, dict, content, "opening a session")
 
     def heartbeat(self) -> dict[str, Any]:
-        """Tell the server that this trainer is alive; returns its instance, run and versions.
-
-        Raises:
-            ServerError: No session, or another trainer has taken over.
-        """
+        """Tell the server that this trainer is alive; ServerError when another has taken over."""
         request = partial(self._http.post, "/session/heartbeat", timeout=self._short_timeout)
         return self._call(dict, request, "heartbeat", tries=1, patient=False)
 
@@ -235,9 +225,7 @@ class SessionClient:
         """Return the client itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release the session, if there is one, and close the connection."""
         try:
             self.release()
@@ -246,24 +234,14 @@ class SessionClient:
         finally:
             self.close()
 
-    def _call(
-        self,
-        kind: type[_Answer],
-        request: Callable[[], httpx.Response],
-        what: str,
-        *,
-        tries: int = _TRIES,
-        patient: bool = True,
-    ) -> _Answer:
-        """Make a request and return its answer as `kind`."""
-        return read_answer(self.url, kind, self._bytes(request, what, tries=tries, patient=patient), what)
+    def _call(self, kind: type[_Answer], request: Request, what: str, **how: Any) -> _Answer:
+        """Make a request and return its answer as `kind`; `how` as for `_bytes`."""
+        return read_answer(self.url, kind, self._bytes(request, what, **how), what)
 
-    def _bytes(
-        self, request: Callable[[], httpx.Response], what: str, *, tries: int = _TRIES, patient: bool = True
-    ) -> bytes:
+    def _bytes(self, request: Request, what: str, *, tries: int = _TRIES, patient: bool = True) -> bytes:
         return call_bytes(self.url, request, what, tries=tries, patience=self._patience if patient else 0.0)
 
-    def _games(self, path: str, body: Struct, *, max_bytes: int = MAX_ANSWER) -> Callable[[], httpx.Response]:
+    def _games(self, path: str, body: Struct, *, max_bytes: int = MAX_ANSWER) -> Request:
         """Return the request that posts a struct and may take as long as games take."""
         return partial(
             self._http.post,

@@ -20,9 +20,9 @@ from hanabi_grpo.commands.playing import (
     progress_bar,
     serving,
 )
-from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
+from hanabi_grpo.evaluation.matches import is_held_out
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.settings import load_settings
 
@@ -51,11 +51,10 @@ def collect(
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
     game = game_setup(loaded.settings, preset, players, env=env)
-    config = game.config
-    game.environment.reset(config, split=suite, seed=0)  # refuses a malformed name before anything is written
+    game.environment.reset(game.config, split=suite, seed=0)  # refuses a malformed name before anything is written
     what = Collection(
         line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
-        config=config,
+        setup=game,
         suite=suite,
         num_deals=deals,
         num_games=games,

@@ -1,5 +1,6 @@
 """`hanabi-grpo compare`: learning curves and scores of several arms, each with several seeds."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ def compare(
     title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
     x: Annotated[str, typer.Option("--x", help="steps or games: what curves are drawn against, and cut at.")] = "steps",
     window: Annotated[int, typer.Option(help="Steps of which a curve and the training mean are the mean.")] = 10,
-    board: Annotated[str | None, typer.Option(help="Board of the curves, where runs have several.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Preset of the curves, where runs have several.")] = None,
     reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
     evaluation: Annotated[
         list[str] | None,
@@ -30,17 +31,25 @@ def compare(
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
     from hanabi_grpo.commands.console import make_console, sayer
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.evaluation.comparison import Axis, compare_arms, comparison_sheets, comparison_to_json, load_arms
-    from hanabi_grpo.evaluation.comparison.tables import comparison_markdown, comparison_notes
+    from hanabi_grpo.evaluation.comparison.curves import Axis
+    from hanabi_grpo.evaluation.comparison.runs import load_arms
+    from hanabi_grpo.evaluation.comparison.tables import (
+        compare_arms,
+        comparison_markdown,
+        comparison_notes,
+        comparison_sheets,
+        comparison_to_json,
+    )
     from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
-    from hanabi_grpo.runs.run_folder import write_json_atomic, write_text_atomic
+    from hanabi_grpo.report.page import save_text
+    from hanabi_grpo.runs.run_folder import finite
 
     if x not in tuple(Axis):
         raise SettingsError(f"--x {x}: must be steps or games.")
     if window < 1:
         raise SettingsError(f"--window {window}: must be at least 1 step.")
     files = evaluation or []
-    name, loaded = load_arms(parse_arms(arms), board=board, evaluations=files)
+    name, loaded = load_arms(parse_arms(arms), preset=preset, evaluations=files)
     found = compare_arms(
         name,
         loaded,
@@ -64,20 +73,18 @@ def compare(
             axis=found.axis,
             window=window,
             title=title,
-            board=found.board,
-            most_points=found.most_points,
+            preset=found.preset,
+            score_range=found.score_range,
             references=found.references,
         )
         say(f"picture: {out_png}")
-    for path, option in ((out_markdown, "--out-markdown"), (out_json, "--out-json")):
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path is out_markdown:
-                write_text_atomic(path, comparison_markdown(found, title))
-            else:
-                write_json_atomic(path, comparison_to_json(found, title))
-        except OSError as error:
-            raise SettingsError(f"{path}: cannot be written ({error.strerror}); choose another {option}.") from error
-        say(f"{'tables' if path is out_markdown else 'figures'}: {path}")
+    if out_markdown is not None:
+        save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")
+        say(f"tables: {out_markdown}")
+    if out_json is not None:
+        save_text(
+            out_json,
+            json.dumps(finite(comparison_to_json(found, title)), indent=2, ensure_ascii=False) + "\n",
+            "--out-json",
+        )
+        say(f"figures: {out_json}")

@@ -24,17 +24,19 @@ from hanabi_grpo.commands.playing import (
     game_setup,
     serving,
 )
-from hanabi_grpo.envs.hanabi.rules import is_held_out
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.evaluation.crossplay.cells import Cell, CellStore, find_cells, play_cells
+from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.evaluation.crossplay.cells import CellStore
 from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
 from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
 from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
+from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
-from hanabi_grpo.rollout.lineups import parse_line_up, short_name
+from hanabi_grpo.rollout.lineups import short_name
+from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.refs import ScriptRef
 
 _WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
 """Most entries whose matrix fits into 120 columns."""
@@ -64,15 +66,11 @@ def cross_play(
 
     Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
-    if deals < 2:
-        raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
-    if not is_held_out(suite):
-        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; play on eval or test.")
+    check_deals(deals, suite)
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
     game = game_setup(loaded.settings, preset, players, env=env)
-    config = game.config
-    entries = parse_entries(texts, config.players)
+    entries = parse_entries(texts, game)
     folder = out or Path("outputs") / f"cross-play-{game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
     options = {
         "env": env,
@@ -85,7 +83,7 @@ def cross_play(
     again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
     aside = stderr_console()
     console = aside if as_json else make_console()
-    store, cells, tell = CellStore(folder), dict[str, Cell](), sayer(aside)
+    store, cells, tell = CellStore(folder), dict[str, EvaluationResult](), sayer(aside)
     plan: Plan | None = None
 
     def standing() -> str:
@@ -93,17 +91,17 @@ def cross_play(
         if plan is not None and cells:
             summary = summarise(plan, cells)
             write_cross_play(folder, summary)
-            done = f": {summary.num_played} of {plan.num_pairs} pairs are done and in {folder}, with a report on them"
+            done = f": {len(cells)} of {len(plan.cells)} pairs are done and in {folder}, with a report on them"
         elif plan is not None:
             done = " before the first pair was finished; its finished deals are kept"
         return f"stopped{done}. To go on: {again}"
 
     with interruptible(standing), ExitStack() as stack:
         served = None
-        if any(parse_line_up(entry.word, config.players).needs_server for entry in entries):
+        if any(not isinstance(entry.ref, ScriptRef) for entry in entries):
             _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
-        plan = make_plan(entries, config, deals, suite=suite, served=served)
-        cells.update(find_cells(plan, store))
+        plan = make_plan(entries, game, deals, suite=suite, served=served)
+        cells.update(store.find(plan))
         if cells:
             tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
         try:
@@ -127,7 +125,9 @@ def cross_play(
         say(f"wrote {file}")
 
 
-def _play(plan: Plan, store: CellStore, cells: dict[str, Cell], served: Served | None, console: Console) -> None:
+def _play(
+    plan: Plan, store: CellStore, cells: dict[str, EvaluationResult], served: Served | None, console: Console
+) -> None:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
         of_cells = bars.add_task("cells", total=len(plan.cells), completed=len(cells))
@@ -140,7 +140,7 @@ def _play(plan: Plan, store: CellStore, cells: dict[str, Cell], served: Served |
         def progress(done: int) -> None:
             bars.update(of_deals, completed=done)
 
-        play_cells(plan, store, cells, served=served, begin=begin, progress=progress)
+        store.play(plan, cells, served=served, begin=begin, progress=progress)
         bars.update(of_cells, completed=len(cells))
         bars.update(of_deals, completed=plan.num_deals, description="deals")
 

@@ -9,11 +9,13 @@ import typer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
 from hanabi_grpo.rollout.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
+from hanabi_grpo.settings import load_settings
 
 
 def dataset(
-    preset: Annotated[list[str], typer.Option(help="Board, e.g. laptop; may be repeated, with shares: laptop=3.")],
+    preset: Annotated[list[str], typer.Option(help="Preset, e.g. laptop; may be repeated, with shares: laptop=3.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
+    env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     observation: Annotated[str | None, typer.Option(help="compact or full; HANABI_OBSERVATION when left out.")] = None,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "train",
@@ -22,22 +24,22 @@ def dataset(
     until_step: Annotated[int | None, typer.Option(help="Last step of these rows; the run's when left out.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Put the rows behind those of the file.")] = False,
 ) -> None:
-    """Write a dataset: a row for each board, with shares and steps; --add puts more rows into one."""
-    rows = []
-    for given in preset:
-        board, share = _with_share(given)
-        rows.append(
-            dataset_row(
-                board,
-                players=players,
-                suite=suite,
-                num_deals=num_deals,
-                observation=observation,
-                share=share,
-                from_step=from_step,
-                until_step=until_step,
-            )
+    """Write a dataset: a row for each preset, with shares and steps; --add puts more rows into one."""
+    env = env or load_settings().settings.env
+    rows = [
+        dataset_row(
+            board,
+            env=env,
+            players=players,
+            suite=suite,
+            num_deals=num_deals,
+            observation=observation,
+            share=share,
+            from_step=from_step,
+            until_step=until_step,
         )
+        for board, share in map(_with_share, preset)
+    ]
     print(f"wrote {out} ({write_dataset(out, rows, add=add)}); train on it with DATASET={out}")
 
 

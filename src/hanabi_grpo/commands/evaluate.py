@@ -22,11 +22,9 @@ from hanabi_grpo.commands.playing import (
     progress_bar,
     serving,
 )
-from hanabi_grpo.envs.hanabi.policies import REFERENCES
-from hanabi_grpo.envs.hanabi.rules import is_held_out
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation.evaluate import default_label, evaluate_line_up, line_up_key
-from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_results
+from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
+from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
@@ -67,10 +65,7 @@ def evaluate(
     and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
     and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
-    if deals < 2:
-        raise SettingsError(f"--deals {deals}: a mean with an error needs at least 2 deals.")
-    if not is_held_out(suite):
-        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; evaluate on eval or test.")
+    check_deals(deals, suite)
     texts = line_ups or [SERVED]
     for text in texts:
         if texts.count(text) > 1:
@@ -80,7 +75,6 @@ def evaluate(
     loaded = load_settings()
     heat = chosen_temperature(loaded.settings, temperature)
     game = game_setup(loaded.settings, preset, players, env=env)
-    config = game.config
     teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
     aside = stderr_console()
@@ -95,7 +89,7 @@ def evaluate(
         if any(team.needs_server for team in teams):
             _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
         for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
-            key = line_up_key(team, config, suite=suite, served=served, rotate=not no_rotate)
+            key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
             books.append(_ledger_path(out, number if len(teams) > 1 else None, game.spec.preset, digests[-1]))
             orders = len(team.orders(rotate=not no_rotate))
@@ -109,7 +103,7 @@ def evaluate(
                 try:
                     result = evaluate_line_up(
                         team,
-                        config,
+                        game,
                         deals,
                         suite=suite,
                         served=served,
@@ -126,7 +120,7 @@ def evaluate(
             results.append(result)
         stack.close()
         # Not again what was evaluated anyway.
-        names = [name for name in REFERENCES if name not in texts]
+        names = [name for name in reference_names(game) if name not in texts]
         with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
             references = reference_results(results[0], names, progress=show)
         document = evaluation_document(results, references)
@@ -150,7 +144,7 @@ def evaluate(
 
 def _labels(teams: Sequence[LineUp]) -> list[str]:
     """Return short labels where they differ, and what was typed where two would be the same."""
-    short = [default_label(team) for team in teams]
+    short = [team.label for team in teams]
     return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
 
 

@@ -46,6 +46,7 @@ def export(
     from hanabi_grpo.report.export.origin import read_origin
     from hanabi_grpo.settings import load_settings
     from hanabi_grpo.settings.refs import parse_checkpoint
+    from hanabi_grpo.tracking.card import base_name
     from hanabi_grpo.tracking.checkpoints import local_folder
 
     if base_model is not None:
@@ -61,39 +62,38 @@ def export(
             say(f"left out: {text}")
         if ref.adapter is not None:
             origin.saved.choose(ref.adapter, ref.adapter)
-        done = write(
+        players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
+        checks = write(
             origin,
             out,
-            players=[ref.adapter] if ref.adapter else list(origin.saved.adapters),
+            players=players,
             base_model=base_model,
             model=None if loaded.origins["model"].startswith("default") else loaded.settings.model,
             merged=merged,
             say=say,
         )
-    for name, check in done.merged.items():
+    for name, check in checks.items():
         say(f"{MERGED}/{name}: {check.text}")
         if not check.keeps_the_effect:
             say(
                 f"{MERGED}/{name}: {check.dtype} rounds away a good part of what this adapter does; prefer the adapter."
             )
-    if not done.is_on_hub:
-        say(f"the base model is called {done.base} in the cards; --base-model ORG/NAME says what it is on the hub.")
     if as_json:
         results = [
             {"line_up": one.line_up, "mean": one.result.mean, "standard_error": one.result.standard_error}
             for one in origin.results
         ]
         document = {
-            "folder": str(done.folder),
+            "folder": str(out),
             "step": origin.saved.step,
-            "players": list(done.players),
-            "base_model": done.base,
+            "players": players,
+            "base_model": base_model or base_name(origin.model)[0],
             "results": results,
-            "merged": {name: asdict(check) for name, check in done.merged.items()},
+            "merged": {name: asdict(check) for name, check in checks.items()},
         }
         print_json(document)
         return
-    say(f"wrote {out}: {', '.join(done.players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
+    say(f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
     say("to publish a player, or all as one repository:")
-    for folder in (*(out / name for name in done.players), out):
+    for folder in (*(out / name for name in players), out):
         say(f"  .venv/bin/hf upload ORG/NAME {folder}")

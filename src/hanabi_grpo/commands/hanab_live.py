@@ -1,6 +1,7 @@
 """`hanabi-grpo hanab-live export` and `import`: games of the board `full` there and back."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from hanabi_grpo.commands.view import choose_recordings
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
 from hanabi_grpo.envs.hanabi.replays.live_game import live_game_to_json, live_games_from_text
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.page import save_text
 from hanabi_grpo.runs.recordings import write_recordings
 
 hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board full with hanab.live.")
@@ -19,7 +21,7 @@ hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board
 @hanab_live.command("export")
 def export_hanab_live(
     path: Annotated[Path, typer.Argument(help="Run folder, folder of games, or a *.jsonl file of games.")],
-    out: Annotated[Path, typer.Option(help="New file, one game a line.")],
+    out: Annotated[Path | None, typer.Option(help="New file, one game a line; the terminal when left out.")] = None,
     game: Annotated[int | None, typer.Option(help="Only the game of this number.")] = None,
     step: Annotated[int | None, typer.Option(help="Recorded step of a run; the last when left out.")] = None,
 ) -> None:
@@ -27,18 +29,16 @@ def export_hanab_live(
     say = sayer(stderr_console())
     recordings, notes = choose_recordings(path, step=step, game=game)
     exported = [export_game(recording) for recording in recordings]
-    for note in [*notes, *(note for one in exported for note in one.notes)]:
+    for note in [*notes, *(note for _, said in exported for note in said)]:
         say(note)
-    lines = (json.dumps(live_game_to_json(one.game), ensure_ascii=False) for one in exported)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("x", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-    except FileExistsError as error:
-        raise SettingsError(f"--out {out}: exists already; choose another name or remove it.") from error
-    except OSError as error:
-        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
-    say(f"wrote {len(exported)} game(s) to {out}")
+    text = "".join(f"{json.dumps(live_game_to_json(live), ensure_ascii=False)}\n" for live, _ in exported)
+    if out is None:
+        sys.stdout.write(text)
+        return
+    if out.exists():
+        raise SettingsError(f"--out {out}: exists already; choose another name or remove it.")
+    save_text(out, text, "--out")
+    say(f"wrote {len(exported)} games to {out}")
 
 
 @hanab_live.command("import")
@@ -55,9 +55,9 @@ def import_hanab_live(
             why = getattr(error, "strerror", None) or error
             raise SettingsError(f"{source}: cannot be read ({why}); give a JSON file.") from error
         for number, live in enumerate(lives):
-            imported = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
-            recordings.append(imported.recording)
-            for note in imported.notes:
+            recording, notes = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
+            recordings.append(recording)
+            for note in notes:
                 say(note)
     write_recordings(out, recordings)
-    say(f"wrote {len(recordings)} game(s) to {out}; watch with: hanabi-grpo view {out}")
+    say(f"wrote {len(recordings)} games to {out}; watch with: hanabi-grpo view {out}")

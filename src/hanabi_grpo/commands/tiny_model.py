@@ -1,4 +1,4 @@
-"""`hanabi-grpo tiny-model`: make the model of a board for machines without a GPU."""
+"""`hanabi-grpo tiny-model`: make the model of a game for machines without a GPU."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,45 +8,50 @@ import typer
 
 def tiny_model(
     out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
+    env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Board, may be repeated; HANABI_PRESET or laptop when left out.")
+        list[str] | None, typer.Option(help="Preset, may be repeated; HANABI_PRESET when left out.")
     ] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the warm start, 900 when left out.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of the warm start; 900 in Hanabi, 300 elsewhere.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
-    """Make the tiny model that trains on a laptop, for one board or several; at once when it is there already.
+    """Make the tiny model that trains on a laptop, for one preset or several; at once when it is there already.
 
-    It knows the words of these boards and players only. That of the default board is shipped in data/tiny-model: it
+    It knows the words of these presets and players only. That of the default board is shipped in data/tiny-model: it
     is checked, and made only with --out.
     """
+    from hanabi_grpo.envs import registry
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.runs.tiny_manifest import MANIFEST
     from hanabi_grpo.settings import load_settings
     from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
 
     settings = load_settings().settings
-    boards = tuple(preset or ()) or (settings.preset or LAPTOP,)
+    env = env or settings.env
+    default = LAPTOP if env == "hanabi" else next(iter(registry.get(env).presets))
+    boards = tuple(preset or ()) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
-    folder = Path(tiny_model_folder(boards, count)) if out is None else out
+    folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
     if out is None and folder == Path(TINY_MODEL) and (folder / MANIFEST).is_file():
         if force or seed is not None or steps is not None:
             raise SettingsError(
                 f"{folder} is shipped with the repository and stays as it is; name another folder, e.g. --out "
                 "outputs/tiny-laptop."
             )
-        from hanabi_grpo.sft.tiny_model.shipped import check_shipped
+        from hanabi_grpo.sft.tiny_model import check_shipped
 
-        check_shipped(folder, legal_moves=settings.env_config["legal_moves"])
+        check_shipped(folder, legal_moves=settings.env_config.get("legal_moves", False))
         return
     from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 
-    recipe = Recipe(
+    recipe = Recipe.of(
+        env,
         presets=boards,
         players=count,
-        legal_moves=settings.env_config["legal_moves"],
+        legal_moves=settings.env_config.get("legal_moves", False),
         seed=settings.seed if seed is None else seed,
-        steps=900 if steps is None else steps,
+        steps=steps,
     )
     build_tiny_model(folder, recipe, force=force)

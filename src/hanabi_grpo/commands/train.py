@@ -24,8 +24,7 @@ from hanabi_grpo.commands.console import (
 )
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.cut_records import cut_records
@@ -71,7 +70,7 @@ def train(
     rows = training_rows(loaded.settings)
     check_rewards(loaded.settings, rows)
     steps = num_steps(loaded.settings, rows)
-    boards = boards_of([EnvConfig.parse(row["env_config"]) for row in rows])
+    boards = boards_of(played_setups(rows))
     resolve_model(loaded.settings.model, tiny_model_command(*boards))
     nodes = read_nodes()
     check_nodes(nodes, loaded.settings, plan)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import Selection
 from hanabi_grpo.errors import SettingsError
@@ -42,26 +42,27 @@ def view(
     """
     selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
     console = make_console()
+    say = sayer(console)
     path, step = games_place(path, step)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
-        console.print(note, style="yellow", markup=False, soft_wrap=True)
+        say(note, "yellow")
     settings = settings_beside(path)
     chosen = selection.apply(recordings)
     title = f"{_name(files)}: {len(chosen)} of {len(recordings)} games"
     if not chosen:
-        console.print(f"{title}; every reply was a legal action.", markup=False, soft_wrap=True)
+        say(f"{title}; every reply was a legal action.")
         return
     if html is None and selection.is_everything and len(chosen) > 1:
         console.print(games_table(chosen, title))
-        console.print("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
+        say("One of them: --game N. Several: --worst N, --best N, --illegal. All as a page: --html FILE")
         return
     if html is not None:
         page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
-        console.print(write_page(html, page, "--html"), markup=False, soft_wrap=True)
+        say(write_page(html, page, "--html"))
         if html.stat().st_size > _LARGE_PAGE:
-            console.print("That is large for a browser; --worst N or --game N make a smaller page.")
+            say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
     advantages = advantages_of(recordings, estimator_of(settings))
     for one in chosen:

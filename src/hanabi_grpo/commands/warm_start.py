@@ -28,11 +28,8 @@ def warm_start(
     steps: Annotated[int, typer.Option(help="Updates of each adapter.")] = 300,
     batch: Annotated[int, typer.Option(help="Conversations of one update.")] = 32,
     learning_rate: Annotated[float | None, typer.Option(help="At its peak; chosen by size when left out.")] = None,
-    min_score: Annotated[int | None, typer.Option(help="Learn from games of this score or more.")] = None,
+    min_score: Annotated[float | None, typer.Option(help="Learn from games of this score or more.")] = None,
     who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
-    only_legal: Annotated[
-        bool, typer.Option("--only-legal/--all-replies", help="Learn no reply that was no legal move; it is read.")
-    ] = True,
     shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
@@ -51,20 +48,20 @@ def warm_start(
         os.environ.setdefault(name, value)
     # After these switches: libraries read them once.
     from hanabi_grpo.sft.run import WarmStart
-    from hanabi_grpo.sft.sources import GameFilter, Sources
+    from hanabi_grpo.sft.sources import Sources
 
-    chosen = GameFilter(min_score=min_score, only_legal=only_legal, who=who)
     sources = Sources(
         line_ups=tuple(line_ups or ()),
         paths=tuple(games or ()),
         num_deals=deals,
         noise=noise,
         learn_noise=learn_noise,
-        chosen=chosen,
+        min_score=min_score,
+        who=who,
     )
     work = WarmStart(
         settings=settings,
-        config=game_setup(settings, preset, players, env=env).config,
+        setup=game_setup(settings, preset, players, env=env),
         sources=sources,
         out=out,
         steps=steps,

@@ -355,6 +355,11 @@ def random_policy() -> Script:
     return Script("random", lambda seen, rng: rng.choice(seen.legal() or ("",)))
 
 
+def is_held_out(split: str) -> bool:
+    """Return True for a split of evaluations, "eval…" or "test…", also with "split-" before it: no run trains on it."""
+    return split.removeprefix("split-").startswith(("eval", "test"))
+
+
 def draw(*key: object, below: int) -> int:
     """Return a number from 0 to `below` - 1 that only the key decides, the same on every machine and for ever.
 

@@ -5,11 +5,11 @@ A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`), `
 shard holds beyond its last row was cut off in the middle and is cut away.
 """
 
-import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hanabi_grpo import __version__
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.prompts import system_prompt, turn_prompt
-from hanabi_grpo.envs.hanabi.rules import Game, parse_action, shuffled_deck
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.evaluation.evaluate import line_up_key
-from hanabi_grpo.evaluation.matches import Served, ask_games
+from hanabi_grpo.evaluation.evaluate import line_up_key, line_up_score
+from hanabi_grpo.evaluation.matches import Served, Table, play_tables
 from hanabi_grpo.rollout.lineups import LineUp
-from hanabi_grpo.rollout.loop import play_group
-from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.wire import episode_to_json
-from hanabi_grpo.settings.refs import Ref
 from hanabi_grpo.types import Episode
 
 SHARD_GAMES = 1000
 _LEDGER, _ABOUT = "collection.ledger", "collection.json"
-_SCRIPTED_GAMES = 50
-_SERVED_GAMES = 200
-"""Games of one request: enough to fill the engine, few enough for a progress bar that moves."""
 
 
 class Progress(BaseModel):
@@ -48,7 +38,7 @@ class Progress(BaseModel):
     deals: int = 0
     """Deals 0 to this number are done."""
     games: int = 0
-    score: int = 0
+    score: float = 0.0
     """Sum over the games."""
     shard: int = 0
     """Number of the shard that is being written."""
@@ -61,7 +51,7 @@ class Collection:
     """What to play."""
 
     line_up: LineUp
-    config: EnvConfig
+    setup: Setup[Any]
     suite: str
     num_deals: int
     num_games: int
@@ -96,7 +86,7 @@ def collect_games(
     """
     if not (folder / _LEDGER).exists() and any(folder.glob("*.jsonl")):
         raise SettingsError(f"--out {folder}: holds other games already (*.jsonl); choose a new folder.")
-    key = line_up_key(what.line_up, what.config, suite=what.suite, served=served, rotate=what.rotate)
+    key = line_up_key(what.line_up, what.setup, suite=what.suite, served=served, rotate=what.rotate)
     key |= {"games_per_deal": what.num_games, "prompts": what.prompts}
     orders = what.line_up.orders(rotate=what.rotate)
     with Ledger(folder / _LEDGER, key) as book:
@@ -105,8 +95,15 @@ def collect_games(
             _cut(folder, state)
             _describe(folder, what, key, state)
             progress(state.deals, state.games)
-            for groups in _play(what, orders, state.deals, served):
-                state = _write(folder, groups, state)
+            for groups in play_tables(
+                [Table(seed, orders[seed % len(orders)]) for seed in range(state.deals, what.num_deals)],
+                what.setup,
+                suite=what.suite,
+                label=what.line_up.text,
+                served=served,
+                num_games=what.num_games,
+            ):
+                state = _write(folder, what, groups, len(orders), state)
                 book.add(state.model_dump())
                 progress(state.deals, state.games)
         except OSError as error:
@@ -118,64 +115,34 @@ def collect_games(
     return state
 
 
-def fill_prompts(episode: Episode, config: EnvConfig) -> Episode:
+def fill_prompts(episode: Episode, setup: Setup[Any]) -> Episode:
     """Return the episode with what each player would have been shown, on the turns that do not say."""
-    game = Game(config.spec(), shuffled_deck(config.spec(), episode.suite, episode.seed))
+    game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
     turns = []
-    for turn in episode.turns:
-        shown = turn.prompt or turn_prompt(
-            game.view(turn.player), style=config.observation, legal_moves=config.legal_moves
-        )
-        turns.append(replace(turn, prompt=shown))
-        action = parse_action(turn.action, num_players=config.players, player=turn.player)
-        if action is None:
-            raise ServerError(f"deal {episode.suite}/{episode.seed}: {turn.action!r} is no move.")
-        game.apply(action)
+    for _, group in groupby(episode.turns, lambda turn: turn.step):
+        step = list(group)
+        turns += [replace(turn, prompt=turn.prompt or game.message(turn.player)) for turn in step]
+        game.step({turn.player: turn.action for turn in step})
     return replace(episode, turns=tuple(turns))
 
 
-def _play(
-    what: Collection, orders: Sequence[tuple[Ref, ...]], first: int, served: Served | None
-) -> Iterator[list[list[Episode]]]:
-    """Yield the games of some deals at a time, per deal a list."""
-    chunk = max(1, (_SERVED_GAMES if what.line_up.needs_server else _SCRIPTED_GAMES) // what.num_games)
-    for start in range(first, what.num_deals, chunk):
-        seeds = range(start, min(start + chunk, what.num_deals))
-        tables = [orders[seed % len(orders)] for seed in seeds]
-        if what.line_up.needs_server:
-            assert served is not None  # `line_up_key` has asked it
-            groups = ask_games(
-                served, tables, what.config, seeds, suite=what.suite, label=what.line_up.text, num_games=what.num_games
-            )
-        else:
-            groups = asyncio.run(_scripted(what, seeds, tables))
-        yield [[fill_prompts(game, what.config) for game in group] for group in groups] if what.prompts else groups
-
-
-async def _scripted(what: Collection, seeds: Sequence[int], tables: Sequence[tuple[Ref, ...]]) -> list[list[Episode]]:
-    setup = Setup(HANABI, what.config)
-    return [
-        await play_group(
-            setup.task(what.suite, seed), [make_script(setup, str(ref)) for ref in table], num_games=what.num_games
-        )
-        for seed, table in zip(seeds, tables, strict=True)
-    ]
-
-
-def _write(folder: Path, groups: Sequence[Sequence[Episode]], state: Progress) -> Progress:
+def _write(
+    folder: Path, what: Collection, groups: Sequence[Sequence[Episode]], num_orders: int, state: Progress
+) -> Progress:
     """Append whole deals to the shards; returns the state once they are on disk."""
     now = state.model_copy()
     if now.shard_games >= SHARD_GAMES:
         now.shard, now.shard_games, now.shard_bytes = now.shard + 1, 0, 0
     games = [game for group in groups for game in group]
-    content = "".join(json.dumps(episode_to_json(game), ensure_ascii=False) + "\n" for game in games).encode()
+    shown = [fill_prompts(game, what.setup) for game in games] if what.prompts else games
+    content = "".join(json.dumps(episode_to_json(game), ensure_ascii=False) + "\n" for game in shown).encode()
     with _shard(folder, now.shard).open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
     now.deals += len(groups)
     now.games += len(games)
-    now.score += sum(game.score for game in games)
+    now.score += sum(line_up_score(what.setup.spec, game, game.seed % num_orders) for game in games)
     now.shard_games += len(games)
     now.shard_bytes += len(content)
     return now
@@ -203,27 +170,18 @@ def _cut(folder: Path, state: Progress) -> None:
         os.truncate(current, state.shard_bytes)
 
 
-def _describe(folder: Path, what: Collection, key: dict[str, Any], state: Progress) -> None:
-    config = what.config
-    players = range(config.players)
+def _describe(folder: Path, what: Collection, key: Mapping[str, Any], state: Progress) -> None:
+    setup = what.setup
+    shown = ("line_up", "seats", "policies", "env", "env_config", "spec_hash", "suite", "temperature", "max_tokens")
     about = {
-        "line_up": what.line_up.text,
-        "seats": key["seats"],
-        "policies": key["policies"],
-        "env_config": key["env_config"],
-        "spec_hash": key["spec_hash"],
-        "suite": what.suite,
-        "temperature": key.get("temperature"),
-        "max_tokens": key.get("max_tokens"),
+        **{name: key.get(name) for name in shown},
         "num_deals": what.num_deals,
         "games_per_deal": what.num_games,
         "deals_done": state.deals,
         "games_done": state.games,
         "complete": state.deals >= what.num_deals,
         "mean_score": state.score / state.games if state.games else None,
-        "system_prompts": [
-            system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule) for player in players
-        ],
+        "system_prompts": [setup.environment.system(setup.config, player) for player in range(setup.spec.num_players)],
         "hanabi_grpo": __version__,
     }
     write_json_atomic(folder / _ABOUT, about)

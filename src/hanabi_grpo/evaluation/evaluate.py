@@ -3,41 +3,43 @@
 Every line-up plays the same deals, so a difference is taken deal by deal and the luck of the deal drops out.
 """
 
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rules import is_held_out
+from hanabi_grpo.envs.base import EnvSpec, Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.game_facts import GameFacts, game_facts, totals
-from hanabi_grpo.evaluation.matches import PlayedGame, Served, play_line_up
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
-from hanabi_grpo.runs.deal_statistics import Estimate, deck_numbers, difference, estimate
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder
+from hanabi_grpo.evaluation.matches import HALF, Served, is_held_out, play_line_up, start_numbers
+from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
+from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.settings.refs import is_frozen, seat_adapter
+from hanabi_grpo.types import Episode, ReplyKind
 
 SUITE = "eval"
-_FORMAT = 1
+_FORMAT = 2
 """Of a ledger's rows."""
+RETURN = "return"
+"""`EnvSpec.score` where line-ups are compared by what their players earn."""
 
 
-class _Row(BaseModel):
+class DealFigures(BaseModel):
+    """What one deal's games come to."""
+
     seed: int
-    games: list[GameFacts]
-
-
-def _ignore(done: int) -> None:
-    pass
+    scores: list[float]
+    """Per seat order."""
+    figures: dict[str, float]
+    """See `EvaluationResult.figures`."""
 
 
 def evaluate_line_up(
     line_up: LineUp,
-    config: EnvConfig,
+    setup: Setup[Any],
     num_deals: int,
     *,
     suite: str = SUITE,
@@ -45,80 +47,71 @@ def evaluate_line_up(
     rotate: bool = True,
     label: str | None = None,
     ledger: Path | None = None,
-    progress: Callable[[int], None] = _ignore,
-    keep: Callable[[Sequence[PlayedGame]], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
     clear: bool = True,
 ) -> EvaluationResult:
     """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
 
     Args:
         line_up: Who plays.
-        config: The game.
+        setup: The game.
         num_deals: How many deals.
         suite: Which stream of held-out deals.
         served: Needed unless scripts fill every seat.
         rotate: Whether a list of different players changes seats.
-        label: What tables call it; None: see `default_label`.
+        label: What tables call it; None: see `LineUp.label`.
         ledger: File for finished deals: an interrupted evaluation goes on from it. It is removed at the end.
         progress: Receives the number of deals done.
-        keep: Receives the games of some deals at a time. Not together with `ledger`, which keeps no games.
         clear: Whether a complete ledger is removed; a command with more to do before its end does that itself.
 
     Raises:
         SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
         ServerError: The server failed, holds other adapters, or dropped a game.
     """
-    if num_deals < 2:
-        raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
-    if not is_held_out(suite):
-        raise SettingsError(f"suite {suite!r}: training may have seen its deals; evaluate on {SUITE!r}.")
-    if keep is not None and ledger is not None:
-        raise SettingsError("a ledger holds figures, no games: give keep or ledger, not both.")
-    games: dict[int, list[GameFacts]] = {}
+    check_deals(num_deals, suite)
+    key = line_up_key(line_up, setup, suite=suite, served=served, rotate=rotate)
+    deals: dict[int, DealFigures] = {}
 
     def play(book: Ledger | None) -> None:
-        missing = [seed for seed in range(num_deals) if seed not in games]
+        missing = [seed for seed in range(num_deals) if seed not in deals]
         progress(num_deals - len(missing))
-        for chunk in play_line_up(line_up, config, missing, suite=suite, served=served, rotate=rotate):
-            fresh: dict[int, list[GameFacts]] = {}
-            for played in sorted(chunk, key=lambda one: (one.seed, one.order)):
-                fresh.setdefault(played.seed, []).append(game_facts(played))
+        for some in play_line_up(line_up, setup, missing, suite=suite, served=served, rotate=rotate):
+            fresh = [deal_figures(setup.spec, games) for games in some]
             if book is not None:
-                book.add(*({"seed": seed, "games": facts} for seed, facts in fresh.items()))
-            if keep is not None:
-                keep(chunk)
-            games.update(fresh)
-            progress(sum(seed < num_deals for seed in games))
+                book.add(*(deal.model_dump() for deal in fresh))
+            deals.update({deal.seed: deal for deal in fresh})
+            progress(sum(seed < num_deals for seed in deals))
 
-    key = line_up_key(line_up, config, suite=suite, served=served, rotate=rotate)
     if ledger is None:
         play(None)
     else:
         with Ledger(ledger, key) as book:
-            games.update(_finished(book, len(key["seats"])))
+            deals.update(_finished(book, len(key["seats"])))
             play(book)
             if clear:
                 book.remove()
-    return summarise(
-        line_up,
-        config,
-        [games[seed] for seed in range(num_deals)],
-        suite=suite,
-        seats=key["seats"],
-        policies=key["policies"],
-        rotate=rotate,
-        label=label,
-        temperature=served.temperature if served and line_up.needs_server else None,
-    )
+    return summarise(line_up, setup, [deals[seed] for seed in range(num_deals)], key=key, label=label)
 
 
-def evaluate_scripted(name: str, config: EnvConfig, num_deals: int, suite: str = SUITE) -> EvaluationResult:
+def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = SUITE) -> EvaluationResult:
     """Let one script fill every seat; see `evaluate_line_up`."""
-    return evaluate_line_up(parse_line_up(name, config.players), config, num_deals, suite=suite)
+    return evaluate_line_up(parse_line_up(name, setup.spec.num_players, env=setup.env), setup, num_deals, suite=suite)
+
+
+def check_deals(num_deals: int, suite: str) -> None:
+    """Refuse deals that say nothing about held-out play.
+
+    Raises:
+        SettingsError: Fewer than two, or a suite that training uses.
+    """
+    if num_deals < 2:
+        raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
+    if not is_held_out(suite):
+        raise SettingsError(f"--suite {suite!r}: training may have seen its deals; play on eval or test.")
 
 
 def line_up_key(
-    line_up: LineUp, config: EnvConfig, *, suite: str = SUITE, served: Served | None = None, rotate: bool = True
+    line_up: LineUp, setup: Setup[Any], *, suite: str = SUITE, served: Served | None = None, rotate: bool = True
 ) -> dict[str, Any]:
     """Return everything that a deal's games depend on; two evaluations of one key are the same work.
 
@@ -132,8 +125,8 @@ def line_up_key(
         "line_up": line_up.text,
         "seats": [tuple(map(str, order)) for order in orders],
         "policies": {},
-        "env_config": config.model_dump(mode="json"),
-        "spec_hash": config.spec().hash,
+        **setup.row(),
+        "spec_hash": setup.spec.hash,
         "suite": suite,
         "rotate": rotate,
     }
@@ -154,88 +147,100 @@ def line_up_key(
     }
 
 
+def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
+    """Return what one deal's games come to, one game per seat order."""
+    count = len(games)
+    scores = [line_up_score(spec, game, number) for number, game in enumerate(games)]
+    kinds = [turn.kind for game in games for turn in game.turns]
+    figures = {
+        **mean_figures(game.result for game in games),
+        "truncated": sum(game.status.is_truncated for game in games) / count,
+        "illegal_per_game": kinds.count(ReplyKind.ILLEGAL) / count,
+        "unparsable_per_game": kinds.count(ReplyKind.UNPARSABLE) / count,
+        "turns_per_game": len(kinds) / count,
+    }
+    if spec.payoff == "team":
+        figures["perfect"] = sum(score >= score_range(spec)[1] for score in scores) / count
+    return DealFigures(seed=games[0].seed, scores=scores, figures=figures)
+
+
+def line_up_score(spec: EnvSpec, game: Episode, order: int) -> float:
+    """Return the figure by which line-ups are compared.
+
+    Where that is the return, it is the same for all of a team; elsewhere it is that of the line-up's first word, which
+    moves one seat to the left from seat order to seat order.
+    """
+    if spec.score != RETURN:
+        return float(game.result[spec.score])
+    return game.reward(0 if spec.payoff == "team" else -order % spec.num_players)
+
+
+def score_range(spec: EnvSpec) -> tuple[float, float]:
+    """Return least and most of `EnvSpec.score`; figures of other names begin at 0."""
+    low, high = spec.return_range
+    return low if spec.score == RETURN else min(0.0, low), high if spec.max_score is None else float(spec.max_score)
+
+
 def summarise(
     line_up: LineUp,
-    config: EnvConfig,
-    games: Sequence[Sequence[GameFacts]],
+    setup: Setup[Any],
+    deals: Sequence[DealFigures],
     *,
-    suite: str = SUITE,
-    seats: Sequence[Sequence[str]] | None = None,
-    policies: dict[str, str] | None = None,
-    rotate: bool = True,
+    key: dict[str, Any],
     label: str | None = None,
-    temperature: float | None = None,
 ) -> EvaluationResult:
     """Return the figures of one line-up.
 
     Args:
         line_up: Who played.
-        config: The game.
-        games: Of deals 0 to n-1, one game per seat order.
-        suite: Which stream of deals.
-        seats: Who sat where, per seat order; None: the words themselves.
-        policies: See `EvaluationResult`.
-        rotate: Whether the line-up changed seats.
-        label: What tables call it; None: see `default_label`.
-        temperature: Of sampling, 0 for greedy; None for scripts.
+        setup: The game.
+        deals: 0 to n-1.
+        key: Of the evaluation, see `line_up_key`.
+        label: What tables call it; None: see `LineUp.label`.
     """
-    spec = config.spec()
-    words = [tuple(map(str, order)) for order in line_up.orders(rotate=rotate)]
-    seeds = tuple(range(len(games)))
-    decks = deck_numbers(spec, suite, seeds)
-    total = totals([game for deal in games for game in deal])
-    num_games = sum(map(len, games))
+    spec, suite = setup.spec, key["suite"]
+    seeds = tuple(deal.seed for deal in deals)
+    starts = start_numbers(setup, suite, seeds)
     orders = []
-    for number, order in enumerate(words):
-        found = estimate(tuple(float(deal[number].score) for deal in games), decks)
+    for number, order in enumerate(line_up.orders(rotate=key["rotate"])):
+        found = estimate(tuple(deal.scores[number] for deal in deals), starts)
         orders.append(
             SeatOrder(
-                words=order,
-                seats=tuple(seats[number] if seats else order),
+                words=tuple(map(str, order)),
+                seats=tuple(key["seats"][number]),
                 mean=found.mean,
                 standard_error=found.standard_error,
             )
         )
     return EvaluationResult(
-        label=label or default_label(line_up),
+        label=label or line_up.label,
         line_up=line_up.text,
         orders=tuple(orders),
-        policies=dict(policies or {}),
+        policies=key["policies"],
+        **setup.row(),
         preset=spec.preset,
         num_players=spec.num_players,
         spec_hash=spec.hash,
-        env_config=config.model_dump(mode="json"),
-        reachable_max=spec.reachable_max,
+        score=spec.score,
+        score_range=score_range(spec),
+        attainable=None if suite.startswith(HALF) else spec.attainable,
         suite=suite,
-        temperature=temperature,
+        temperature=key.get("temperature"),
         seeds=seeds,
-        decks=decks,
-        scores=tuple(statistics.fmean(game.score for game in deal) for deal in games),
-        scores_kept=tuple(statistics.fmean(game.kept for game in deal) for deal in games),
-        bomb_share=total.bombed / num_games,
-        truncated_share=total.truncated / num_games,
-        perfect_share=total.perfect / num_games,
-        illegal_per_game=total.illegal / num_games,
-        unparsable_per_game=total.unparsable / num_games,
-        hints_per_turn=total.hints / max(1, total.turns),
-        misplays_per_turn=total.misplays / max(1, total.turns),
-        turns_per_game=total.turns / num_games,
+        starts=starts,
+        scores=tuple(fmean(deal.scores) for deal in deals),
+        figures=mean_figures(deal.figures for deal in deals),
     )
 
 
-def default_label(line_up: LineUp) -> str:
-    """Return what tables call a line-up: its text, with folders by their last two names."""
-    return ",".join(short_name(word.strip()) for word in line_up.text.split(","))
-
-
 def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
-    """Return mean, error and interval of `b - a` over the deals that both played, clustered by deck.
+    """Return mean, error and interval of `b - a` over the deals that both played, clustered by start.
 
     Raises:
         SettingsError: The two did not play the same deals.
     """
     for what, mine, theirs in (
-        ("boards", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),
+        ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),
         ("suites", a.suite, b.suite),
         ("deals", _range(a.seeds), _range(b.seeds)),
     ):
@@ -244,19 +249,19 @@ def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
                 f"{a.label} and {b.label} played different {what} ({mine}; {theirs}); "
                 "evaluate both with the same --preset and --deals."
             )
-    return difference(a.scores, b.scores, a.decks)
+    return difference(a.scores, b.scores, a.starts)
 
 
-def _finished(book: Ledger, num_orders: int) -> dict[int, list[GameFacts]]:
+def _finished(book: Ledger, num_orders: int) -> dict[int, DealFigures]:
     try:
-        rows = TypeAdapter(list[_Row]).validate_python(book.rows)
+        rows = TypeAdapter(list[DealFigures]).validate_python(book.rows)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise SettingsError(f"{book.path}: damaged ({where}: {first['msg']}); move it away.") from error
-    if any(len(row.games) != num_orders for row in rows):
+    if any(len(row.scores) != num_orders for row in rows):
         raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
-    return {row.seed: row.games for row in rows}
+    return {row.seed: row for row in rows}
 
 
 def _range(seeds: Sequence[int]) -> str:

@@ -1,27 +1,31 @@
-"""Games of a line-up over a list of deals, in every seat order: by scripts here, by models on a rollout server.
+"""Games of line-ups on lists of deals: by scripts here, by models on a rollout server.
 
-Everybody who counts games (evaluation, cross-play, conventions, data collection) takes them from `play_line_up`.
+Whoever counts or collects games takes them from here.
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutResult
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import make_policy, play_scripted
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
-from hanabi_grpo.envs.hanabi.rules import Game
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
+from hanabi_grpo.rollout.loop import play_group
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.rollout.resolver import SeatResolver
-from hanabi_grpo.settings.refs import NOT_HELD, Ref
+from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 
-_SCRIPTED_CHUNK = 50
-_SERVED_CHUNK = 100
-"""Deals of one request: enough to fill the engine, few enough for a progress bar that moves."""
+HELD_OUT = ("eval", "test")
+"""What the names of suites for evaluation begin with."""
+HALF = "split-"
+"""What the name of a suite begins with that has only some of the starts, in environments that can deal so."""
+SCRIPTED_GAMES = 50
+SERVED_GAMES = 200
+"""Games of one request: enough to fill the engine, few enough for a progress bar that moves."""
 _MAX_REASONS = 3
 
 
@@ -46,34 +50,47 @@ class Served:
     """Of sampling; 0 is greedy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedGame:
-    """One game."""
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One deal and who plays it."""
 
     seed: int
-    """With the suite, names the deal."""
-    order: int
-    """Which of the line-up's seat orders."""
-    game: Game
-    """The table at the end: every move, the deck, the score. Not over where a limit of ours cut the game."""
-    episode: Episode | None
-    """What was said; None when scripts filled every seat."""
+    refs: tuple[Ref, ...]
+    """In turn order."""
+
+
+def is_held_out(suite: str) -> bool:
+    """Tell whether a suite is for evaluation: no run trains on its deals."""
+    return suite.removeprefix(HALF).startswith(HELD_OUT)
+
+
+def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
+    """Return for each deal the number of its cluster, counted from 0 in order of appearance.
+
+    Where a suite has only some of the starts, deals of one start are one cluster. A suite that draws from all starts
+    has no others to speak for: its deals are independent draws of the very game that the score is about.
+    """
+    if not (setup.spec.disjoint_splits or suite.startswith(HALF)):
+        return tuple(range(len(seeds)))
+    numbers: dict[str, int] = {}
+    ids = (setup.environment.start_id(setup.config, split=suite, seed=seed) for seed in seeds)
+    return tuple(numbers.setdefault(name, len(numbers)) for name in ids)
 
 
 def play_line_up(
     line_up: LineUp,
-    config: EnvConfig,
+    setup: Setup[Any],
     seeds: Sequence[int],
     *,
     suite: str,
     served: Served | None = None,
     rotate: bool = True,
-) -> Iterator[list[PlayedGame]]:
-    """Play every deal once in each seat order; yields the games of some deals at a time, whole deals only.
+) -> Iterator[list[tuple[Episode, ...]]]:
+    """Play every deal once in each seat order; yields some deals at a time, per deal its games in that order.
 
     Args:
         line_up: Who plays.
-        config: The game.
+        setup: The game.
         seeds: The deals.
         suite: Which stream of deals.
         served: Needed unless scripts fill every seat.
@@ -83,59 +100,90 @@ def play_line_up(
         SettingsError: A model has to play and there is no server, or the line-up is for another number of players.
         ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
     """
-    if len(line_up.refs) != config.players:
-        raise SettingsError(f"line-up {line_up.text!r}: {len(line_up.refs)} seats for players={config.players}.")
     orders = line_up.orders(rotate=rotate)
-    if not line_up.needs_server:
-        yield from _scripted(orders, config, seeds, suite)
-        return
-    if served is None:
-        raise SettingsError(f"line-up {line_up.text!r}: needs a rollout server: start one, or add --own-server.")
-    chunk = max(1, _SERVED_CHUNK // len(orders))
-    for start in range(0, len(seeds), chunk):
-        asked = [(seed, number) for seed in seeds[start : start + chunk] for number in range(len(orders))]
-        refs, deals = [orders[number] for _, number in asked], [seed for seed, _ in asked]
-        groups = ask_games(served, refs, config, deals, suite=suite, label=line_up.text)
-        yield [
-            PlayedGame(seed=seed, order=number, game=replay(episode), episode=episode)
-            for (seed, number), [episode] in zip(asked, groups, strict=True)
-        ]
+    tables = [Table(seed, order) for seed in seeds for order in orders]
+    for groups in play_tables(tables, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
+        games = [game for [game] in groups]
+        yield [tuple(games[first : first + len(orders)]) for first in range(0, len(games), len(orders))]
 
 
-def ask_games(
-    served: Served,
-    refs: Sequence[Sequence[Ref]],
-    config: EnvConfig,
-    seeds: Sequence[int],
+def play_tables(
+    tables: Sequence[Table],
+    setup: Setup[Any],
     *,
     suite: str,
     label: str,
+    served: Served | None,
     num_games: int = 1,
+    together: int = 1,
+) -> Iterator[list[list[Episode]]]:
+    """Yield the games of some tables at a time, per table a list.
+
+    Args:
+        tables: What is played.
+        setup: The game.
+        suite: Which stream of deals.
+        label: What errors call the line-up.
+        served: Needed unless scripts fill every seat.
+        num_games: Of each table.
+        together: Tables that are never told apart.
+
+    Raises:
+        SettingsError: As `play_line_up`, or a checkpoint cannot be used.
+        ServerError: As `play_line_up`.
+    """
+    num_players = setup.spec.num_players
+    for table in tables:
+        if len(table.refs) != num_players:
+            raise SettingsError(f"line-up {label!r}: {len(table.refs)} seats for {num_players} players.")
+    needs_server = any(not isinstance(ref, ScriptRef) for table in tables for ref in table.refs)
+    if needs_server and served is None:
+        raise SettingsError(f"line-up {label!r}: needs a rollout server: start one, or add --own-server.")
+    games = SERVED_GAMES if needs_server else SCRIPTED_GAMES
+    size = together * max(1, games // (together * num_games))
+    for some in (tables[first : first + size] for first in range(0, len(tables), size)):
+        if needs_server:
+            assert served is not None
+            yield _ask(served, some, setup, suite, label, num_games)
+        else:
+            yield asyncio.run(_scripted(some, setup, suite, num_games))
+
+
+def check_replay(setup: Setup[Any], episode: Episode) -> None:
+    """Play the actions of an episode again and compare what comes out.
+
+    Raises:
+        ServerError: They do not fit the deal that it names, or its result.
+    """
+    where = f"deal {episode.suite}/{episode.seed}, game {episode.game}"
+    game = setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
+    for step, turns in groupby(episode.turns, lambda turn: turn.step):
+        actions = {turn.player: turn.action for turn in turns}
+        legal = {player: game.legal(player) for player in game.to_act()}
+        if actions.keys() != legal.keys() or not all(
+            (allowed := legal[player]) is None or action in (*allowed, FORFEIT, SKIP)
+            for player, action in actions.items()
+        ):
+            raise ServerError(f"{where}, step {step}: {actions} cannot be played; legal is {legal}.")
+        game.step(actions)
+    if dict(game.result()) != dict(episode.result):
+        raise ServerError(f"{where}: its actions lead to {dict(game.result())}, it says {dict(episode.result)}.")
+
+
+def _ask(
+    served: Served, tables: Sequence[Table], setup: Setup[Any], suite: str, label: str, num_games: int
 ) -> list[list[Episode]]:
-    """Return per deal the games that the server plays.
+    """Return the games that the server plays.
 
     A lent adapter that the server does not hold any more is lent again: others lent theirs meanwhile, or it is another
     server process. The seats stay, because their words are digests.
-
-    Args:
-        served: The server and how it plays.
-        refs: Per deal the line-up, in turn order.
-        config: The game.
-        seeds: Per deal its number in the suite.
-        suite: Which stream of deals.
-        label: What errors call the line-up.
-        num_games: Of each deal.
-
-    Raises:
-        SettingsError: A checkpoint that cannot be used.
-        ServerError: The server failed, or dropped a game.
     """
 
     def ask() -> RolloutResult:
-        row = config.model_dump(mode="json")
+        row = setup.row()
         deals = [
-            {"env_config": row, "suite": suite, "seed": seed, "seats": list(served.resolver.seats(order))}
-            for seed, order in zip(seeds, refs, strict=True)
+            {**row, "suite": suite, "seed": table.seed, "seats": list(served.resolver.seats(table.refs))}
+            for table in tables
         ]
         return served.client.play(
             deals, num_games=num_games, max_tokens=served.max_tokens, temperature=served.temperature
@@ -148,44 +196,23 @@ def ask_games(
             raise
         served.resolver.lend_again()
         result = ask()
-    if result.dropped or [len(group) for group in result.groups] != [num_games] * len(seeds):
+    if result.dropped or [len(group) for group in result.groups] != [num_games] * len(tables):
         reasons = [f"deal {game.suite}/{game.seed}: {game.reason}" for game in result.dropped]
         shown = "; ".join(reasons[:_MAX_REASONS]) + ("; …" if len(reasons) > _MAX_REASONS else "")
-        wanted, played = num_games * len(seeds), sum(len(group) for group in result.groups)
+        wanted, played = num_games * len(tables), sum(len(group) for group in result.groups)
         raise ServerError(
             f"{label}: {wanted - played} of {wanted} games were not played ({shown or 'no reason given'}); "
             "every deal is needed. Look at the server's log, then give the same command again."
         )
+    for group in result.groups:
+        for episode in group:
+            check_replay(setup, episode)
     return result.groups
 
 
-def replay(episode: Episode) -> Game:
-    """Return the table at the end of an episode.
-
-    Raises:
-        ServerError: Its moves do not fit the deal that it names.
-    """
-    named = Recording(episode=episode, source=f"deal {episode.suite}/{episode.seed}", number=episode.game)
-    try:
-        return replayed_game(named)
-    except SettingsError as error:
-        raise ServerError(str(error)) from error
-
-
-def _scripted(
-    orders: Sequence[tuple[Ref, ...]], config: EnvConfig, seeds: Sequence[int], suite: str
-) -> Iterator[list[PlayedGame]]:
-    spec = config.spec()
-    policies = {ref: make_policy(str(ref)) for order in orders for ref in order}
-    tables = [[policies[ref] for ref in order] for order in orders]
-    for start in range(0, len(seeds), _SCRIPTED_CHUNK):
-        yield [
-            PlayedGame(
-                seed=seed,
-                order=number,
-                game=play_scripted(spec, table, suite=suite, seed=seed, max_turns=config.max_turns),
-                episode=None,
-            )
-            for seed in seeds[start : start + _SCRIPTED_CHUNK]
-            for number, table in enumerate(tables)
-        ]
+async def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
+    scripts = {ref: make_script(setup, str(ref)) for table in tables for ref in table.refs}
+    return [
+        await play_group(setup.task(suite, table.seed), [scripts[ref] for ref in table.refs], num_games=num_games)
+        for table in tables
+    ]

@@ -1,105 +1,66 @@
-"""Tables of evaluations: scores, the way of playing, paired differences, seat orders; for terminals and as Markdown."""
+"""Tables of evaluations: scores, figures, paired differences, seat orders; for terminals and as Markdown."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies import REFERENCES
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.registry import setup as setup_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure_sheets
 from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.settings.refs import is_frozen
 
 ATTAINABLE = "attainable"
-ATTAINABLE_SOURCE = (
-    "attainable: the best players known for this board, found by alternating exact best response with restarts and "
-    "replayed on 2000 deals; not played here, and no proven maximum."
-)
+ATTAINABLE_SOURCE = "attainable: the best mean that players are known to reach; not played here, and no proven maximum."
 _ALL_PAIRS = 4
 """Most line-ups of which every two are compared; of more, each with the first."""
-_SCORES = ("line-up", "mean score ± SE", "95 % interval", "score kept", "perfect", "bombs", "truncated")
-_PLAY = ("line-up", "illegal/game", "unparsable/game", "hints/turn", "misplays/turn", "turns/game")
+_NUM_REFERENCES = 3
+_SCORES = ("line-up", "mean score ± SE", "95 % interval")
 _DIFFERENCES = ("paired difference", "mean ± SE", "95 % interval", "in SE")
 _ORDERS = ("line-up", "seat order", "mean score ± SE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """One table, as text."""
+def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
+    """Return the scripts that stand beside a team's result: the environment's first three.
 
-    title: str
-    columns: tuple[str, ...]
-    groups: Sequence[Sequence[Sequence[str]]]
-    """Groups of rows of cells; a line is drawn between groups."""
-    num_names: int = 1
-    """How many of the first columns hold names, not figures."""
-    note: str = ""
-    """A sentence below the table."""
-
-    def rich(self) -> Table:
-        """Return the table for the terminal."""
-        caption = Text(self.note) if self.note else None
-        table = Table(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
-        for number, column in enumerate(self.columns):
-            is_name = number < self.num_names
-            # A long name is broken, a figure never.
-            table.add_column(
-                column,
-                justify="left" if is_name else "right",
-                no_wrap=not is_name,
-                overflow="fold" if is_name else "ellipsis",
-            )
-        for group in self.groups:
-            for row in group:
-                # Labels are people's: a bracket in one is no markup.
-                table.add_row(*map(Text, row))
-            table.add_section()
-        return table
-
-    def markdown(self) -> str:
-        """Return the table as Markdown."""
-        rule = ["---"] * self.num_names + ["---:"] * (len(self.columns) - self.num_names)
-        lines = [f"**{self.title}**", "", _line(self.columns), _line(rule)]
-        lines += [_line(row) for group in self.groups for row in group]
-        lines += ["", self.note] if self.note else []
-        return "\n".join(lines) + "\n"
+    Where one player wins what another loses, a script that plays itself is no level to compare with.
+    """
+    return tuple(setup.environment.policies)[:_NUM_REFERENCES] if setup.spec.payoff == "team" else ()
 
 
 def reference_results(
-    result: EvaluationResult, names: Sequence[str] = REFERENCES, *, progress: Callable[[int], None] = lambda done: None
+    result: EvaluationResult, names: Sequence[str] | None = None, *, progress: Callable[[int], None] = lambda done: None
 ) -> list[EvaluationResult]:
     """Let scripts play exactly the deals of a result.
 
     Args:
-        result: Says board and deals.
-        names: Of the scripts.
+        result: Says game and deals.
+        names: Of the scripts; None: see `reference_names`.
         progress: Receives the number of deals done by all of them together.
 
     Raises:
         SettingsError: The preset of this name has other rules by now, or the deals are not 0 to n-1.
     """
-    config = EnvConfig.parse(result.env_config)
-    if config.spec().hash != result.spec_hash:
+    found = setup_of(result.env, result.env_config)
+    if found.spec.hash != result.spec_hash:
         raise SettingsError(
-            f"{result.label}: played on {result.preset} {result.spec_hash}, which is {config.spec().hash} in this "
+            f"{result.label}: played on {result.preset} {result.spec_hash}, which is {found.spec.hash} in this "
             "version; evaluate it again."
         )
     references: list[EvaluationResult] = []
-    for name in names:
+    for name in reference_names(found) if names is None else names:
         before = len(references) * result.num_deals
 
         def count(done: int, before: int = before) -> None:
             progress(before + done)
 
-        team = parse_line_up(name, config.players)
-        references.append(evaluate_line_up(team, config, result.num_deals, suite=result.suite, progress=count))
+        team = parse_line_up(name, found.spec.num_players, env=found.env)
+        references.append(evaluate_line_up(team, found, result.num_deals, suite=result.suite, progress=count))
         paired_difference(result, references[-1])  # refuses other deals
     return references
 
@@ -119,28 +80,27 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
         references: On the same deals.
     """
     groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
-    scores = [[_scores(result) for result in group] for group in groups]
-    play = [[_play(result) for result in group] for group in groups]
+    scores: list[list[tuple[str, ...]]] = [
+        [(_name(result), *_shown(result.estimate)) for result in group] for group in groups
+    ]
     most = results[0].attainable
     if most is not None:
         scores.append([attainable_row(most, len(_SCORES))])
-    sheets = [
-        Sheet(
-            title=board_title(results[0]),
-            columns=_SCORES,
-            groups=scores,
-            note="" if most is None else ATTAINABLE_SOURCE,
-        ),
-        Sheet(title="How they play", columns=_PLAY, groups=play),
-    ]
+    note = "" if most is None else ATTAINABLE_SOURCE
+    sheets = [Sheet(title=game_title(results[0]), columns=_SCORES, groups=scores, note=note)]
+    figures = [[(_name(result), result.figures) for result in group] for group in groups]
+    sheets += figure_sheets("Figures, mean over deals", "line-up", figures, without=results[0].score)
     pairs = compared_pairs(results)
     if pairs:
-        rows = [_difference(paired_difference(one, other), one, other) for one, other in pairs]
+        rows = []
+        for one, other in pairs:
+            found = paired_difference(one, other)
+            rows.append((f"{other.label} − {one.label}", *_shown(found, sign="+"), f"{found.sigmas:+.1f}"))
         sheets.append(Sheet(title="Differences, deal by deal", columns=_DIFFERENCES, groups=[rows]))
     told = [result for result in results if len(result.orders) > 1 or result.orders[0].seats != result.orders[0].words]
     if told:
         rows_of = [[_order(result, number) for number in range(len(result.orders))] for result in told]
-        sheets.append(Sheet(title="Seat orders; the first moves first", columns=_ORDERS, groups=rows_of, num_names=2))
+        sheets.append(Sheet(title="Seat orders; the first is player_0", columns=_ORDERS, groups=rows_of, num_names=2))
     return sheets
 
 
@@ -148,18 +108,9 @@ def evaluation_document(results: Sequence[EvaluationResult], references: Sequenc
     """Return all that an evaluation found, as `--json` prints it: results with their deals, comparisons, attainable."""
     differences = []
     for one, other in compared_pairs(results):
-        found = paired_difference(one, other)
-        differences.append(
-            {
-                "of": other.label,
-                "minus": one.label,
-                "mean": found.mean,
-                "standard_error": found.standard_error,
-                "interval_95": [found.low, found.high],
-                "num_deals": found.num_deals,
-                "num_decks": found.num_decks,
-            }
-        )
+        found = asdict(paired_difference(one, other))
+        interval = [found.pop("low"), found.pop("high")]
+        differences.append({"of": other.label, "minus": one.label, **found, "interval_95": interval})
     return {
         "results": [result_to_json(result) for result in results],
         "references": [result_to_json(result) for result in references],
@@ -170,15 +121,15 @@ def evaluation_document(results: Sequence[EvaluationResult], references: Sequenc
 
 def attainable_row(most: float, num_columns: int) -> tuple[str, ...]:
     """Return the row that says what the best known players score; nothing else of them is known here."""
-    return (ATTAINABLE, f"{most:.2f}", *["–"] * (num_columns - 2))
+    return (ATTAINABLE, f"{most:.2f}", *[UNKNOWN] * (num_columns - 2))
 
 
-def board_title(result: EvaluationResult) -> str:
+def game_title(result: EvaluationResult) -> str:
     """Return which game and deals a table is about."""
-    decks = f" ({result.num_decks} different decks)" if result.num_decks < result.num_deals else ""
+    starts = f" ({result.num_starts} different starts)" if result.num_starts < result.num_deals else ""
     return (
-        f"{result.preset}, {result.num_players} players, board {result.spec_hash}, most points {result.reachable_max}: "
-        f"{result.num_deals} deals{decks} of suite {result.suite}"
+        f"{result.env} {result.preset}, {result.num_players} players, rules {result.spec_hash}, {result.score} at most "
+        f"{result.score_range[1]:g}: {result.num_deals} deals{starts} of suite {result.suite}"
     )
 
 
@@ -197,36 +148,10 @@ def _name(result: EvaluationResult) -> str:
     return result.label + ("" if heat is None else " (greedy)" if heat == 0 else f" (T={heat:g})")
 
 
-def _scores(result: EvaluationResult) -> tuple[str, ...]:
-    found = result.estimate
+def _shown(found: Estimate, sign: str = "") -> tuple[str, str]:
     return (
-        _name(result),
-        f"{found.mean:.3f} ± {found.standard_error:.3f}",
-        f"{found.low:.3f} to {found.high:.3f}",
-        f"{result.mean_kept:.3f}",
-        f"{result.perfect_share:.1%}",
-        f"{result.bomb_share:.1%}",
-        f"{result.truncated_share:.1%}",
-    )
-
-
-def _play(result: EvaluationResult) -> tuple[str, ...]:
-    return (
-        _name(result),
-        f"{result.illegal_per_game:.3f}",
-        f"{result.unparsable_per_game:.3f}",
-        f"{result.hints_per_turn:.3f}",
-        f"{result.misplays_per_turn:.3f}",
-        f"{result.turns_per_game:.2f}",
-    )
-
-
-def _difference(found: Estimate, one: EvaluationResult, other: EvaluationResult) -> tuple[str, ...]:
-    return (
-        f"{other.label} − {one.label}",
-        f"{found.mean:+.3f} ± {found.standard_error:.3f}",
-        f"{found.low:+.3f} to {found.high:+.3f}",
-        f"{found.sigmas:+.1f}",
+        f"{found.mean:{sign}.3f} ± {found.standard_error:.3f}",
+        f"{found.low:{sign}.3f} to {found.high:{sign}.3f}",
     )
 
 
@@ -234,13 +159,4 @@ def _order(result: EvaluationResult, number: int) -> tuple[str, ...]:
     order = result.orders[number]
     # A lent adapter is called by its digest; its folder says more.
     seats = (short_name(word) if is_frozen(seat) else seat for word, seat in zip(order.words, order.seats, strict=True))
-    return (
-        result.label if number == 0 else "",
-        ", ".join(seats),
-        f"{order.mean:.3f} ± {order.standard_error:.3f}",
-    )
-
-
-def _line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("\\", "\\\\").replace("|", r"\|").replace("\n", " ") for cell in cells)
-    return "| " + " | ".join(escaped) + " |"
+    return (result.label if number == 0 else "", ", ".join(seats), f"{order.mean:.3f} ± {order.standard_error:.3f}")

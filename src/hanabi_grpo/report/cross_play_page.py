@@ -1,12 +1,12 @@
 """The page and the other files of a cross-play."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.cells import Cell
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_note, number, seat_titles, show
 from hanabi_grpo.report.charts.heat_map import NUM_COLORS, color_at, draw_heat_map, ink_on
@@ -33,8 +33,8 @@ def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
             paths[2],
             summary.matrix.means.tolist(),
             summary.errors(),
-            [visible(label) for label in summary.labels],
-            limits=(0, summary.reachable_max),
+            summary.labels,
+            limits=summary.score_range,
             title="\n".join(describe(summary)),
             row_title=row_title,
             column_title=column_title,
@@ -57,9 +57,11 @@ def markdown_report(summary: Summary) -> str:
 
 def render_cross_play(summary: Summary) -> str:
     """Return the page."""
-    most = summary.reachable_max
+    entries = tuple(replace(entry, label=visible(entry.label)) for entry in summary.plan.entries)
+    summary = replace(summary, plan=replace(summary.plan, entries=entries))
+    low, high = summary.score_range
     row_title, column_title = seat_titles(summary)
-    labels = [visible(label) for label in summary.labels]
+    labels = summary.labels
     return render(
         "cross_play.html.j2",
         script="cross_play.js",
@@ -71,38 +73,34 @@ def render_cross_play(summary: Summary) -> str:
         upright=all(len(label) <= _SHORT for label in labels),
         rows=[[_cell(summary, i, j) for j in range(len(labels))] for i in range(len(labels))],
         note=matrix_note(summary),
-        scale=[number(summary, value) for value in (0, most / 2, most)],
+        scale=[number(summary, value) for value in (low, (low + high) / 2, high)],
         sheets=all_sheets(summary)[1:],
     )
 
 
 def _cell(summary: Summary, row: int, column: int) -> dict[str, Any]:
-    estimate = summary.matrix.cell(row, column)
+    estimate, (low, high) = summary.matrix.cell(row, column), summary.score_range
     if not math.isfinite(estimate.mean):
         return {"kind": "missing", "mean": "–", "error": "", "detail": "not played"}
-    cell = summary.cells[f"{row}-{column}"]
+    share = min(max((estimate.mean - low) / (high - low), 0.0), 1.0)
     return {
-        "kind": f"k{round((NUM_COLORS - 1) * estimate.mean / summary.reachable_max)}"
-        + (" self" if row == column else ""),
+        "kind": f"k{round((NUM_COLORS - 1) * share)}" + (" self" if row == column else ""),
         "mean": f"{estimate.mean:.2f}",
         "error": f"±{estimate.error:.2f}",
-        "detail": _detail(summary, cell, row, column),
+        "detail": _detail(summary, row, column),
     }
 
 
-def _detail(summary: Summary, cell: Cell, row: int, column: int) -> str:
-    result = cell.result
+def _detail(summary: Summary, row: int, column: int) -> str:
+    result = summary.cells[f"{row}-{column}"]
+    found = result.estimate
     row_title, column_title = seat_titles(summary)
     who = f"{summary.labels[row]} {row_title}, {summary.labels[column]} {column_title}"
     facts = [
         f"{show(summary, summary.matrix.cell(row, column))}",
-        f"95 % interval {number(summary, cell.low)} to {number(summary, cell.high)}",
-        f"kept on a bomb {result.mean_kept:.2f}",
-        f"bombs {result.bomb_share:.1%}",
-        f"perfect {result.perfect_share:.1%}",
+        f"95 % interval {number(summary, found.low)} to {number(summary, found.high)}",
+        *(f"{name} {value:.2f}" for name, value in result.figures.items() if name != result.score),
     ]
-    if result.temperature is not None:
-        facts.append(f"illegal {result.illegal_per_game:.2f} and unparsable {result.unparsable_per_game:.2f} per game")
     return visible(f"{who}: {', '.join(facts)}")
 
 

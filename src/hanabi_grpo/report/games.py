@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import num_bad_replies, spread
-from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
-from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
+from hanabi_grpo.envs.hanabi.replays.selection import spread
+from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.report.page import render
-from hanabi_grpo.report.played import frames_of, outcome, own_page, returns
+from hanabi_grpo.report.played import frames_of, game_words, own_page
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.advantages.recorded import turn_advantages
-from hanabi_grpo.types import ReplyKind, Turn
 
 
 def estimator_of(settings: Mapping[str, Any]) -> Estimator:
@@ -71,7 +69,7 @@ def games_page(
     estimator = estimator_of(settings)
     advantages = advantages_of(recordings, estimator)
     among = "the games of a task" if estimator.pool == "group" else "all games of the step"
-    games = [_game(one, advantages[one.number], prompts) for one in chosen]
+    games = [game_words(one, advantages[one.number], prompts=prompts) for one in chosen]
     envs = {one.episode.env for one in chosen}
     own = own_page(chosen[0].episode.env) if len(envs) == 1 else None
     if own is None:
@@ -94,46 +92,6 @@ def sample_page(recordings: Sequence[Recording], most: int, *, title: str, setti
     chosen = spread(recordings, most)
     title = f"{title}: {len(chosen)} of {len(recordings)} games"
     return games_page(recordings, chosen, title=title, settings=settings)
-
-
-def _game(recording: Recording, advantages: Sequence[float] | None, prompts: bool) -> dict[str, Any]:
-    episode = recording.episode
-    values: Sequence[float | None] = advantages or [None] * len(episode.turns)
-    return {
-        "number": recording.number,
-        "task": visible(f"{episode.suite}/{episode.seed}"),
-        "group_game": episode.game,
-        "preset": visible(f"{episode.preset}, {episode.num_players} players"),
-        "source": visible(recording.source),
-        "score": round(sum(episode.reward(seat) for seat in range(episode.num_players)), 4),
-        "shown": returns(episode),
-        "outcome": outcome(episode),
-        "num_bad": num_bad_replies(recording),
-        "returns": [(visible(name), signed(episode.reward(seat))) for seat, name in enumerate(recording.players)],
-        "moves": [_move(recording, turn, value, prompts) for turn, value in zip(episode.turns, values, strict=True)],
-        "end": "",
-    }
-
-
-def _move(recording: Recording, turn: Turn, advantage: float | None, prompts: bool) -> dict[str, Any]:
-    is_legal = turn.kind is ReplyKind.LEGAL
-    thought, said = map(visible, split_reply(turn.reply))
-    facts = [
-        earned(turn.rewards[turn.player]),
-        "" if advantage is None else f"adv {advantage:+.2f}",
-        "" if turn.version is None else f"v{turn.version}",
-    ]
-    return {
-        "frame": "",
-        "player": visible(recording.players[turn.player]),
-        "did": visible(turn.action),
-        "bad": "" if is_legal else turn.kind.value,
-        "facts": " · ".join(filter(None, facts)),
-        "thought": thought,
-        # A reply that is nothing but the action says it a second time.
-        "said": "" if is_legal and said == visible(turn.action) else said or "(nothing)",
-        "prompt": visible(turn.prompt) if prompts else "",
-    }
 
 
 def _add_frames(recording: Recording, game: dict[str, Any], settings: Mapping[str, Any]) -> None:

@@ -11,10 +11,8 @@ from rich.text import Text
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.selection import num_bad_replies
-from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
-from hanabi_grpo.envs.hanabi.replays.wording import earned
-from hanabi_grpo.report.played import frames_of, outcome, returns
-from hanabi_grpo.types import ReplyKind, Turn
+from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
 
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:
@@ -45,35 +43,29 @@ def print_game(
     of all. Raises a SettingsError when it cannot be played again.
     """
     episode = recording.episode
-    frames = frames_of(recording, settings)
-    head = f"{episode.env} {episode.preset}, {episode.num_players} players · {episode.suite}/{episode.seed}, game "
-    head += f"{episode.game} of its group · {recording.source}\n{outcome(episode)}\nreturns: {returns(episode)}"
-    console.print(Panel(Text(visible(head)), title=f"game {recording.number}", title_align="left"))
-    values = dict(enumerate(advantages or ()))
+    frames, words = frames_of(recording, settings), game_words(recording, advantages, prompts=prompts)
+    head = f"{episode.env} {words['preset']} · {words['task']}, game {episode.game} of its group · {words['source']}"
+    told = Text(visible(f"{head}\n{words['outcome']}\nreturns: {words['shown']}"))
+    console.print(Panel(told, title=f"game {recording.number}", title_align="left"))
     for place, (_, turns) in enumerate(groupby(enumerate(episode.turns), lambda item: item[1].step)):
-        shown = [(number, turn) for number, turn in turns if player in (None, turn.player)]
+        shown = [words["moves"][number] for number, turn in turns if player in (None, turn.player)]
         if shown and place < len(frames):
             console.print(Text(f"{frames[place].title}\n{frames[place].text}"))
-        for number, turn in shown:
-            console.print(_turn(recording, turn, values.get(number), prompts=prompts))
+        for move in shown:
+            console.print(_turn(move))
     if len(frames) > 1:
         console.print(Text(f"{frames[-1].title}\n{frames[-1].text}\n"))
 
 
-def _turn(recording: Recording, turn: Turn, advantage: float | None, *, prompts: bool) -> Table:
-    version = "" if turn.version is None else f" · version {turn.version}"
+def _turn(move: Mapping[str, str]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=9)
     grid.add_column(ratio=1)
-    grid.add_row("", Text.assemble((visible(recording.players[turn.player]), "bold"), version))
-    thought, said = split_reply(turn.reply)
-    did = Text(visible(turn.action))
-    if turn.kind is not ReplyKind.LEGAL:
-        did = Text.assemble((f"{turn.kind.value} reply; in its place: ", "red"), did)
-    parts = earned(turn.rewards[turn.player]) or "nothing"
-    parts += "" if advantage is None else f" · advantage {advantage:+.2f}"
-    saw = turn.prompt if prompts else ""
-    for name, text in (("saw", saw), ("thought", thought), ("said", said), ("did", did), ("earned", parts)):
+    grid.add_row("", Text(move["player"], style="bold"))
+    did = Text.assemble((f"{move['bad']} reply; in its place: ", "red") if move["bad"] else "", move["did"])
+    earned = move["facts"] or "nothing"
+    for name, text in (("saw", move["prompt"]), ("thought", move["thought"]), ("said", move["said"]), ("did", did),
+                       ("earned", earned)):  # fmt: skip
         if text:
-            grid.add_row(Text(f"  {name}", style="dim"), Text(visible(text)) if isinstance(text, str) else text)
+            grid.add_row(Text(f"  {name}", style="dim"), Text(text) if isinstance(text, str) else text)
     return grid

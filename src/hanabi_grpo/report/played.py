@@ -1,17 +1,18 @@
 """What a run or a recorded game played, for any environment: its setup, its frames, and how it ended in words."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.wording import signed
+from hanabi_grpo.envs.hanabi.replays.selection import num_bad_replies
+from hanabi_grpo.envs.hanabi.replays.texts import split_reply, visible
+from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.types import Episode, EpisodeStatus
+from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
 """Environments that show their games themselves: a module with `SCRIPT`, `draw_games` and `frames`."""
@@ -95,3 +96,45 @@ def returns(episode: Episode) -> str:
     """Return what each player got, e.g. "+3" where all got the same, else "+1 / -1"."""
     texts = [signed(episode.reward(player)) for player in range(episode.num_players)]
     return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
+def game_words(
+    recording: Recording, advantages: Sequence[float] | None = None, *, prompts: bool = False
+) -> dict[str, Any]:
+    """Return a game in words: what pages, tables and the dashboard show of it."""
+    episode = recording.episode
+    values: Sequence[float | None] = advantages or [None] * len(episode.turns)
+    return {
+        "number": recording.number,
+        "task": visible(f"{episode.suite}/{episode.seed}"),
+        "group_game": episode.game,
+        "preset": visible(f"{episode.preset}, {episode.num_players} players"),
+        "source": visible(recording.source),
+        "score": round(sum(episode.reward(seat) for seat in range(episode.num_players)), 4),
+        "shown": returns(episode),
+        "outcome": outcome(episode),
+        "num_bad": num_bad_replies(recording),
+        "returns": [(visible(name), signed(episode.reward(seat))) for seat, name in enumerate(recording.players)],
+        "moves": [_words(recording, turn, value, prompts) for turn, value in zip(episode.turns, values, strict=True)],
+        "end": "",
+    }
+
+
+def _words(recording: Recording, turn: Turn, advantage: float | None, prompts: bool) -> dict[str, Any]:
+    is_legal = turn.kind is ReplyKind.LEGAL
+    thought, said = map(visible, split_reply(turn.reply))
+    parts = visible(earned(turn.rewards[turn.player]))
+    version = "" if turn.version is None else f"v{turn.version}"
+    worth = "" if advantage is None else f"adv {advantage:+.2f}"
+    return {
+        "frame": "",
+        "player": visible(recording.players[turn.player]),
+        "did": visible(turn.action),
+        "bad": "" if is_legal else turn.kind.value,
+        "earned": parts,
+        "facts": " · ".join(filter(None, [parts, worth, version])),
+        "thought": thought,
+        # A reply that is nothing but the action says it a second time.
+        "said": "" if is_legal and said == visible(turn.action) else said or "(nothing)",
+        "prompt": visible(turn.prompt) if prompts else "",
+    }

@@ -8,7 +8,8 @@ from typing import Any
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
-from hanabi_grpo.evaluation.tables import Sheet, evaluation_document, shortfall
+from hanabi_grpo.evaluation.sheets import Sheet
+from hanabi_grpo.evaluation.tables import evaluation_document, shortfall
 from hanabi_grpo.report.charts.run import Point, RunPictures
 from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
 from hanabi_grpo.report.run_views.run_watch import read_run

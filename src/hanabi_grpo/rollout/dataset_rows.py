@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rules import is_held_out
-from hanabi_grpo.settings import Settings, Variable, variables
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import is_held_out
+from hanabi_grpo.settings import Settings, variables
 
-GAME_KEYS = tuple(EnvConfig.model_fields)
-CONFIG_KEYS = (*GAME_KEYS, "suite", "seeds")
-"""What `env_config` may hold: the game's settings, the stream of deals, and optionally which deals of it."""
+STREAM_KEYS = ("suite", "seeds")
+"""What `env_config` may hold beside the game's settings: the stream of deals, and which deals of it."""
 ROW_KEYS = ("messages", "env", "env_config", "share", "from_step", "until_step")
 SEEDS_APART = 2**32
 """Distance of the first fresh deals of two values of HANABI_DEAL_SEED: as many a run has."""
@@ -36,20 +35,22 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
         raise ValueError(f"not JSON ({error}).") from error
     if not isinstance(row, dict):
         raise ValueError("a row is a JSON object.")
-    _only(row, ROW_KEYS, "a row", elsewhere=CONFIG_KEYS, place="into env_config")
+    env = row.get("env", settings.env)
+    keys = (*registry.get(env).Config.model_fields, *STREAM_KEYS)
+    _only(row, ROW_KEYS, "a row", elsewhere=keys, place="into env_config")
     messages, given = row.get("messages"), row.get("env_config", {})
     if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
         raise ValueError("messages must be a list of at least one object with the strings role and content.")
     if not isinstance(given, dict):
         raise ValueError(f"env_config={given!r}: must be a JSON object.")
-    _only(given, CONFIG_KEYS, "env_config", elsewhere=ROW_KEYS, place="beside env_config")
+    _only(given, keys, "env_config", elsewhere=ROW_KEYS, place="beside env_config")
     first, last = _step(row, "from_step"), _step(row, "until_step")
     if last is not None and last < (first or 1):
         raise ValueError(f"until_step={last}: is the row's last step, so it must be {first or 1} (from_step) or more.")
     return {
         "messages": messages,
-        "env": row.get("env", "hanabi"),
-        "env_config": _game(given, settings),
+        "env": env,
+        "env_config": _game(env, given, settings),
         "suite": _suite(given.get("suite", "train")),
         "seeds": _seeds(given.get("seeds")),
         "first_seed": settings.deal_seed * SEEDS_APART,
@@ -59,27 +60,41 @@ def parse_row(line: bytes, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _game(given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    names: dict[str, Variable] = {variable.field: variable for variable in variables(settings.env)}
-    game = {}
-    for key in GAME_KEYS:
-        default = getattr(settings, key)
-        game[key] = given.get(key, default)
-        if key in given and given[key] != default:
+def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the config of a row: what it leaves open comes from the settings, or from the preset elsewhere."""
+    environment = registry.get(env)
+    keys = environment.Config.model_fields
+    game = {key: value for key, value in given.items() if key in keys}
+    if env == settings.env:
+        names = {variable.field: variable.env for variable in variables(env)}
+        for key in keys:
+            default = getattr(settings, key)
+            if game.setdefault(key, default) == default:
+                continue
             if key in settings.model_fields_set:
                 raise ValueError(
-                    f"env_config {key}={given[key]!r}, but {names[key].env}={default!r} is set as well. Unset DATASET, "
-                    f"and the settings decide; or unset {names[key].env}."
+                    f"env_config {key}={game[key]!r}, but {names[key]}={default!r} is set as well. Unset DATASET, and "
+                    f"the settings decide; or unset {names[key]}."
                 )
             if key == "players":
                 # The server makes room for one adapter per player before it sees a row.
                 raise ValueError(
-                    f"env_config players={given[key]!r} needs HANABI_PLAYERS={given[key]!r} in both terminals, "
-                    "or unset DATASET."
+                    f"env_config players={game[key]!r} needs HANABI_PLAYERS={game[key]!r} in both terminals, or unset "
+                    "DATASET."
                 )
-    if game["preset"] is None:
-        raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
-    return EnvConfig.parse(game).model_dump(mode="json")
+    elif preset := environment.presets.get(str(given.get("preset"))):
+        game = {**preset.model_dump(), **game}
+    if game.get("preset", "") is None:
+        if keys["preset"].is_required():
+            raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")
+        del game["preset"]
+    setup = registry.setup(env, game)
+    if setup.spec.num_players != settings.players:
+        raise ValueError(
+            f"env={env!r} has {setup.spec.num_players} players, but HANABI_PLAYERS={settings.players}; set HANABI_ENV="
+            f"{env} in both terminals."
+        )
+    return setup.config.model_dump(mode="json")
 
 
 def _suite(suite: Any) -> str:

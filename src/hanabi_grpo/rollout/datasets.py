@@ -19,8 +19,12 @@ from hanabi_grpo.settings import Settings
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
-PROMPT = "Play Hanabi with your team."
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
+
+
+def messages(env: str) -> list[dict[str, str]]:
+    """Return what a row says to other trainers; our players read the prompts of their environment."""
+    return [{"role": "user", "content": "Play Hanabi with your team." if env == "hanabi" else f"Play {env}."}]
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -42,7 +46,7 @@ def _rows(settings: Settings, given: frozenset[str]) -> list[dict[str, Any]]:
     # `given` is not among what makes two settings equal, and decides what a row may say.
     if settings.dataset is not None:
         return load_rows(settings.dataset, settings)
-    row = {"messages": [{"role": "user", "content": PROMPT}], "env_config": {}}
+    row = {"messages": messages(settings.env), "env_config": {}}
     return [parse_row(json.dumps(row).encode(), settings)]
 
 
@@ -184,11 +188,9 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
     Example:
         "steps 1 to 100: laptop 75 %, marshal-mini 25 %; from step 101: marshal-mini"
     """
-    styles = {row["env_config"]["observation"] for row in rows}
-    names = [
-        row["env_config"]["preset"] + (f" ({row['env_config']['observation']})" if len(styles) > 1 else "")
-        for row in rows
-    ]
+    games = [row["env_config"] for row in rows]
+    styles = {game.get("observation") for game in games}
+    names = [game["preset"] + (f" ({game['observation']})" if len(styles) > 1 else "") for game in games]
     phases, parts = plan_phases(_terms(rows)), []
     for phase in phases:
         first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step

@@ -12,8 +12,6 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.refs import CheckpointRef, Ref, Role, ScriptRef, parse_ref
 from hanabi_grpo.tracking.checkpoints import local_ref
 
-_ROLES = (Role.SERVED, Role.BASE)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineUp:
@@ -28,6 +26,11 @@ class LineUp:
     def words(self) -> tuple[str, ...]:
         """The references as text."""
         return tuple(map(str, self.refs))
+
+    @property
+    def label(self) -> str:
+        """What tables call it where nobody named it: its text, with folders by their last two names."""
+        return ",".join(short_name(word.strip()) for word in self.text.split(","))
 
     def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
         """Return the different seat orders: every rotation of the line-up, or only the one that was typed."""
@@ -72,7 +75,7 @@ def read_player_ref(word: str, line_up: str, *, env: str = "hanabi", human: bool
     where = f"line-up {line_up!r}"
     if word == Role.HUMAN and not human:
         raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
-    roles = (*_ROLES, *([Role.HUMAN] if human else []))
+    roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
     ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
         raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")

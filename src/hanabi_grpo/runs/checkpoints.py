@@ -63,25 +63,23 @@ def write_checkpoint(
 ) -> Path:
     """Write `checkpoint-<step>`: it appears by a rename, once every file in it is on disk.
 
-    A `checkpoint-<step>` that exists is replaced. Whatever is raised meanwhile, nothing half-written stays
-    visible and earlier checkpoints are as they were.
+    A `checkpoint-<step>` that exists is replaced. Whatever is raised meanwhile, nothing half-written stays visible and
+    earlier checkpoints are as they were.
 
     Args:
         run_folder: Where; must exist.
         step: Optimizer steps behind it.
         fill: Writes the files into the folder it is given, with any sub-folders.
-        facts: Further keys of the manifest; none of format, step, files, created.
+        facts: Further keys of the manifest.
         needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
-
-    Returns:
-        The checkpoint's folder.
 
     Raises:
         RunFolderError: Too little space, the operating system refuses, or a fact has a name of the manifest's own.
     """
     if taken := sorted(facts.keys() & Manifest.model_fields.keys()):
         raise RunFolderError(f"checkpoint facts {', '.join(taken)}: the manifest has such keys itself; rename them.")
-    target, partial = run_folder / f"checkpoint-{step}", _hidden(run_folder, step, "partial")
+    target = run_folder / f"checkpoint-{step}"
+    partial, aside = (target.with_name(f".{target.name}.{kind}") for kind in ("partial", "old"))
     try:
         try:
             _check_space(target, needed_bytes)
@@ -90,9 +88,9 @@ def write_checkpoint(
             fill(partial)
             _sync(partial)
             write_manifest(partial, step=step, facts=facts)
-            _put_in_place(partial, target, _hidden(run_folder, step, "old"))
+            _put_in_place(partial, target, aside)
         except BaseException:
-            _roll_back(partial, target, _hidden(run_folder, step, "old"))
+            _roll_back(partial, target, aside)
             raise
     except HanabiGrpoError:
         raise
@@ -231,7 +229,8 @@ def _check_space(target: Path, needed_bytes: int) -> None:
 
 def _sync(partial: Path) -> None:
     for name in file_sizes(partial):
-        _sync_file(partial / name)
+        with (partial / name).open("rb") as file:
+            os.fsync(file.fileno())
     for parent, _, _ in os.walk(partial, topdown=False):
         sync_folder(Path(parent))
 
@@ -263,17 +262,8 @@ def _errno(error: Exception) -> int | None:
     return int(match[1]) if match else None
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def _remove(folder: Path) -> None:
     if folder.is_symlink():
         folder.unlink()
     elif folder.is_dir():
         shutil.rmtree(folder)
-
-
-def _hidden(run_folder: Path, step: int, kind: str) -> Path:
-    return run_folder / f".checkpoint-{step}.{kind}"

@@ -1,5 +1,6 @@
 """Records of steps that a resumed run takes again: moved aside, never lost."""
 
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -76,10 +77,7 @@ def _move_episodes(folder: Path, step: int) -> int:
             continue
         discarded = folder / "discarded"
         discarded.mkdir(exist_ok=True)
-        target, copy = discarded / path.name, 0
-        while target.exists():
-            copy += 1
-            target = discarded / f"{path.stem}.{copy}.jsonl"
-        os.rename(path, target)
+        names = itertools.chain([path.name], (f"{path.stem}.{copy}.jsonl" for copy in itertools.count(1)))
+        os.rename(path, next(discarded / name for name in names if not (discarded / name).exists()))
         moved += 1
     return moved

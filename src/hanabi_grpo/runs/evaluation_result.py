@@ -2,18 +2,16 @@
 
 import json
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.rules import attainable
-from hanabi_grpo.envs.hanabi.rules.deals import deals_halves
-from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.deal_statistics import Estimate, estimate
 from hanabi_grpo.runs.run_folder import write_json_atomic
 
@@ -38,11 +36,10 @@ class EvaluationResult:
     Example:
         EvaluationResult(label="after", line_up="served", orders=(SeatOrder(words=("served", "served"),
                          seats=("player_0@60", "player_1@60"), mean=1.0, standard_error=1.0),), policies={…},
-                         preset="laptop", num_players=2, spec_hash="9f3c…", env_config={"preset": "laptop", …},
-                         reachable_max=4, suite="eval", temperature=1.0, seeds=(0, 1), decks=(0, 1), scores=(2.0, 0.0),
-                         scores_kept=(2.0, 1.0), bomb_share=0.5, truncated_share=0.0, perfect_share=0.0,
-                         illegal_per_game=0.0, unparsable_per_game=0.0, hints_per_turn=0.4, misplays_per_turn=0.1,
-                         turns_per_game=6.0)
+                         env="hanabi", preset="laptop", num_players=2, spec_hash="9f3c…",
+                         env_config={"preset": "laptop", …}, score="score", score_range=(0.0, 4.0), attainable=3.78,
+                         suite="eval", temperature=1.0, seeds=(0, 1), starts=(0, 1), scores=(2.0, 0.0),
+                         figures={"score": 1.0, "score_kept": 1.5, "bombed": 0.5, "turns_per_game": 6.0, …})
     """
 
     label: str
@@ -53,34 +50,28 @@ class EvaluationResult:
     policies: dict[str, str]
     """What the words of the seats stood for: per adapter the sha256 of its weights, and under "base" the fingerprint of
     the server's model. Empty: scripts."""
+    env: str
     preset: str
     num_players: int
     spec_hash: str
     env_config: dict[str, Any]
-    reachable_max: int
-    """Most points that this board allows."""
+    score: str
+    """Name of the figure in `scores`, see `EnvSpec.score`."""
+    score_range: tuple[float, float]
+    """Least and most that the rules allow."""
+    attainable: float | None
+    """Greatest mean score that is known to be reachable on such deals."""
     suite: str
     temperature: float | None
     """Of sampling, 0 for greedy; None: scripts."""
     seeds: tuple[int, ...]
     """The deals, ascending."""
-    decks: tuple[int, ...]
-    """The deck of each deal, numbered in order of appearance; deals of one number have the same deck."""
+    starts: tuple[int, ...]
+    """Cluster of each deal, numbered in order of appearance; see `deal_statistics`."""
     scores: tuple[float, ...]
-    """Per deal, mean over the seat orders, of OpenSpiel's scoring: 0 on a bomb."""
-    scores_kept: tuple[float, ...]
-    """Likewise, of the points on the table, kept on a bomb."""
-    bomb_share: float
-    """Of games, as the next two."""
-    truncated_share: float
-    perfect_share: float
-    """Games that reached `reachable_max`."""
-    illegal_per_game: float
-    unparsable_per_game: float
-    hints_per_turn: float
-    misplays_per_turn: float
-    """Plays of a card that did not fit."""
-    turns_per_game: float
+    """Per deal, mean over the seat orders."""
+    figures: dict[str, float]
+    """Means over deals: of `Game.result`, and of shares and counts that every environment has."""
 
     @property
     def num_deals(self) -> int:
@@ -88,9 +79,9 @@ class EvaluationResult:
         return len(self.seeds)
 
     @property
-    def num_decks(self) -> int:
-        """Number of different decks among the deals."""
-        return len(set(self.decks))
+    def num_starts(self) -> int:
+        """Number of clusters among the deals."""
+        return len(set(self.starts))
 
     @property
     def seats(self) -> tuple[tuple[str, ...], ...]:
@@ -99,8 +90,8 @@ class EvaluationResult:
 
     @property
     def estimate(self) -> Estimate:
-        """Mean score with error and interval, clustered by deck."""
-        return estimate(self.scores, self.decks)
+        """Mean score with error and interval."""
+        return estimate(self.scores, self.starts)
 
     @property
     def mean(self) -> float:
@@ -109,42 +100,27 @@ class EvaluationResult:
 
     @property
     def standard_error(self) -> float:
-        """Of `mean`, clustered by deck."""
+        """Of `mean`."""
         return self.estimate.standard_error
 
-    @property
-    def mean_kept(self) -> float:
-        """Mean of the points on the table at the end."""
-        return statistics.fmean(self.scores_kept)
 
-    @property
-    def attainable(self) -> float | None:
-        """Mean score of the best players known for this board; None: not known, or the deals are half of its decks."""
-        try:
-            spec = EnvConfig.parse(self.env_config).spec()
-        except (SettingsError, GameParameterError):
-            # A board of another version.
-            return None
-        is_whole = spec.hash == self.spec_hash and not deals_halves(spec, self.suite)
-        return attainable(spec) if is_whole else None
+def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each figure over those that have it."""
+    values: dict[str, list[float]] = {}
+    for one in figures:
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+    return {name: fmean(found) for name, found in values.items()}
 
 
 def result_to_json(result: EvaluationResult) -> dict[str, Any]:
     """Return a result as JSON has it, its summary first."""
-    found = result.estimate
-    summary = {
-        "mean": found.mean,
-        "standard_error": found.standard_error,
-        "interval_95": [found.low, found.high],
-        "mean_kept": result.mean_kept,
-        "perfect_share": result.perfect_share,
-        "num_deals": found.num_deals,
-        "num_decks": found.num_decks,
-    }
-    return {"summary": summary, **asdict(result)}
+    found = asdict(result.estimate)
+    interval = [found.pop("low"), found.pop("high")]
+    return {"summary": {**found, "interval_95": interval}, **asdict(result)}
 
 
-def write_document(path: Path, document: dict[str, Any]) -> None:
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all; the folder is made where it is missing.
 
     Raises:
@@ -162,45 +138,54 @@ def write_result(path: Path, result: EvaluationResult) -> None:
     write_document(path, result_to_json(result))
 
 
+def is_result(data: object) -> bool:
+    """Tell whether JSON looks like one result, of this version or an earlier one."""
+    return isinstance(data, dict) and {"spec_hash", "scores", "orders"} <= data.keys()
+
+
+def result_of_json(data: object) -> EvaluationResult:
+    """Read what `result_to_json` made, or version 0.1.
+
+    Raises:
+        ValueError: It is no such result; names the field.
+    """
+    try:
+        result = TypeAdapter(EvaluationResult).validate_python(v1.evaluation(data) if isinstance(data, dict) else data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"not an evaluation of this version ({field}: {first['msg']})") from error
+    lengths = [len(result.seeds), len(result.starts), len(result.scores)]
+    if len(set(lengths)) != 1 or result.num_deals < 2 or not result.orders:
+        raise ValueError(
+            f"seeds, starts and scores have {', '.join(map(str, lengths))} entries; they need the same number, at "
+            "least 2, and orders at least one"
+        )
+    if not all(map(math.isfinite, result.scores)):
+        raise ValueError("a score is no finite number")
+    return result
+
+
 def read_result(path: Path) -> EvaluationResult:
     """Read what `write_result` wrote.
 
     Raises:
         SettingsError: The file is missing or is no such result; names the field.
     """
+    hint = "hanabi-grpo evaluate --out makes one"
     try:
-        content = path.read_bytes()
-        result = TypeAdapter(EvaluationResult).validate_json(content)
+        data = json.loads(path.read_bytes())
     except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); {hint}.") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{path}: not an evaluation ({error}); {hint}.") from error
+    several = data.get("results") if isinstance(data, dict) else None
+    if isinstance(several, list):
+        labels = ", ".join(str(one.get("label")) for one in several if isinstance(one, dict))
         raise SettingsError(
-            f"{path}: cannot be read ({error.strerror}); hanabi-grpo evaluate --out makes it."
-        ) from error
-    except ValidationError as error:
-        if labels := _labels(content):
-            raise SettingsError(
-                f"{path}: holds {len(labels)} line-ups ({', '.join(labels)}); evaluate the one that is meant with an "
-                "--out of its own."
-            ) from error
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the file"
-        raise SettingsError(
-            f"{path}: not an evaluation of this version ({field}: {first['msg']}); hanabi-grpo evaluate --out makes "
-            "one."
-        ) from error
-    lengths = [len(result.seeds), len(result.decks), len(result.scores), len(result.scores_kept)]
-    if len(set(lengths)) != 1 or result.num_deals < 2 or not result.orders:
-        raise SettingsError(
-            f"{path}: seeds, decks, scores and scores_kept have {', '.join(map(str, lengths))} entries; they need the "
-            "same number, at least 2, and orders at least one. Evaluate again."
+            f"{path}: holds {len(several)} line-ups ({labels}); evaluate one of them with an --out of its own."
         )
-    if not all(math.isfinite(score) for score in (*result.scores, *result.scores_kept)):
-        raise SettingsError(f"{path}: a score is no finite number. Evaluate again.")
-    return result
-
-
-def _labels(content: bytes) -> Sequence[str]:
-    """Return the labels in a file of several results, none when it is something else."""
     try:
-        return [str(result["label"]) for result in json.loads(content)["results"]]
-    except (ValueError, LookupError, TypeError):
-        return []
+        return result_of_json(data)
+    except ValueError as error:
+        raise SettingsError(f"{path}: {error}; {hint}.") from error

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
 from hanabi_grpo.settings.board import TINY_MODEL, is_local_model
@@ -47,13 +48,13 @@ def model_fingerprint(folder: Path) -> str:
 
 def _kept_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
-    cache = _cache_file()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(home) / "hanabi-grpo" / "fingerprints.json"
     known = _read_cache(cache)
     name = _version_of(path)
     if name not in known:
         start = time.monotonic()
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = file_sha256(path)
         seconds, size = time.monotonic() - start, path.stat().st_size
         logger.info("fingerprint: read %s, %.1f GB in %.1f s; kept until it changes", path, size / 1e9, seconds)
         if _version_of(path) != name:
@@ -72,11 +73,6 @@ def _version_of(path: Path) -> str:
     found = path.stat()
     # The last one cannot be set back, as a copy or an archive sets back the time of change.
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
-
-
-def _cache_file() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "hanabi-grpo" / "fingerprints.json"
 
 
 def _read_cache(path: Path) -> dict[str, str]:

@@ -19,14 +19,19 @@ def read_history(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     rows: dict[int, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict) and type(row.get("step")) is int and "games" in row:
+    for row in map(read_row, lines):
+        if row is not None:
             rows[row["step"]] = row
     return [rows[step] for step in sorted(rows)]
+
+
+def read_row(line: bytes) -> dict[str, Any] | None:
+    """Return the row of a step; None for any other line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int and "games" in row else None
 
 
 def number(value: object) -> float | None:

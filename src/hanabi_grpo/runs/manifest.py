@@ -164,8 +164,7 @@ def file_sizes(folder: Path) -> dict[str, int]:
     """
     sizes = {}
     for parent, _, names in os.walk(folder, onerror=_raise):
-        for name in names:
-            path = Path(parent, name)
+        for path in (Path(parent, name) for name in names):
             relative = path.relative_to(folder).as_posix()
             if path.is_symlink() or not path.is_file():
                 raise RunFolderError(f"{folder}: {relative} is not a plain file.")
@@ -175,7 +174,7 @@ def file_sizes(folder: Path) -> dict[str, int]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file's bytes, in hexadecimal."""
+    """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -27,16 +27,16 @@ class ResumePlan:
 
     run_folder: Path
     """May be missing: a run that starts at step 0, or a fork."""
-    checkpoint: Path | None
-    """None: start at step 0."""
-    step: int
-    """Optimizer steps behind the checkpoint."""
-    skipped: tuple[str, ...]
-    """Newer checkpoints that cannot be used, and why."""
-    fork: bool
-    """The checkpoint belongs to another run, which stays as it is; `run_folder` must be fresh."""
     summary: str
     """One sentence for the terminal."""
+    checkpoint: Path | None = None
+    """None: start at step 0."""
+    step: int = 0
+    """Optimizer steps behind the checkpoint."""
+    skipped: tuple[str, ...] = ()
+    """Newer checkpoints that cannot be used, and why."""
+    fork: bool = False
+    """The checkpoint belongs to another run, which stays as it is; `run_folder` must be fresh."""
     spec_hashes: tuple[str, ...] = ()
     """Games that the checkpoint was trained on, as its manifest says."""
 
@@ -125,11 +125,9 @@ def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
     passed: list[str] = []
     for run_folder in sorted(runs, key=lambda run: (_worked_on(run), run.name), reverse=True):
         try:
-            plan = _from_newest(run_folder, run_folder, passed)
+            return _from_newest(run_folder, run_folder, passed)
         except RunFolderError as error:
             passed += [line.strip() for line in str(error).splitlines()]
-            continue
-        return plan
     fresh = _OUTPUTS / run_folder_name(settings, now)
     return _from_zero(fresh, f"no run in {_OUTPUTS}/ has a valid checkpoint", tuple(passed))
 
@@ -169,10 +167,7 @@ def _named(named: Path, output_dir: Path | None) -> ResumePlan:
             f"{named}: holds adapters but no {TRAINER_STATE}/ with the optimizer's state, so training cannot go "
             f"on from it; it can be evaluated: hanabi-grpo evaluate {named}"
         )
-    if not fork:
-        skipped = _newer_than(named, manifest)
-        return _plan(target, named, manifest, skipped, fork=False)
-    return _plan(target, named, manifest, (), fork=True)
+    return _plan(target, named, manifest, () if fork else _newer_than(named, manifest), fork=fork)
 
 
 def _newer_than(named: Path, manifest: Manifest) -> tuple[str, ...]:
@@ -209,14 +204,7 @@ def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str
 
 
 def _from_zero(run_folder: Path, reason: str, skipped: tuple[str, ...] = ()) -> ResumePlan:
-    return ResumePlan(
-        run_folder=run_folder,
-        checkpoint=None,
-        step=0,
-        skipped=skipped,
-        fork=False,
-        summary=f"{reason}: starts at step 0 in {run_folder}",
-    )
+    return ResumePlan(run_folder=run_folder, summary=f"{reason}: starts at step 0 in {run_folder}", skipped=skipped)
 
 
 def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Which settings a resumed run may change, and what it keeps of the old ones."""
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,15 +122,13 @@ def keep_settings(run_folder: Path, step: int) -> Path | None:
     if not path.exists():
         return None
     data = read_saved_settings(run_folder)
-    number = 0
-    while True:
+    for number in itertools.count():
         kept = run_folder / f"settings-until-step-{step}{f'.{number}' if number else ''}.json"
         if not kept.exists():
             write_json_atomic(kept, data)
-            return kept
         if json.loads(kept.read_text(encoding="utf-8")) == data:
             return kept
-        number += 1
+    return None
 
 
 def _same(name: str, before: Any, now: Any) -> bool:

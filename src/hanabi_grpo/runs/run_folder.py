@@ -100,14 +100,17 @@ def holder_of(folder: Path) -> str:
     """Return what another process that holds a run folder says of itself, e.g. "pid 12 on gpu7"; "" for nobody."""
     try:
         with (folder / LOCK).open(encoding="utf-8", errors="replace") as file:
-            holder = file.read(200).strip()
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return "" if holder == _me() else holder or "which has not said its name yet"
+            holder = _said(file)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "" if holder == _me() else holder
     except OSError:
         pass  # no lock there, or none that can be asked
     return ""
+
+
+def _said(lock: IO[str]) -> str:
+    return lock.read(200).strip() or "which has not said its name yet"
 
 
 def _me() -> str:
@@ -147,10 +150,8 @@ def lock_run_folder(folder: Path) -> IO[str]:
         file = open_locked(path)
     except BlockingIOError as error:
         with path.open(encoding="utf-8", errors="replace") as held:
-            holder = held.read(200).strip() or "which has not said its name yet"
-        raise RunFolderError(
-            f"{folder}: another trainer works in it ({holder}). Stop it, or choose another OUTPUT_DIR."
-        ) from error
+            text = f"{folder}: another trainer works in it ({_said(held)}). Stop it, or choose another OUTPUT_DIR."
+        raise RunFolderError(text) from error
     except OSError as error:
         raise RunFolderError(
             f"{path}: cannot be locked ({error.strerror}); make {folder} writable, or choose an OUTPUT_DIR on a file "
@@ -230,22 +231,12 @@ def public_run(run_id: str) -> str:
 
 
 def is_run(folder: Path, run: str) -> bool:
-    """Tell whether a server's session is of the run in this folder; nothing is written.
-
-    Args:
-        folder: Of any kind.
-        run: See `public_run`.
-    """
+    """Tell whether the run of a server's session, see `public_run`, is the one in this folder; nothing is written."""
     return (folder / RUN_ID).is_file() and public_run(run_identity(folder)) == run
 
 
 def find_run(run: str | None, around: Path = Path("outputs")) -> Path | None:
-    """Return the folder below `around` of the run that a server's session is of; None where it is elsewhere.
-
-    Args:
-        run: See `public_run`; None: the server works for nobody.
-        around: Where runs are looked for.
-    """
+    """Return the folder below `around` of the run of a server's session; None where there is none."""
     if run is None:
         return None
     try:
@@ -263,15 +254,12 @@ def leave_run_folder(folder: Path) -> None:
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
-    """Write a JSON file so that a reader, or a crash, sees the old file or the whole new one.
-
-    Non-finite numbers become null: JSON has no name for them.
-    """
+    """Do what `write_bytes_atomic` does with JSON; non-finite numbers become null: JSON has no name for them."""
     write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text_atomic(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a text file so that a reader, or a crash, sees the old file or the whole new one."""
+    """Do what `write_bytes_atomic` does with text."""
     write_bytes_atomic(path, text.encode("utf-8"), mode=mode)
 
 

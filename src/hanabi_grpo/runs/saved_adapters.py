@@ -15,11 +15,7 @@ from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.types import MAX_PLAYERS, SHARED_ADAPTER, adapter_of, player_names
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SAME_FACTS = {
-    "model_fingerprint": "base model",
-    "tokenizer_hash": "tokenizer",
-    "chat_hash": "chat format",
-}
+SAME_FACTS = {"model_fingerprint": "base model", "tokenizer_hash": "tokenizer", "chat_hash": "chat format"}
 """Facts of a manifest that must be those of the server, and what they are of."""
 
 
@@ -137,17 +133,13 @@ def _weight_files(folder: Path, manifest: Manifest | None) -> dict[str, Path]:
     found = {path.parent.name: path for path in sorted(folder.glob(f"*/{WEIGHTS}"))}
     if found or not (folder / WEIGHTS).is_file():
         return found
-    return {_alone(folder, manifest): folder / WEIGHTS}
-
-
-def _alone(folder: Path, manifest: Manifest | None) -> str:
     names = manifest.facts.get("adapters") if manifest else None
     if not (isinstance(names, list) and len(names) == 1 and names[0] in (*player_names(MAX_PLAYERS), SHARED_ADAPTER)):
         raise SettingsError(
             f"{folder}: which player this adapter is, is unknown: no {MANIFEST} in it says so. Put it into "
             "checkpoint-N/player_0 (N: its optimizer steps), and name checkpoint-N."
         )
-    return str(names[0])
+    return {str(names[0]): folder / WEIGHTS}
 
 
 def _read(folder: Path, path: Path, manifest: Manifest | None) -> bytes:

@@ -38,6 +38,28 @@ def episode_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**new, "env": "hanabi", "status": "finished" if bombed else row.get("status"), "result": result}
 
 
+def evaluation(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an evaluation of version 0.1 in the words of `EvaluationResult`; others, and malformed ones, as they are.
+
+    Its boards dealt half of their decks, so nothing is known to be attainable there.
+    """
+    kept = data.get("scores_kept")
+    if "decks" not in data or not isinstance(kept, list) or not all(type(one) in (int, float) for one in kept or "x"):
+        return data
+    shares = {"bomb_share": "bombed", "truncated_share": "truncated", "perfect_share": "perfect"}
+    named = (item for item in data.items() if item[0].endswith(("_share", "_game", "_turn")))
+    figures = {shares.get(name, name): value for name, value in named}
+    return {
+        **data,
+        "env": "hanabi",
+        "score": "score",
+        "score_range": (0, data.get("reachable_max")),
+        "attainable": None,
+        "starts": data["decks"],
+        "figures": {"score_kept": sum(kept) / len(kept), **figures},
+    }
+
+
 def boards_by_hash() -> dict[str, tuple[str, bool]]:
     """Return the name of every board by its hash, and whether the hash says that half of its decks are dealt."""
     known: dict[str, tuple[str, bool]] = {}

@@ -6,6 +6,5 @@ parts together and `serving` answers on the port. `engine` wraps vLLM, `plugin` 
 `adapter_loader` (`adapter_files` checks, `adapter_folders` writes). `sessions` says for which trainer the server works,
 `identity` whether one fits. `scheduler` turns tasks into games, `tables` seats who was asked for, `seats` samples the
 replies; `pacing` says whose game goes on next, so that games do not hold up the event loop that they share with every
-request. `app` puts the routes together (`routes_*`, `requests`) behind the door: `connections`, `bodies`, `key_check`,
-`limits`.
+request. `app` puts the routes together (`routes_*`) behind the door: `connections`, `bodies`, `key_check`, `limits`.
 """

@@ -157,9 +157,9 @@ class AdapterLoader:
             logger.warning("%s stays in the engine, unused: %s: %s", held.name, type(error).__name__, error)
 
     async def drop(self, held: HeldAdapter, *, loaded: bool) -> None:
-        """Make the engine forget an adapter that no request will name again, and remove its files.
+        """Make the engine forget an adapter that no request will name again, and then remove its files.
 
-        In this order: the engine reloads from the files what it has no room for, and dies without them.
+        The engine reloads from the files what it has no room for, and dies without them.
         """
         if loaded:
             await self._unload(held)

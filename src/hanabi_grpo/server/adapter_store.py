@@ -82,12 +82,7 @@ class AdapterStore:
             await self._loader.to_the_end(self._retire(*leaving))
 
     def check_upload(self, adapter: str, version: int) -> None:
-        """Refuse what can be refused before an upload's body is read.
-
-        Raises:
-            AdapterError: Unknown adapter.
-            VersionError: Older than the served version.
-        """
+        """Refuse what can be refused before an upload's body is read. Raises as `stage`."""
         session = self.ownership.current()
         if adapter not in session.adapters:
             raise AdapterError(f"adapter {adapter[:80]!r}: this session trains {', '.join(session.adapters)}.")
@@ -142,12 +137,9 @@ class AdapterStore:
         return None
 
     async def commit(self, version: int) -> dict[str, dict[str, Any]]:
-        """Serve a staged version of every adapter, or of none.
+        """Serve a staged version of every adapter, or of none, and return their receipts.
 
         It runs to its end even when the caller is cancelled: a trainer that hangs up leaves no half of it.
-
-        Returns:
-            Per adapter its receipt.
 
         Raises:
             VersionError: Not every adapter is staged with this version.
@@ -159,13 +151,9 @@ class AdapterStore:
 
     @contextlib.asynccontextmanager
     async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
-        """Hold adapters, served or lent, while a rollout samples from them.
+        """Hold adapters, served or lent, while a rollout samples from them, and yield them by name.
 
-        Args:
-            wanted: Version that each adapter must have; None takes what is served.
-
-        Yields:
-            Adapter name to what is held of it.
+        `wanted` says the version that each must have; None takes what is served.
 
         Raises:
             VersionError: Another version is served, or a lent adapter is not held; nothing is sampled instead.

@@ -1,10 +1,8 @@
 """What every route needs: a body within its limits, long answers in pieces, and errors as JSON."""
 
-import asyncio
 from collections.abc import Iterable
 
 import msgspec
-from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import (
@@ -24,15 +22,6 @@ _MAX_DETAIL = 2000
 """Characters of a reason; a refused value may be as long as a body."""
 RETRY_SECONDS = 5
 """After which a request that came at a bad moment may be sent again."""
-LARGE_BODY = 64 << 10
-"""Bytes from which a body is put together and checked in a thread; 72 KB of rollout request take 4 ms to check."""
-
-
-async def read_body(request: Request) -> bytes:
-    """Return the body of a request; the middleware `BoundedBodies` bounds its size and time."""
-    chunks = [chunk async for chunk in request.stream()]
-    large = sum(map(len, chunks)) > LARGE_BODY
-    return await asyncio.to_thread(b"".join, chunks) if large else b"".join(chunks)
 
 
 async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Response:

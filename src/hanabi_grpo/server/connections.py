@@ -49,7 +49,6 @@ class GuardedProtocol(H11Protocol):
     limits = Limits()
     _clock: asyncio.TimerHandle | None = None
     _seconds = 0.0
-    _unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock; a client over the cap is told so."""
@@ -72,18 +71,6 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read; a complete request head stops the clock, single bytes do not."""
         super().data_received(data)
-        if self._in_request() and not self.flow.write_paused:
-            self._stop_clock()
-
-    def pause_writing(self) -> None:
-        """Start the clock: the client reads its answer more slowly than it is written, or not at all."""
-        super().pause_writing()
-        self._unsent = 0
-        self._start_clock()
-
-    def resume_writing(self) -> None:
-        """Stop the clock in the middle of an answer; after it, the clock waits for the next request."""
-        super().resume_writing()
         if self._in_request():
             self._stop_clock()
 
@@ -115,15 +102,8 @@ class GuardedProtocol(H11Protocol):
 
     def _on_time_up(self) -> None:
         self._clock = None
-        unsent, before = self.transport.get_write_buffer_size(), self._unsent
-        self._unsent = unsent
-        if unsent:
-            if before and unsent >= before:
-                # The client does not read its answer; a close would wait for it.
-                self.transport.abort()
-            else:
-                self._start_clock()
-        elif self.transport.is_closing():
+        if self.transport.get_write_buffer_size() or self.transport.is_closing():
+            # The client does not read the end of its answer; a close would wait for it.
             self.transport.abort()
         elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408, f"the request's head was not complete after {self._seconds:g} s.")

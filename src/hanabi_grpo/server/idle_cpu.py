@@ -1,10 +1,8 @@
 """Waiting without a busy core, on vLLM's CPU build.
 
 vLLM's engine core and its workers hand each other messages through shared memory, and each spins for a second after
-the last one before it waits to be woken. On a CPU the cores they spin on are those that compute: the worker spins while
-the trainer learns, the engine core while the worker works. Here they wait to be woken at once.
-
-A notification that follows another one within a millisecond or so may be lost (ZeroMQ drops what a socket of one
+the last one before it waits to be woken. On a CPU they spin on the cores that compute. Here they wait to be woken at
+once. A notification that follows another one within a millisecond or so may be lost (ZeroMQ drops what a socket of one
 message has no room for), so in that second they also look by themselves, a few hundred times.
 
 Installed over `SpinCondition.wait` (vLLM 0.32); `tests/conformance/test_idle_cpu.py` fails when a new vLLM waits in

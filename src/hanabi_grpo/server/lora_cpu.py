@@ -2,9 +2,7 @@
 
 The stock op copies a weight matrix per token (`weights[token_indices]`), which costs far more than the product itself.
 A batch holds few adapters of small rank, so every row is multiplied with all of them side by side, and what belongs to
-another adapter than the row's own is set to zero in between: no row is gathered or scattered. With two adapters the
-layer's method took about half as long as with a product for each adapter's rows, with four the same, with eight up to
-twice as long (measured once, on a machine with other work).
+another adapter than the row's own is set to zero in between: no row is gathered or scattered.
 Installed over `PunicaWrapperCPU.add_lora_linear`; `tests/conformance/test_lora_cpu.py` compares it with the
 stock op and fails when a new vLLM changes the signature.
 """

@@ -10,7 +10,7 @@ from hanabi_grpo.errors import AdapterError
 from hanabi_grpo.rollout.handshake import MAX_VERSION
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import problem, read_body
+from hanabi_grpo.server.answers import problem
 from hanabi_grpo.server.identity import ServerIdentity, check_fit, read_session_request
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.sessions import NO_SESSION
@@ -29,7 +29,7 @@ def adapter_routes(store: AdapterStore, scheduler: Scheduler, identity: ServerId
 
     @router.post("/session/")
     async def open_session(request: Request) -> dict[str, Any]:
-        wanted = read_session_request(identity, await read_body(request))
+        wanted = read_session_request(identity, await request.body())
         check_fit(identity, wanted)
         await store.open_session(wanted)
         return {**identity.model_dump(), **state(), "games_in_flight": scheduler.games_in_flight}
@@ -79,4 +79,4 @@ async def _read_upload(request: Request, adapter: str, version: int) -> Upload:
             f"{adapter}@{version}: headers x-sha256 and x-peft-config (a JSON object) are needed; "
             f"{type(error).__name__}: {error}"
         ) from error
-    return Upload(adapter=adapter, version=version, body=await read_body(request), sha256=sha256, config=config)
+    return Upload(adapter=adapter, version=version, body=await request.body(), sha256=sha256, config=config)

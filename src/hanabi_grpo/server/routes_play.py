@@ -1,32 +1,26 @@
-"""Routes that play games or sample one reply."""
+"""Routes that play games or sample one reply; requests are checked before anything is sampled."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from hanabi_grpo.rollout.messages import ReplyAnswer
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.messages import ReplyAnswer, ReplyRequest, RolloutRequest
+from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
+from hanabi_grpo.runs.structs import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import LARGE_BODY, played_games, problem, read_body
-from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.requests import parse_reply_request, parse_rollout_request
+from hanabi_grpo.server.answers import played_games, problem
+from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler
-from hanabi_grpo.settings.refs import is_frozen, seat_adapter
-
-_Wanted = TypeVar("_Wanted")
+from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
 
 
 def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
-
-    async def parsed(request: Request, parse: Callable[[bytes], _Wanted]) -> _Wanted:
-        body = await read_body(request)
-        # A body of many megabytes takes seconds to check; small ones are not worth a thread.
-        return await asyncio.to_thread(parse, body) if len(body) > LARGE_BODY else parse(body)
 
     def check_owner(request: Request, seats: Iterable[str]) -> None:
         # The name of a session's adapter says nothing of whose weights it is; that of a lent one does.
@@ -36,7 +30,8 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
     @router.post("/rollout/")
     async def rollout(request: Request) -> Response:
-        tasks, sampling = await parsed(request, parse_rollout_request)
+        # Beside the event loop: a body of many megabytes takes seconds to check.
+        tasks, sampling = await asyncio.to_thread(parse_rollout_request, await request.body())
         check_owner(request, {seat for task in tasks for seat in task.seats or ()})
         own = store.ownership.is_owner(request.headers)
 
@@ -47,7 +42,8 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
     @router.post("/reply/")
     async def reply(request: Request) -> Response:
-        wanted = await parsed(request, partial(parse_reply_request, vocab_size=scheduler.model.vocab_size))
+        vocab_size = scheduler.model.vocab_size
+        wanted = await asyncio.to_thread(parse_reply_request, await request.body(), vocab_size=vocab_size)
         check_owner(request, [wanted.seat])
 
         async def sampled() -> Response:
@@ -85,3 +81,41 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
 async def _wait_for_hangup(request: Request) -> None:
     while not await request.is_disconnected():
         await asyncio.sleep(1.0)
+
+
+def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
+    """Return the tasks of a rollout request, and how replies are sampled.
+
+    Raises:
+        SettingsError: The body is no such request, or a task cannot be played; says where.
+    """
+    try:
+        wanted = read_struct(RolloutRequest, body)
+    except ValueError as error:
+        raise SettingsError(f"rollout request: {error}.") from None
+    return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
+
+
+def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
+    """Return a request for one reply, of a model whose token embedding has `vocab_size` rows.
+
+    Raises:
+        SettingsError: The body is no such request; says where.
+    """
+    try:
+        wanted = read_struct(ReplyRequest, body)
+    except ValueError as error:
+        raise SettingsError(f"reply request: {error}.") from None
+    if is_scripted(check_seat(wanted.seat)):
+        raise SettingsError(
+            f"reply request: seat {wanted.seat!r} is a script, which needs no server; play it where the game is, or "
+            f"ask for adapter@version (player_0@7) or {BASE}."
+        )
+    for number, turn in enumerate(wanted.turns):
+        highest = max(turn.reply_ids)
+        if highest >= vocab_size:
+            raise SettingsError(
+                f"reply request: turns.{number}.reply_ids holds {highest}; this model has ids 0 to {vocab_size - 1}. "
+                "Send the ids that this server sampled."
+            )
+    return wanted

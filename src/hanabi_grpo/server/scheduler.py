@@ -120,10 +120,11 @@ class Scheduler:
                     ) from error
 
     def _check_room(self, max_tokens: int) -> None:
-        if max_tokens >= self.model.max_model_len:
+        most = self.model.max_model_len
+        if max_tokens >= most:
             raise SettingsError(
                 f"MAX_COMPLETION_LENGTH={max_tokens}: a reply must be shorter than the conversation that this "
-                f"server can hold, HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
+                f"server can hold, HANABI_MAX_MODEL_LEN={most}."
             )
 
     async def _play_all(

@@ -3,10 +3,11 @@
 Map:
 variables   one variable: name, section, defaults per device, what is allowed
 model       `Settings`, the frozen model; the only place where a default is written
+game        the fields of the chosen environment's Config as settings
 values      values of a form of their own: servers, names at W&B
 refs        references to scripts, adapters and checkpoints
 partners    who may take a player's seat in training, and in which deals
-board       defaults that follow from the board: which one it is, and the tiny model that knows its words
+board       names of models: the tiny one of a preset, and the default on a GPU
 device      which engine package is installed, so which defaults hold
 sources     what the shell, `.env` and the profile say
 gpus        which GPUs a terminal takes

@@ -38,6 +38,6 @@ def tiny_model_folder(presets: Sequence[str], players: int, env: str = "hanabi")
 
 def tiny_model_command(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
     """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
-    words = [f"HANABI_ENV={env}"] if env != "hanabi" else []
-    words += [".venv/bin/hanabi-grpo tiny-model", *(f"--preset {preset}" for preset in presets)]
+    words = [".venv/bin/hanabi-grpo tiny-model", *([f"--env {env}"] if env != "hanabi" else [])]
+    words += [f"--preset {preset}" for preset in presets]
     return " ".join(words + [f"--players {players}"] * ("players" in registry.get(env).Config.model_fields))

@@ -17,11 +17,16 @@ from hanabi_grpo.settings.variables import Variable, game, run, server, split_li
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can load (`vllm.config.lora`)."""
+RANK_ALLOWED = "a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS))
 TRACKERS = {"wandb", "tensorboard"}
 DEEPSPEED_STAGES = ("none", "zero1", "zero2", "zero3")
 
 CommaList = Annotated[tuple[str, ...], BeforeValidator(split_list)]
 _Deepspeed = where(lambda text: text in DEEPSPEED_STAGES or (text.endswith(".json") and Path(text).is_file()))
+
+
+def _steps(given: dict[str, Any]) -> int | None:
+    return None if given.get("num_train_epochs") else 500
 
 
 class Settings(BaseModel):
@@ -44,10 +49,10 @@ class Settings(BaseModel):
     )
     env: str = game(
         "HANABI_ENV",
-        "Environment: what is played; its own settings are below (docs/environments.md).",
+        "What is played; its own settings are below (docs/environments.md).",
         HANABI,
         both=True,
-        allowed="the name of an environment",
+        allowed="an environment",
     )
     preset: str | None = None
     players: int = 2
@@ -90,10 +95,7 @@ class Settings(BaseModel):
         "HANABI_DIE_WITH_PARENT", "The server stops when the process that started it is gone.", False
     )
     session_timeout: float = server(
-        "HANABI_SESSION_TIMEOUT",
-        "Seconds without a sign of life after which another trainer may take over the server.",
-        60.0,
-        gt=0,
+        "HANABI_SESSION_TIMEOUT", "Seconds of silence after which another trainer may take over the server.", 60.0, gt=0
     )
     games_at_once: int = server("HANABI_GAMES_AT_ONCE", "Games in play at once.", 256, ge=1)
     engine_timeout: float = server(
@@ -101,7 +103,7 @@ class Settings(BaseModel):
     )
     engine_restarts: int = server(
         "HANABI_ENGINE_RESTARTS",
-        "Restarts of the server after a death or a kill, without ten healthy minutes in between; 0: it exits.",
+        "Restarts after deaths without ten healthy minutes in between; 0: the server exits.",
         3,
         ge=0,
     )
@@ -142,7 +144,7 @@ class Settings(BaseModel):
     )
     tokens_per_micro_batch: int = trainer(
         "HANABI_TOKENS_PER_MICRO_BATCH",
-        "Tokens of one micro-batch, shared ones once; 0, or PER_DEVICE_TRAIN_BATCH_SIZE set alone: by trajectories.",
+        "Tokens of one micro-batch; 0, or PER_DEVICE_TRAIN_BATCH_SIZE alone: by trajectories.",
         2048,
         gpu=16384,
         ge=0,
@@ -150,13 +152,7 @@ class Settings(BaseModel):
     num_train_epochs: float | None = trainer(
         "NUM_TRAIN_EPOCHS", "Passes over a dataset with seeds; MAX_STEPS wins when both are set.", gt=0
     )
-    max_steps: int | None = trainer(
-        "MAX_STEPS",
-        "Steps: each plays its games and learns from them.",
-        500,
-        ge=1,
-        factory=lambda data: None if data.get("num_train_epochs") else 500,
-    )
+    max_steps: int | None = trainer("MAX_STEPS", "Steps: each plays its games and learns.", 500, ge=1, factory=_steps)
     learning_rate: float = trainer("LEARNING_RATE", "Peak learning rate.", 1.5e-3, gpu=2e-5, gt=0)
     learning_rates: Annotated[
         tuple[float, ...], BeforeValidator(split_list), where(lambda rates: all(rate > 0 for rate in rates))
@@ -170,11 +166,7 @@ class Settings(BaseModel):
     warmup_steps: int = trainer("WARMUP_STEPS", "Steps of linear warm-up.", 0, ge=0)
     max_grad_norm: float = trainer("MAX_GRAD_NORM", "Largest norm of one player's gradient.", 1.0, gt=0)
     lora_rank: Annotated[int, where(LORA_RANKS.__contains__)] = trainer(
-        "LORA_RANK",
-        "Rank of each adapter.",
-        16,
-        allowed="a rank that vLLM can load: " + ", ".join(map(str, LORA_RANKS)),
-        both=True,
+        "LORA_RANK", "Rank of each adapter.", 16, allowed=RANK_ALLOWED, both=True
     )
     lora_alpha: int = trainer("LORA_ALPHA", "LoRA's alpha.", 32, ge=1)
     deepspeed: Annotated[str, _Deepspeed] = trainer(
@@ -185,11 +177,7 @@ class Settings(BaseModel):
         allowed="one of " + ", ".join(DEEPSPEED_STAGES) + ", or the path of a .json file that exists",
     )
     updates_per_step: int = trainer(
-        "HANABI_UPDATES_PER_STEP",
-        "Optimizer updates from one step's games; the clips act from the second on.",
-        1,
-        ge=1,
-        le=64,
+        "HANABI_UPDATES_PER_STEP", "Updates from one step's games; the clips act from the second on.", 1, ge=1, le=64
     )
     clip_low: float = trainer(
         "HANABI_CLIP_LOW", "How far below 1 a token's probability ratio still counts.", 0.2, gt=0, le=1
@@ -211,22 +199,18 @@ class Settings(BaseModel):
         "HANABI_ENTROPY_BONUS", "Weight of the policy's entropy, as a part of each token's advantage.", 0.0, ge=0
     )
     sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = trainer(
-        "HANABI_SAMPLER_CORRECTION",
-        "Importance weights of trainer over sampler: cut at the limit, or left out above it.",
-        "none",
+        "HANABI_SAMPLER_CORRECTION", "Weights of trainer over sampler: cut at the limit, or left out above it.", "none"
     )
     sampler_correction_limit: float = trainer("HANABI_SAMPLER_CORRECTION_LIMIT", "Largest such weight.", 2.0, ge=1)
     overlap: bool = trainer(
-        "HANABI_OVERLAP",
-        "The next step's games are played while this step is learned from, with weights that are one step old.",
-        False,
+        "HANABI_OVERLAP", "Play the next step's games while learning from this step, with weights one step old.", False
     )
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
     )
     update: Literal["independent", "alternating", "sequential"] = trainer(
         "HANABI_UPDATE",
-        "Who moves in a step: everybody at once, one player for some steps, or one player after the other.",
+        "Who moves: everybody in each step, one player for some steps, or one after the other.",
         "independent",
     )
     alternate_every: int = trainer(
@@ -234,7 +218,7 @@ class Settings(BaseModel):
     )
     freeze: CommaList = trainer(
         "HANABI_FREEZE",
-        "Players that play and are not trained, a comma list.",
+        "Players that play and are not trained.",
         (),
         allowed="a comma list of players, such as player_1",
     )
@@ -258,7 +242,7 @@ class Settings(BaseModel):
     )
     advantage_scale: Literal["std", "none"] | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
-        "Divide advantages by the standard deviation of what is compared; unset: as the estimator's source does.",
+        "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
     )
     whiten: bool = trainer(
         "HANABI_WHITEN", "Bring each player's advantages of a step to mean 0 and deviation 1.", False
@@ -272,7 +256,7 @@ class Settings(BaseModel):
     length_free: int = trainer("HANABI_LENGTH_FREE", "Tokens of a reply that cost nothing.", 0, ge=0)
     parity_tolerance: float = trainer(
         "HANABI_PARITY_TOLERANCE",
-        "Largest mean difference of trainer and sampler logprobs before training stops.",
+        "Largest mean difference of trainer and sampler logprobs; beyond it a run stops.",
         0.001,
         gpu=0.05,
         gt=0,
@@ -321,7 +305,7 @@ class Settings(BaseModel):
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
-        "Its aliases, besides checkpoint_global_step_N and, for the best score so far, best.",
+        "Its aliases, besides checkpoint_global_step_N and, for a team's best score so far, best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
     )

@@ -6,13 +6,15 @@ here is a function of its arguments; nothing is read or sent.
 """
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from hanabi_grpo.envs.registry import get
+from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.settings.model import Settings
 from hanabi_grpo.settings.refs import CheckpointRef, Place, Ref, Role, parse_ref, split_player
 from hanabi_grpo.types import SHARED_ADAPTER, adapter_of, player_name, player_names
@@ -59,18 +61,20 @@ class Draw:
     seat: int
 
 
-def parse_pool(entries: Sequence[str], num_players: int) -> tuple[Partner, ...]:
+def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> tuple[Partner, ...]:
     """Read HANABI_PARTNERS.
 
     Args:
         entries: Each a script, "base", "earlier" or a checkpoint, see `refs`; "player_1=" before any of them fixes the
             seat.
         num_players: Of the games.
+        env: Environment, whose scripts may be named.
 
     Raises:
         SettingsError: An entry that is none of these, or that is given twice.
     """
-    found = [_parse(entry, num_players) for entry in entries]
+    scripts = registry.get(env).policies
+    found = [_parse(entry, num_players, scripts) for entry in entries]
     for (word, seat), count in Counter((partner.word, partner.seat) for partner in found).items():
         if count > 1:
             given = word if seat is None else f"{player_name(seat)}={word}"
@@ -120,9 +124,7 @@ def choose_step(steps: Sequence[int], deal: int, *, seed: int) -> int:
 def always_partner(pool: Sequence[Partner], share: float) -> str | None:
     """Return the player whose seat is a partner's in every deal, None where there is none."""
     seats = {partner.seat for partner in pool}
-    if share < 1 or len(seats) != 1:
-        return None
-    (seat,) = seats
+    seat = next(iter(seats)) if share == 1 and len(seats) == 1 else None
     return None if seat is None else player_name(seat)
 
 
@@ -158,7 +160,7 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
         SettingsError: See `parse_pool`; more frozen adapters in one step than a server holds; or earlier versions of
             which none is ever kept.
     """
-    pool, deals = parse_pool(settings.partners, settings.players), settings.deals_per_step
+    pool, deals = parse_pool(settings.partners, settings.players, settings.env), settings.deals_per_step
     needed = num_adapters(
         pool,
         num_players=settings.players,
@@ -188,12 +190,11 @@ def describe_pool(pool: Sequence[Partner], share: float) -> str:
     return f"partners: {share:.0%} of the deals (HANABI_PARTNER_SHARE={share:g}) with one of {', '.join(shown)}"
 
 
-def _parse(entry: str, num_players: int) -> Partner:
+def _parse(entry: str, num_players: int, scripts: Collection[str]) -> Partner:
     player, word = split_player(entry)
     names = player_names(num_players)
     if player is not None and player not in names:
         raise SettingsError(f"HANABI_PARTNERS: {entry!r}: {player} is not at the table; allowed: {', '.join(names)}.")
-    scripts = get("hanabi").policies
     ref = parse_ref(word, where="HANABI_PARTNERS", roles=(Role.BASE, Role.EARLIER), scripts=scripts)
     name = ref.metric_name[1] if isinstance(ref, CheckpointRef) else word
     return Partner(word=word, ref=ref, name=name, seat=None if player is None else names.index(player))
@@ -201,19 +202,14 @@ def _parse(entry: str, num_players: int) -> Partner:
 
 def _with_names_apart(pool: Sequence[Partner]) -> tuple[Partner, ...]:
     # Two runs may both have a checkpoint-50: the run's name goes before it, and a number behind what is equal still.
-    words: dict[str, set[str]] = {}
-    for partner in pool:
-        words.setdefault(partner.name, set()).add(partner.word)
     names: dict[str, str] = {}
     for partner in pool:
         name = partner.name
-        if isinstance(partner.ref, CheckpointRef) and len(words[name]) > 1:
+        if isinstance(partner.ref, CheckpointRef) and len({one.word for one in pool if one.name == name}) > 1:
             name = ".".join(part for part in partner.ref.metric_name if part)
-        number, free = 1, name
-        while free in names.values() and names.get(partner.word) != free:
-            number += 1
-            free = f"{name}-{number}"
-        names.setdefault(partner.word, free)
+        numbered = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        taken = {given for word, given in names.items() if word != partner.word}
+        names.setdefault(partner.word, next(one for one in numbered if one not in taken))
     return tuple(replace(partner, name=names[partner.word]) for partner in pool)
 
 

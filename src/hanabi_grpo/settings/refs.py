@@ -60,12 +60,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRef:
-    """A bot."""
+    """A script of the environment."""
 
     name: str
 
     def __str__(self) -> str:
-        """Return its name."""
         return self.name
 
 
@@ -78,7 +77,6 @@ class AdapterRef:
     """None: the newest."""
 
     def __str__(self) -> str:
-        """Return e.g. "player_0@7"."""
         return f"{self.adapter}@{LATEST if self.version is None else self.version}"
 
 
@@ -94,11 +92,7 @@ class WandbPlace:
     """Empty: latest."""
 
     def __post_init__(self) -> None:
-        """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too.
-
-        Raises:
-            SettingsError: A part holds a slash or consists of dots.
-        """
+        """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too."""
         for part in (self.entity, self.project, self.name, self.alias):
             if set(part) & set("/\\\0") or (part and set(part) == {"."}):
                 raise SettingsError(
@@ -107,7 +101,6 @@ class WandbPlace:
                 )
 
     def __str__(self) -> str:
-        """Return the text as it was typed."""
         alias = f":{self.alias}" if self.alias else ""
         return f"wandb:{'/'.join(part for part in (self.entity, self.project, self.name) if part)}{alias}"
 
@@ -131,7 +124,6 @@ class HubPlace:
     revision: str | None = None
 
     def __str__(self) -> str:
-        """Return the text as it was typed."""
         return f"hf:{self.org}/{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
@@ -148,8 +140,8 @@ class CheckpointRef:
     """None: that of the seat."""
 
     def __str__(self) -> str:
-        """Return the text; a folder without a slash gets one, so that it is read as a folder again."""
         text = str(self.place)
+        # A folder without a slash gets one, so that it is read as a folder again.
         return ("" if "/" in text else "./") + text + (f":{self.adapter}" if self.adapter else "")
 
     @property

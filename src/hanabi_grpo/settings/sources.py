@@ -59,15 +59,11 @@ def find(sources: Sequence[Source], name: str) -> tuple[str, Source] | None:
 def _read_profile(named: str, place: str, tolerant: bool) -> Source:
     path = Path(named)
     said = f"{PROFILE_VARIABLE}={named!r} (from {place})"
-    if not _is_file(path):
-        if tolerant:
-            return Source(origin=PROFILE, place=named)
+    if not tolerant and not os.path.isfile(path):
         raise SettingsError(f"{said}: no such file; {_hint(path)}")
     values = _read(path, tolerant)
-    if PROFILE_VARIABLE in values:
-        if not tolerant:
-            raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
-        del values[PROFILE_VARIABLE]
+    if values.pop(PROFILE_VARIABLE, None) and not tolerant:
+        raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
     return Source(origin=PROFILE, place=named, values=values)
 
 
@@ -78,13 +74,6 @@ def _hint(path: Path) -> str:
     close = difflib.get_close_matches(path.stem, [Path(file).stem for file in there], n=1)
     meant = f"did you mean {PROFILES / close[0]}.env? " if close else ""
     return f"{meant}There are {', '.join(there)}; any other file of NAME=value lines will do."
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:
-        return False  # a name that no file can have
 
 
 def _read(path: Path, tolerant: bool) -> dict[str, str]:

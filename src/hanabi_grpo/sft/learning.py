@@ -51,7 +51,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """How one student does on games of decks that it does not learn from."""
+    """How one student does on games whose starts it does not learn from."""
 
     name: str
     step: int
@@ -112,7 +112,7 @@ def held_out_figures(model: Any, student: Student, lesson: Lesson) -> HeldOut:
     """Return a student's loss and accuracy on its held-out samples."""
     model.eval()
     student.select()
-    samples = sorted(student.held_out, key=lambda sample: sample.deck)[:_HELD_OUT_SAMPLES]
+    samples = sorted(student.held_out, key=lambda sample: sample.start)[:_HELD_OUT_SAMPLES]
     samples.sort(key=lambda sample: len(sample.ids))
     total, tokens, exact, replies = 0.0, 0, 0, 0
     with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
@@ -56,7 +56,7 @@ class WarmStart:
 
     settings: Settings
     """MODEL, SEED, LORA_RANK, LORA_ALPHA, HANABI_DTYPE and the limits of conversations."""
-    config: EnvConfig
+    setup: Setup[Any]
     sources: Sources
     out: Path
     steps: int
@@ -111,68 +111,38 @@ class WarmStart:
         taught, held_out = split_held_out(samples)
         watcher.say(
             f"{len(taught)} conversations to learn from, {len(held_out)} held out "
-            f"({len({sample.deck for sample in held_out})} of {len({sample.deck for sample in samples})} decks)"
+            f"({len({sample.start for sample in held_out})} of {len({sample.start for sample in samples})} starts)"
         )
         base = load_base(settings, folder, full=self.full)
-        lesson = self._lesson(_pad_id(chat), base.num_parameters(), watcher.say)
-        names = student_names(self.config.players, full=self.full, shared=self.shared)
+        lesson = self._lesson(chat, base.num_parameters(), watcher.say)
+        names = student_names(self.setup.spec.num_players, full=self.full, shared=self.shared)
         model, students = make_students(
             base, names, settings, taught, held_out, learning_rate=lesson.learning_rate, batch_size=self.batch
         )
-        identity = {
-            "model_fingerprint": model_fingerprint(folder),
-            "tokenizer_hash": tokenizer_hash(chat.tokenizer),
-            "chat_hash": chat.hash,
-            "dtype": settings.dtype,
-        }
-        facts = {
-            "board_hashes": [self.config.spec().hash],
-            "model": settings.model,
-            **({} if self.full else {"base_checksum": base_checksum(model)}),
-            **identity,
-            "env_config": self.config.model_dump(mode="json"),
-            "games": self.sources.describe(),
-        }
-        # Everything that the weights depend on.
-        key = {
-            **identity,
-            "data": data_digest(samples),
-            "learns": list(names),
-            **{"steps": self.steps, "batch": self.batch, "learning_rate": lesson.learning_rate},
-            **{"max_grad_norm": settings.max_grad_norm, "seed": settings.seed},
-            **({} if self.full else {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}),
-        }
-        kept = Kept(out=self.out, key=key, facts=facts, history=[])
+        kept = self._kept(model, names, lesson, chat, samples)
         if self.resume and not kept.restore(students):
             watcher.say(f"--resume: {self.out} keeps no state yet; starting at the beginning")
         if not kept.history:
             kept.add([held_out_figures(base, student, lesson) for student in students])
-
-        def save() -> None:
-            kept.save(model, chat.tokenizer, students, dtype=getattr(torch, settings.dtype))
 
         def on_step(student: Student, loss: float) -> None:
             watcher.show(student.name, student.step, self.steps, f"{student.name}, loss {loss:.3f}")
 
         def on_evaluation(figures: list[HeldOut]) -> None:
             kept.add(figures)
-            save()
+            kept.save(model, chat.tokenizer, students, dtype=getattr(torch, settings.dtype))
             for one in figures:
                 watcher.say(f"{one.name}, step {one.step}: held-out loss {one.loss:.4f}, accuracy {one.accuracy:.3f}")
 
         if learn(base, students, lesson, on_step=on_step, on_evaluation=on_evaluation, should_stop=watcher.should_stop):
             return Outcome(is_finished=True, rows=_rows(kept.history, students), next_steps=self._next_steps())
-        save()
+        kept.save(model, chat.tokenizer, students, dtype=getattr(torch, settings.dtype))
         steps = ", ".join(f"{student.name} at step {student.step} of {self.steps}" for student in students)
         return Outcome(is_finished=False, stopped_at=f"{steps}, kept in {self.out}")
 
     def _read_games(self, chat: ChatFormat, watcher: Watcher) -> list[Sample]:
-        encoder = Encoder(
-            config=self.config,
-            chat=chat,
-            max_model_len=self.settings.max_model_len,
-            max_completion_length=self.settings.max_completion_length,
-        )
+        limits = self.settings.max_model_len, self.settings.max_completion_length
+        encoder = Encoder(setup=self.setup, chat=chat, max_model_len=limits[0], max_completion_length=limits[1])
         notes: list[str] = []
 
         def read(games: int) -> None:
@@ -180,13 +150,13 @@ class WarmStart:
             if watcher.should_stop():
                 raise _StoppedError
 
-        samples = self.sources.samples(self.config, encoder, seed=self.settings.seed, notes=notes, progress=read)
-        for line in (*notes, encoder.counts.line()):
+        samples = self.sources.samples(encoder, seed=self.settings.seed, notes=notes, progress=read)
+        for line in (*notes, encoder.line()):
             watcher.say(line)
         return samples
 
-    def _lesson(self, pad_id: int, num_parameters: int, say: Callable[[str], None]) -> Lesson:
-        settings = self.settings
+    def _lesson(self, chat: ChatFormat, num_parameters: int, say: Callable[[str], None]) -> Lesson:
+        settings, pad = self.settings, chat.tokenizer.pad_token_id
         dtype: torch.dtype = getattr(torch, settings.dtype)
         what, rate = "model" if self.full else "adapters", self.learning_rate
         if rate is None:
@@ -197,9 +167,37 @@ class WarmStart:
             micro_batch=min(self.batch, settings.per_device_train_batch_size),
             learning_rate=rate,
             max_grad_norm=settings.max_grad_norm,
-            pad_id=pad_id,
+            pad_id=chat.eos_id if pad is None else int(pad),
             autocast=dtype if self.full and dtype != torch.float32 else None,
         )
+
+    def _kept(
+        self, model: Any, names: Sequence[str], lesson: Lesson, chat: ChatFormat, samples: Sequence[Sample]
+    ) -> Kept:
+        settings = self.settings
+        identity = {
+            "model_fingerprint": model_fingerprint(resolve_model(settings.model)),
+            "tokenizer_hash": tokenizer_hash(chat.tokenizer),
+            "chat_hash": chat.hash,
+            "dtype": settings.dtype,
+        }
+        facts = {
+            "spec_hashes": [self.setup.spec.hash],
+            "model": settings.model,
+            **({} if self.full else {"base_checksum": base_checksum(model)}),
+            **identity,
+            **self.setup.row(),
+            "games": self.sources.describe(),
+        }
+        key = {
+            **identity,
+            "data": data_digest(samples),
+            "learns": list(names),
+            **{"steps": self.steps, "batch": self.batch, "learning_rate": lesson.learning_rate},
+            **{"max_grad_norm": settings.max_grad_norm, "seed": settings.seed},
+            **({} if self.full else {"lora_rank": settings.lora_rank, "lora_alpha": settings.lora_alpha}),
+        }
+        return Kept(out=self.out, key=key, facts=facts, history=[])
 
     def _next_steps(self) -> tuple[str, ...]:
         if self.full:
@@ -218,11 +216,6 @@ class WarmStart:
 
 class _StoppedError(Exception):
     """Reading games was stopped."""
-
-
-def _pad_id(chat: ChatFormat) -> int:
-    pad = chat.tokenizer.pad_token_id
-    return chat.eos_id if pad is None else int(pad)
 
 
 def _rows(history: Sequence[Mapping[str, Any]], students: Sequence[Student]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -117,12 +117,8 @@ class Kept:
         index = {
             "key": self.key,
             "students": {
-                student.name: {
-                    "step": student.step,
-                    "best_step": student.best_step,
-                    "best_loss": None if student.best is None else student.best_loss,
-                }
-                for student in students
+                one.name: {"step": one.step, "best_step": one.best_step, "best_loss": one.best and one.best_loss}
+                for one in students
             },
             "history": self.history,
         }
@@ -134,9 +130,9 @@ class Kept:
         converted: dict[int, torch.Tensor] = {}
         # Tied weights stay one tensor, so that they are written once.
         state = {
-            name: converted.setdefault(value.data_ptr(), value.detach().to("cpu", dtype).contiguous())
-            if value.is_floating_point()
-            else value.detach().cpu()
+            name: converted.setdefault(
+                value.data_ptr(), value.detach().to("cpu", dtype if value.is_floating_point() else None).contiguous()
+            )
             for name, value in model.state_dict().items()
         }
         try:

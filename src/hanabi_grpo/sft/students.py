@@ -80,9 +80,7 @@ def load_base(settings: Settings, folder: Path, *, full: bool) -> Any:
 
 def student_names(num_players: int, *, full: bool, shared: bool) -> tuple[str, ...]:
     """Return the names of all students."""
-    if full:
-        return (WHOLE_MODEL,)
-    return (SHARED_ADAPTER,) if shared else player_names(num_players)
+    return (WHOLE_MODEL,) if full else (SHARED_ADAPTER,) if shared else player_names(num_players)
 
 
 def make_students(
@@ -101,8 +99,8 @@ def make_students(
         model: From `load_base`.
         names: From `student_names`.
         settings: LORA_RANK, LORA_ALPHA and SEED.
-        taught: What is learned.
-        held_out: What is not.
+        taught: Samples that are learned from.
+        held_out: The others.
         learning_rate: At its peak.
         batch_size: Conversations of one step.
 

@@ -1,8 +1,8 @@
-"""Games of scripts to learn from, with a share of random moves.
+"""Games of scripts to learn from, with a share of random actions.
 
-A random move leads to positions that the script alone would never be in. The script's own moves in them are learned,
-the random ones are not: that is imitation on other states than the teacher's (DAgger, Ross et al. 2011), with random
-play in the place of the student.
+A random action leads to positions that the script alone would never be in. The script's own actions in them are
+learned, the random ones are not: that is imitation on other states than the teacher's (DAgger, Ross et al. 2011), with
+random play in the place of the student.
 """
 
 import random
@@ -12,27 +12,23 @@ from itertools import repeat
 from typing import Any
 
 from hanabi_grpo.envs.base import Observation, Policy, Seat, Setup, Task
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
+from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import Episode
 
 SUITE = "train-warm-start"
-"""A training suite: no deal of an evaluation is among its deals."""
-_FLAGS, _MOVES = "warm-start noise", "warm-start noise move"
-_CHUNK = 100
+"""A training suite: no start of an evaluation is among its starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisyPolicy:
-    """Lets a script play, but draws a share of its moves evenly among the legal ones."""
+    """Lets a script play, but draws a share of its actions evenly among the legal ones."""
 
     inner: Policy
     noise: float
-    """That share, from 0 to below 1."""
+    """That share, from 0 to below 1; actions of free text are never drawn."""
 
     @property
     def name(self) -> str:
@@ -41,11 +37,10 @@ class NoisyPolicy:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "NoisySeat":
         """Return a fresh seat."""
-        return NoisySeat(
-            inner=self.inner.seat(player, task=task, game=game),
-            is_noise=_flags(self.noise, player, task.split, task.seed, game),
-            rng=_rng(_MOVES, player, task.split, task.seed, game),
-        )
+        inner = self.inner.seat(player, task=task, game=game)
+        flags = _flags(self.noise, player, task.split, task.seed, game)
+        rng = random.Random(repr(("warm-start noise move", player, task.split, task.seed, game)))
+        return NoisySeat(inner=inner, is_noise=flags, rng=rng)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +58,21 @@ class NoisySeat:
 
 
 def noisy_turns(episode: Episode, noise: float) -> tuple[bool, ...]:
-    """Return for each turn of a game of `NoisyPolicy` whether its move was drawn."""
+    """Return for each turn of an episode of `NoisyPolicy` whether its action was drawn."""
     flags = [_flags(noise, player, episode.suite, episode.seed, episode.game) for player in range(episode.num_players)]
     return tuple(next(flags[turn.player]) for turn in episode.turns)
 
 
 def teacher_games(
-    line_up: LineUp, config: EnvConfig, *, noise: float, seeds: Sequence[int]
+    line_up: LineUp, setup: Setup[Any], *, noise: float, seeds: Sequence[int]
 ) -> Iterator[tuple[Episode, tuple[bool, ...]]]:
-    """Play one game of each deal; yields it and for each turn whether it is to be learned.
+    """Play one episode of each start; yields it and for each turn whether it is to be learned.
 
     Args:
         line_up: Scripts; each stays in its seat.
-        config: The game.
-        noise: Share of random moves.
-        seeds: Deals of `SUITE`.
+        setup: What is played.
+        noise: Share of random actions.
+        seeds: Starts of `SUITE`.
 
     Raises:
         SettingsError: A model would have to play, or `noise` is out of range.
@@ -88,18 +83,16 @@ def teacher_games(
             f"{line_up.text} --out GAMES, then learn from them with --games GAMES."
         )
     if not 0 <= noise < 1:
-        raise SettingsError(f"--noise {noise}: a share of moves, from 0 to below 1.")
-    scripts = [make_script(Setup(HANABI, config), word).policy for word in line_up.words]
-    policies = [ScriptedPlayer(NoisyPolicy(inner=script, noise=noise)) for script in scripts]
-    for start in range(0, len(seeds), _CHUNK):
-        for episode in play_episodes_sync(Setup(HANABI, config), policies, SUITE, seeds[start : start + _CHUNK]):
-            yield episode, tuple(not drawn for drawn in noisy_turns(episode, noise))
+        raise SettingsError(f"--noise {noise}: a share of actions, from 0 to below 1.")
+    policies = {
+        player: NoisyPolicy(inner=make_script(setup, word).policy, noise=noise)
+        for player, word in enumerate(line_up.words)
+    }
+    for seed in seeds:
+        episode = play_scripts(setup.task(SUITE, seed), policies)
+        yield episode, tuple(not drawn for drawn in noisy_turns(episode, noise))
 
 
 def _flags(noise: float, player: int, suite: str, seed: int, game: int) -> Iterator[bool]:
-    rng = _rng(_FLAGS, player, suite, seed, game)
+    rng = random.Random(repr(("warm-start noise", player, suite, seed, game)))
     return (rng.random() < noise for _ in repeat(None))
-
-
-def _rng(name: str, player: int, suite: str, seed: int, game: int) -> random.Random:
-    return random.Random(repr((name, player, suite, seed, game)))

@@ -63,24 +63,21 @@ def build_artifact(
                 _link(checkpoint / name, partial / name)
         write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
         write_json_atomic(partial / SCORE, _score_json(score))
-        names = []
         for path in evaluations:
             _link(path, partial / EVALUATIONS / path.name)
-            names.append(path.name)
         games = write_sample_games(run_folder, partial, manifest.step)
         metadata = artifact_metadata(settings, manifest, score)
         facts = {
             "base model": metadata["base_model"],
             "optimizer steps": manifest.step,
             "adapters": metadata["adapters"],
-            "environment": settings.env,
             "preset": f"{settings.preset or 'as the dataset says'} (rules {', '.join(metadata['spec_hashes'])})",
             "LoRA rank / alpha": f"{settings.lora_rank} / {settings.lora_alpha}",
             "score of the last training games": score.text if score else "unknown",
-            "evaluations": ", ".join(names) or "none beside this card",
+            "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
             "sample games": games.name if games else "none beside this card",
         }
-        write_text_atomic(partial / CARD, card_text(facts))
+        write_text_atomic(partial / CARD, card_text(settings.env, facts))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)

@@ -12,9 +12,9 @@ _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 _CARD = """\
-# Hanabi players
+# Players of {env}
 
-LoRA adapters for a team of language models that play Hanabi, trained with GRPO by hanabi-grpo.
+LoRA adapters for language models that play {env}, trained with GRPO by hanabi-grpo.
 
 | | |
 |---|---|
@@ -28,9 +28,9 @@ hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
 """
 
 
-def card_text(facts: Mapping[str, Any]) -> str:
+def card_text(env: str, facts: Mapping[str, Any]) -> str:
     """Return the card in Markdown, given what is known of the adapters by name."""
-    return _CARD.format(rows="\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items()))
+    return _CARD.format(env=env, rows="\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items()))
 
 
 def base_name(model: str) -> tuple[str, bool]:

@@ -1,10 +1,7 @@
 """Artifacts that are fetched from W&B."""
 
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,12 +26,6 @@ def downloaded(wanted: WandbPlace, root: Path) -> Path | None:
     return folder if wanted.is_version and folder.is_dir() else None
 
 
-def downloaded_versions(wanted: WandbPlace, root: Path) -> list[str]:
-    """Return the versions of this name that were downloaded before, oldest first."""
-    found = [path.name for path in _folder(wanted, root).glob("v*") if path.name[1:].isdecimal()]
-    return sorted(found, key=lambda name: int(name[1:]))
-
-
 def download_artifact(wanted: WandbPlace, root: Path) -> Path:
     """Download an artifact into `root/entity/project/name/vN`; a version that is there is not fetched again.
 
@@ -45,25 +36,6 @@ def download_artifact(wanted: WandbPlace, root: Path) -> Path:
     Raises:
         NotHad: See there.
         SettingsError: It is no artifact of adapters, or cannot be written.
-    """
-    with _artifact(wanted) as artifact:
-        found = replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version)
-        target = _folder(found, root) / found.alias
-        return target if target.is_dir() else _download(artifact, target)
-
-
-def _folder(wanted: WandbPlace, root: Path) -> Path:
-    """Return where all versions of a name are kept."""
-    return root / (wanted.entity or "-") / wanted.project / wanted.name
-
-
-@contextmanager
-def _artifact(wanted: WandbPlace) -> Iterator[Any]:
-    """Give the artifact as W&B's library has it.
-
-    Raises:
-        NotHad: See there.
-        SettingsError: It is no artifact of adapters.
     """
     import wandb
 
@@ -76,7 +48,9 @@ def _artifact(wanted: WandbPlace) -> Iterator[Any]:
         entries = artifact.manifest.entries.values()
         if any(entry.ref or not _is_inside(str(entry.path)) for entry in entries):
             raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
-        yield artifact
+        found = replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version)
+        target = _folder(found, root) / found.alias
+        return target if target.is_dir() else _download(artifact, target)
     except SettingsError:
         raise
     except (wandb.errors.Error, ValueError, OSError) as error:
@@ -87,6 +61,17 @@ def _artifact(wanted: WandbPlace) -> Iterator[Any]:
         wandb.teardown()
 
 
+def downloaded_versions(wanted: WandbPlace, root: Path) -> list[str]:
+    """Return the versions of this name that were downloaded before, oldest first."""
+    found = [path.name for path in _folder(wanted, root).glob("v*") if path.name[1:].isdecimal()]
+    return sorted(found, key=lambda name: int(name[1:]))
+
+
+def _folder(wanted: WandbPlace, root: Path) -> Path:
+    """Return where all versions of a name are kept."""
+    return root / (wanted.entity or "-") / wanted.project / wanted.name
+
+
 def _download(artifact: Any, target: Path) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,23 +79,17 @@ def _download(artifact: Any, target: Path) -> Path:
             whole = Path(partial) / target.name
             artifact.download(root=str(whole), skip_cache=True)
             read_adapters(whole)
-            _put(whole, target)
+            try:
+                os.rename(whole, target)
+            except OSError:
+                # Another command was faster; a version is the same whoever fetches it.
+                if not target.is_dir():
+                    raise
+            sync_folder(target.parent)
     except OSError as error:
-        raise SettingsError(
-            f"{target}: was not downloaded ({error.strerror or error}); nothing is left of it."
-        ) from error
+        reason = error.strerror or error
+        raise SettingsError(f"{target}: was not downloaded ({reason}); nothing is left of it.") from error
     return target
-
-
-def _put(whole: Path, target: Path) -> None:
-    try:
-        os.rename(whole, target)
-    except OSError:
-        # Another command was faster; a version is the same whoever fetches it.
-        if not target.is_dir():
-            raise
-        shutil.rmtree(whole)
-    sync_folder(target.parent)
 
 
 def _is_inside(name: str) -> bool:

@@ -121,16 +121,11 @@ class Mirror:
         finally:
             self._kill(_EXIT_SECONDS if last is not None and last.kind in ("done", "incomplete") else 0.0)
         if last is not None and last.kind == "done":
-            for line in self._where_it_is():
-                logger.info("W&B: %s", line)
+            unsent = unsent_folders(self.run_folder)
+            logger.info("W&B: %s", sync_line(unsent) if unsent else "everything was sent")
         else:
-            logger.warning(
-                "W&B: not everything was sent (see %s). Later: %s", self.run_folder / LOG, self.upload_command
-            )
-
-    def _where_it_is(self) -> list[str]:
-        folders = unsent_folders(self.run_folder)
-        return [sync_line(folders)] if folders else ["everything was sent"]
+            log = self.run_folder / LOG
+            logger.warning("W&B: not everything was sent (see %s). Later: %s", log, self.upload_command)
 
     def _report(self, message: Message) -> None:
         # Once is enough: the others are in the mirror's log.

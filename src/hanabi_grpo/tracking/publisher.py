@@ -124,7 +124,8 @@ class Publisher:
         with self._guard(f"the artifact of {checkpoint.name}"):
             score = running_score(self.reader.history(), step)
             names = [f"checkpoint_global_step_{step}", *aliases]
-            if is_best(score, self._earlier(step)):
+            # Of players against each other no score of their own games says who plays well.
+            if self.settings.setup().spec.payoff == "team" and is_best(score, self._earlier(step)):
                 names.append("best")
             found = [*find_evaluations(self.run_folder), *evaluations]
             folder, metadata = build_artifact(

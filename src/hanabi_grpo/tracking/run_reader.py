@@ -1,9 +1,9 @@
 """What is new in a run folder since it was last looked at."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.runs.history import read_row
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
 
 _MOST_BYTES = 4 << 20
@@ -39,8 +39,7 @@ class RunReader:
         # A line without an end is still being written.
         end = data.rfind(b"\n") + 1
         self._place += end
-        for line in data[:end].splitlines():
-            row = _row(line)
+        for row in map(read_row, data[:end].splitlines()):
             if row is not None:
                 self.rows[row["step"]] = row
                 if row["step"] > self.from_step:
@@ -68,12 +67,3 @@ class RunReader:
             if match and (all_of_them or int(match[1]) > self.from_step):
                 found.append((int(match[1]), folder))
         return sorted(found)
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_step = isinstance(row, dict) and type(row.get("step")) is int and "games" in row
-    return row if is_step else None

@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, read_settings
@@ -49,7 +49,10 @@ def main(argv: list[str], showcase: Showcase) -> int:
 
     def say(kind: str, message: str) -> None:
         logger.info("%s: %s", kind, message)
-        _emit(output, kind, message)
+        try:
+            output.write(json.dumps({"kind": kind, "message": message}) + "\n")
+        except (OSError, ValueError):
+            logger.info("the trainer is gone")
 
     try:
         settings = read_settings(options.run / "settings.json")
@@ -67,14 +70,9 @@ def main(argv: list[str], showcase: Showcase) -> int:
     os.nice(10)
     life: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(life,), daemon=True).start()
+    trouble = partial(say, "trouble")
     publisher = Publisher(
-        run,
-        record,
-        settings,
-        options.run,
-        from_step=options.from_step,
-        showcase=showcase,
-        trouble=lambda text: say("trouble", text),
+        run, record, settings, options.run, from_step=options.from_step, showcase=showcase, trouble=trouble
     )
     ended = None
     while ended is None:
@@ -104,10 +102,3 @@ def _listen(life: "queue.Queue[str]") -> None:
     life.put(sys.stdin.readline().strip())
     time.sleep(time_limit(os.environ, "WANDB_FINISH_TIMEOUT", FINISH_SECONDS) + MARGIN_SECONDS)
     os.killpg(0, signal.SIGKILL)
-
-
-def _emit(output: TextIO, kind: str, message: str) -> None:
-    try:
-        output.write(json.dumps({"kind": kind, "message": message}) + "\n")
-    except (OSError, ValueError):
-        logger.info("the trainer is gone")

@@ -1,7 +1,7 @@
 """A run folder that is sent afterwards: its trainer was killed, W&B could not be reached, or was not asked for."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
@@ -12,8 +12,6 @@ from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.publisher import Publisher, Showcase
 from hanabi_grpo.tracking.record import read_record
 from hanabi_grpo.tracking.wandb_run import Unreachable, open_run, wandb_environ
-
-_AS_LONG_AS_IT_TAKES = "0"
 
 
 def upload_run(
@@ -45,16 +43,16 @@ def upload_run(
     """
     settings = upload_settings(run_folder, loaded)
     with lock_run_folder(run_folder):
-        os.environ.update(wandb_environ(run_folder, _without_limit(os.environ)))
+        # Nobody waits for this command but the one who typed it.
+        os.environ.update(wandb_environ(run_folder, {"WANDB_FINISH_TIMEOUT": "0", **os.environ}))
         record = read_record(run_folder)
         try:
             run = open_run(settings, run_folder, record, settings.wandb_mode)
         except Unreachable as error:
             raise SettingsError(f"W&B does not answer ({error}); try the same command again later.") from error
         say(f"run: {run.url or run.mode}; it has steps until {run.last_step}")
-        publisher = Publisher(
-            run, record, settings, run_folder, from_step=run.last_step, showcase=showcase, trouble=say
-        )
+        since = run.last_step
+        publisher = Publisher(run, record, settings, run_folder, from_step=since, showcase=showcase, trouble=say)
         publisher.rows()
         try:
             found = find_checkpoint(run_folder)
@@ -93,8 +91,3 @@ def upload_settings(run_folder: Path, loaded: LoadedSettings) -> Settings:
             "WANDB_MODE=disabled: nothing is uploaded; set online, or offline to record it on this disk."
         )
     return settings.model_copy(update={**given, "wandb_mode": mode})
-
-
-def _without_limit(environ: Mapping[str, str]) -> dict[str, str]:
-    # Nobody waits for this command but the one who typed it.
-    return {"WANDB_FINISH_TIMEOUT": _AS_LONG_AS_IT_TAKES, **environ}

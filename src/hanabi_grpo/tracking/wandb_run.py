@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,7 @@ class WandbRun:
 
         table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
         # The page brings its own style and its own rules on what may run.
-        page_media = wandb.Html(page, inject=False)
-        self._run.log({"step": step, "samples/games": table, "samples/replay": page_media})
+        self._run.log({"step": step, "samples/games": table, "samples/replay": wandb.Html(page, inject=False)})
 
     def log_pictures(self, step: int, pictures: Mapping[str, Path]) -> None:
         """Send pictures by name."""
@@ -163,13 +163,11 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
                 x_stats_pid=os.getppid(),
             ),
         )
-    except wandb.errors.CommError as error:
-        if _NO_ANSWER.search(str(error)):
+    except (wandb.errors.Error, ValueError) as error:
+        if isinstance(error, wandb.errors.CommError) and _NO_ANSWER.search(str(error)):
             # W&B's own process would still hold the id, and refuse it to the run that is recorded instead.
             wandb.teardown()
             raise Unreachable(str(error).splitlines()[0]) from error
-        raise SettingsError(_refusal(settings, error)) from error
-    except (wandb.errors.Error, ValueError) as error:
         raise SettingsError(_refusal(settings, error)) from error
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
@@ -182,23 +180,18 @@ def _given_up(log: Path) -> str:
         lines = log.read_bytes().splitlines()
     except OSError:
         return ""
-    for line in lines:
-        if b'"level":"ERROR"' not in line:
-            continue
-        try:
+    for line in [line for line in lines if b'"level":"ERROR"' in line]:
+        with suppress(ValueError):
             message = str(json.loads(line).get("msg", ""))
-        except ValueError:
-            continue
-        # A request that failed may have been sent again; what was given up has a line of its own.
-        if not message.startswith("api: "):
-            return message
+            # A request that failed may have been sent again; what was given up has a line of its own.
+            if not message.startswith("api: "):
+                return message
     return ""
 
 
 def _refusal(settings: Settings, error: Exception) -> str:
-    where = f"WANDB_PROJECT={settings.wandb_project!r}"
-    if settings.wandb_entity:
-        where += f" WANDB_ENTITY={settings.wandb_entity!r}"
+    entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
+    where = f"WANDB_PROJECT={settings.wandb_project!r}{entity}"
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return (
         f"{where}: W&B refuses this run ({reason}). Look at the key (.venv/bin/wandb login), the project and the "

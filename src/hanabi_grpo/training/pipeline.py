@@ -54,9 +54,7 @@ class HanabiPipeline(SwiftRLHF):
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
         setups = played_setups(training_rows(self.settings))
-        check_vocabulary(
-            [one.config for one in setups if one.env == "hanabi"], trainer.processing_class, self.settings.model
-        )
+        check_vocabulary(setups, trainer.processing_class, self.settings.model)
         tracking = TrackingCallback(self.settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             trainer.link.connect(trainer.first_step)

@@ -13,7 +13,6 @@ from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
@@ -56,14 +55,14 @@ class Context:
         return self.role != "server"
 
     @property
-    def adapter_parameters(self) -> int | None:
-        """Parameters of one adapter; None without a model."""
-        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
-
-    @property
     def num_adapters(self) -> int:
         """Adapters of a run."""
         return 1 if self.settings.adapters == "shared" else self.settings.players
+
+    @property
+    def adapter_parameters(self) -> int | None:
+        """Parameters of one adapter; None without a model."""
+        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
 
     @cached_property
     def model_folder(self) -> Path | None:
@@ -135,11 +134,6 @@ class Context:
     def setups(self) -> tuple[Setup[Any], ...]:
         """The different games of the dataset, in the order of its rows; none when it is not valid."""
         return tuple(played_setups(self.rows or []))
-
-    @property
-    def games(self) -> tuple[EnvConfig, ...]:
-        """Those of Hanabi, whose words a tiny model may not know."""
-        return tuple(one.config for one in self.setups if isinstance(one.config, EnvConfig))
 
     @cached_property
     def budget(self) -> Budget | None:

@@ -77,7 +77,8 @@ def context_checks(context: Context) -> Iterator[Check]:
         ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
     if (reply := (limit - budget.prompts) // budget.turns) >= 1:
         ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
-    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most} HANABI_OBSERVATION=compact"]
+    compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
+    ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
     if budget.opening > limit:
         finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
         yield fail("context", f"{finding}: no move can be made", "\n".join(ways))
@@ -95,12 +96,12 @@ def vocabulary_checks(context: Context) -> Iterator[Check]:
         yield skip("vocabulary", "needs the model, its chat template and the dataset")
         return
     try:
-        check_vocabulary(context.games, context.chat.tokenizer, settings.model)
+        check_vocabulary(context.setups, context.chat.tokenizer, settings.model)
     except SettingsError as error:
         # The tiny model's tokenizer lists the words of the compact style only.
         compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
-        boards = boards_of(context.games)
+        boards = boards_of(context.setups)
         make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
         yield fail("vocabulary", str(error), make)
         return
-    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.games)[0])} has a token")
+    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.setups)[0])} has a token")

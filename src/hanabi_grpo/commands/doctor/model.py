@@ -166,9 +166,8 @@ def _other_model(context: Context) -> str:
 
 def _make(context: Context) -> str:
     settings = context.settings
-    return tiny_model_command(
-        *(boards_of(context.games) if context.games else ([settings.preset or LAPTOP], settings.players))
-    )
+    default = [settings.preset or LAPTOP], settings.players, settings.env
+    return tiny_model_command(*(boards_of(context.setups) if context.setups else default))
 
 
 def _count(number: int) -> str:

@@ -6,7 +6,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.hanabi.rewards import RewardWeights
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, make_spec
 
 
@@ -55,14 +54,3 @@ class EnvConfig(base.EnvConfig):
             GameParameterError: The preset is unknown or not for this number of players.
         """
         return make_spec(self.preset, self.players)
-
-    @property
-    def weights(self) -> RewardWeights:
-        """The reward weights."""
-        return RewardWeights(
-            score=self.reward_score,
-            illegal=self.reward_illegal,
-            unparsable=self.reward_unparsable,
-            out_of_tokens=self.reward_out_of_tokens,
-            bomb_rule=self.bomb_rule,
-        )

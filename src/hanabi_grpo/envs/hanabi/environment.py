@@ -1,10 +1,9 @@
 """Hanabi behind the interface of `envs.base`."""
 
+import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +11,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED, make_policy
-from hanabi_grpo.envs.hanabi.policies.seats import MovingPolicy, MovingSeat
+from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, parse_reply, system_prompt, turn_prompt
 from hanabi_grpo.envs.hanabi.replays.frames import frames
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
@@ -22,9 +20,10 @@ from hanabi_grpo.envs.hanabi.rules import attainable
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
+from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
 from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
-from hanabi_grpo.envs.hanabi.rules.view import PlayerView
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, GameSpec
+from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.types import Episode
 
@@ -42,6 +41,7 @@ class HanabiGame(base.Game):
         self.config = config
         self.table = table
         self._views: dict[int, PlayerView] = {}
+        self._legal: tuple[str, ...] | None = None
 
     def to_act(self) -> tuple[int, ...]:
         """Return the one player whose turn it is."""
@@ -65,10 +65,15 @@ class HanabiGame(base.Game):
         """Return the moves in the words of the config's style."""
         if player != self.table.current_player:
             return ()
-        return tuple(self._text(action, self.config.observation) for action in self.table.legal_actions())
+        if self._legal is None:
+            texts = _move_texts(self.table.spec, self.config.observation)[player]
+            self._legal = tuple(map(texts.__getitem__, self.table.legal_ids()))
+        return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the last line that is a move, in the config's style where it is legal, else in full words."""
+        if reply in self.legal(player):
+            return reply
         action = parse_reply(reply, num_players=self.config.players, player=player)
         if action is None:
             return None
@@ -82,11 +87,16 @@ class HanabiGame(base.Game):
             IllegalActionError: The move is none, or not legal; the game is unchanged.
         """
         [(player, text)] = actions.items()
-        action = parse_action(text, num_players=self.config.players, player=player)
+        legal = self.legal(player)
+        if text in legal:
+            action: Action | None = self.table.legal_actions()[legal.index(text)]
+        else:  # the words of the other style
+            action = parse_action(text, num_players=self.config.players, player=player)
         if action is None or player != self.table.current_player:
-            raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
+            raise IllegalActionError(f"player {player}: {text!r}: choose one of {legal}.")
         event = self.table.apply(action)
         self._views.clear()
+        self._legal = None
         config, parts = self.config, {}
         if event.scored:
             parts["score"] = config.reward_score
@@ -113,38 +123,8 @@ class HanabiGame(base.Game):
         """Return a game with other cards in the player's hand and in the deck, as far as hints and moves allow."""
         return HanabiGame(self.config, with_other_cards(self.table, player, rng))
 
-    def _text(self, action: Any, style: str) -> str:
+    def _text(self, action: Action, style: str) -> str:
         return format_action(action, style=style, num_players=self.config.players)
-
-
-@dataclass(frozen=True, slots=True)
-class HanabiScript:
-    """One of the scripts in `policies` as a `base.Policy`; its moves are those of the script."""
-
-    inner: MovingPolicy
-
-    @property
-    def name(self) -> str:
-        """What reports call it."""
-        return self.inner.name
-
-    def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> "HanabiScriptSeat":
-        """Return a fresh seat."""
-        spec, style = task.config.spec(), task.config.observation
-        return HanabiScriptSeat(self.inner.seat(player, spec=spec, suite=task.split, seed=task.seed, game=game), style)
-
-
-@dataclass(frozen=True, slots=True)
-class HanabiScriptSeat:
-    """A script as one player of one game."""
-
-    inner: MovingSeat
-    style: str
-
-    def act(self, seen: base.Observation) -> str:
-        """Return the script's move as text."""
-        view = seen.view()
-        return format_action(self.inner.move(view), style=self.style, num_players=view.num_players)
 
 
 class Hanabi(base.Environment[EnvConfig]):
@@ -155,9 +135,7 @@ class Hanabi(base.Environment[EnvConfig]):
     presets: Mapping[str, EnvConfig] = MappingProxyType(
         {name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()}
     )
-    policies: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
-        {name: partial(lambda name: HanabiScript(make_policy(name)), name) for name in SCRIPTED}
-    )
+    policies = POLICIES
 
     alarms = ALARMS
 
@@ -202,6 +180,15 @@ class Hanabi(base.Environment[EnvConfig]):
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""
         return frames(make_timeline(Recording(episode=episode)))
+
+
+@functools.lru_cache(maxsize=64)  # pure, and asked for at every move
+def _move_texts(board: GameSpec, style: str) -> tuple[tuple[str, ...], ...]:
+    """Return per seat the text of each of OpenSpiel's numbers for moves."""
+    return tuple(
+        tuple(format_action(action, style=style, num_players=board.num_players) for action in actions)
+        for actions in load_rules(board).actions
+    )
 
 
 HANABI = Hanabi()

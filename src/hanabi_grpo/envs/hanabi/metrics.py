@@ -1,29 +1,218 @@
-"""Hanabi's figures of a step: points that a bomb leaves, bombs, hints, and how the trained seats play."""
+"""Hanabi's figures of a step: bombs, hints, how trained seats play; one without an observation is absent."""
 
+import functools
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
-from hanabi_grpo.envs.hanabi.dynamics import dynamics_figures
-from hanabi_grpo.types import SHARED_ADAPTER, Episode
+import numpy as np
+
+from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class, move_labels
+from hanabi_grpo.envs.hanabi.information import information_above_chance
+from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
+from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.actions import play
+from hanabi_grpo.errors import GameParameterError, SettingsError
+from hanabi_grpo.types import SHARED_ADAPTER, Episode, ReplyKind, player_name
+
+_HINTS = ("hint_color", "hint_rank")
+_HINT = "hint"
+"""Both kinds of hints together."""
+_KINDS = ("play", "discard", *_HINTS, _HINT)
+
+
+class Move(NamedTuple):
+    """One move of a game; a named tuple, since a step has thousands."""
+
+    player: int
+    action: Action
+    legal: tuple[Action, ...]
+    chosen: bool
+    """The seat is trained and chose it; False for moves that replaced a reply without a legal one."""
+    hand: int
+    """Cards in the mover's hand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedGame:
+    """One game on a board that this version knows."""
+
+    episode: Episode
+    spec: GameSpec
+    moves: tuple[Move, ...]
+    is_self_play: bool
+    """Every seat is trained."""
 
 
 def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return figures per game over all seats, and those of `dynamics` over the seats that a run's own players hold.
+    """Return the figures below and, per game over all seats, what became of it.
 
     `score_kept/mean` are the points on the table, kept on a bomb; `hints_per_game` counts hints that were given, also
-    in place of a bad reply.
+    in place of a bad reply. The other figures are of trained seats: those that players of a run hold, and all seats of
+    games in which nobody does.
     """
     if not episodes:
         return {}
-    own = [""] * max(episode.num_players for episode in episodes)
-    for episode in episodes:
-        for player, word in enumerate(episode.seats):
-            # Partners are scripts, the base model and frozen adapters.
-            if word.startswith(("player_", f"{SHARED_ADAPTER}@")):
-                own[player] = word
-    turns = [turn for episode in episodes for turn in episode.turns]
+    games = replayed(episodes)
     return {
-        "score_kept/mean": sum(episode.result["score_kept"] for episode in episodes) / len(episodes),
-        "bombs_per_game": sum(episode.result["bombed"] for episode in episodes) / len(episodes),
-        "hints_per_game": sum(turn.action.startswith("Hint") for turn in turns) / len(episodes),
-        **dynamics_figures([episodes], own),
+        "score_kept/mean": _mean([episode.result["score_kept"] for episode in episodes]),
+        "bombs_per_game": _mean([episode.result["bombed"] for episode in episodes]),
+        "hints_per_game": _mean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
+        **blind_figures(games),
+        **hint_figures(games),
+        **move_figures(games),
     }
+
+
+def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
+    """Return the games that fit their deal; others (another board of that name, missing turns) are left out."""
+    found = []
+    nobody_is = not any(_is_trained(word) for episode in episodes for word in episode.seats)
+    for episode in episodes:
+        seats = episode.seats or [""] * episode.num_players
+        trained = [nobody_is or not word or _is_trained(word) for word in seats]
+        moves = []
+        try:
+            spec = recorded_spec(episode.preset, episode.num_players, episode.spec_hash)
+            if spec is None:
+                continue
+            game = Game(spec, shuffled_deck(spec, episode.suite, episode.seed))
+            for turn, action in replayed_turns(game, episode.turns, ""):
+                chosen = trained[turn.player] and turn.kind is ReplyKind.LEGAL
+                hand = len(game.hands[turn.player])
+                moves.append(Move(turn.player, action, game.legal_actions(), chosen, hand))
+                game.apply(action)
+        except (GameParameterError, SettingsError):
+            continue
+        found.append(PlayedGame(episode=episode, spec=spec, moves=tuple(moves), is_self_play=all(trained)))
+    return found
+
+
+def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
+    """Return how games of trained players alone compare with blind play: always the oldest card.
+
+    - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was played.
+    - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal). Common deals take most of the
+      luck out of the difference.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for game in games:
+        if game.is_self_play:
+            episode = game.episode
+            blind = _blind_score(game.spec, episode.suite, episode.seed)
+            pairs.setdefault(episode.preset, []).append((blind, episode.result["score"] - blind))
+    figures = {f"blind/{board}": _mean([blind for blind, _ in values]) for board, values in pairs.items()}
+    return figures | {f"over_blind/{board}": _mean([over for _, over in values]) for board, values in pairs.items()}
+
+
+def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
+    """Return I(which hint; the receiver's next move) in bits, of the giver and of the team.
+
+    A pair is a hint to the next seat and that seat's move right after it, both chosen by trained players. What pairs by
+    chance would show is taken off, so hints that nobody reads have 0 on average, sometimes a little less. It bounds
+    what the channel carried and does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of
+    measuring emergent communication". A step has few deals, and what a deal makes likely on both sides counts too:
+    compare it with other steps of the run.
+
+    - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by pairs.
+    - `hint_bits`: mean over givers, weighted by pairs.
+    - `hint_pairs`: the number of pairs, always there.
+    """
+    tables: dict[tuple[GameSpec, int], np.ndarray] = {}
+    for game in games:
+        spec = game.spec
+        for hint, answer in pairwise(game.moves):
+            if hint.action.slot >= 0 or not (hint.chosen and answer.chosen) or hint.action.target != answer.player:
+                continue
+            table = tables.get((spec, hint.player))
+            if table is None:
+                shape = spec.num_colors + spec.num_ranks, len(move_labels(spec))
+                table = tables[spec, hint.player] = np.zeros(shape, dtype=np.int64)
+            table[hint_kind(spec, hint.action), move_class(spec, answer.player, answer.action)] += 1
+    found: dict[int, list[tuple[int, float]]] = {}
+    for (_, giver), table in tables.items():
+        found.setdefault(giver, []).append((int(table.sum()), information_above_chance(table)))
+    everybody = [one for pairs in found.values() for one in pairs]
+    figures = {"hint_pairs": float(sum(count for count, _ in everybody))}
+    if everybody:
+        figures["hint_bits"] = _weighted(everybody)
+    return figures | {f"{player_name(giver)}/hint_bits": _weighted(pairs) for giver, pairs in sorted(found.items())}
+
+
+@dataclass(slots=True)
+class _Tally:
+    num: int = 0
+    legal: Counter[str] = field(default_factory=Counter)
+    made: Counter[str] = field(default_factory=Counter)
+    moves: Counter[Action] = field(default_factory=Counter)
+    slots: Counter[int] = field(default_factory=Counter)
+
+    def shares(self, prefix: str) -> dict[str, float]:
+        return {f"{prefix}share/{kind}": self.made[kind] / self.legal[kind] for kind in _KINDS if self.legal[kind]}
+
+
+def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
+    """Return how each trained player moves. Moves that it did not choose are left out (see `Move`).
+
+    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, for play,
+      discard, hint_color, hint_rank, and `hint` for both kinds of hints. A kind whose share goes to 0 is extinct: it is
+      no longer sampled, so no update can bring it back.
+    - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target and value) / turns.
+    - `<player>/top_slot_share` = plays and discards of its most frequent slot / plays and discards, of hands of two
+      cards or more.
+    - `<player>/blind_share` = turns on which it played its oldest card / turns: its agreement with blind play.
+    - `share/<kind>` is the same over all trained players: in a good team one may hint and another play.
+    """
+    tallies: dict[int, _Tally] = {}
+    for game in games:
+        for player, action, legal, chosen, hand in game.moves:
+            if not chosen:
+                continue
+            tally = tallies.setdefault(player, _Tally())
+            tally.num += 1
+            kinds = {move.kind for move in legal}
+            tally.legal.update(kinds)
+            tally.legal[_HINT] += not kinds.isdisjoint(_HINTS)
+            tally.made[action.kind] += 1
+            tally.moves[action] += 1
+            if action.slot < 0:
+                tally.made[_HINT] += 1
+            elif hand > 1:
+                tally.slots[action.slot] += 1
+    team = _Tally()
+    for tally in tallies.values():
+        team.made.update(tally.made)
+        team.legal.update(tally.legal)
+    figures = team.shares("")
+    for player, tally in sorted(tallies.items()):
+        name = player_name(player)
+        figures |= tally.shares(f"{name}/")
+        figures[f"{name}/top_move_share"] = max(tally.moves.values()) / tally.num
+        if tally.slots:
+            figures[f"{name}/top_slot_share"] = max(tally.slots.values()) / tally.slots.total()
+        figures[f"{name}/blind_share"] = tally.moves[play(0)] / tally.num
+    return figures
+
+
+def _is_trained(word: str) -> bool:
+    """Tell whether a seat's word names a run's own player; partners are scripts, the base model, frozen adapters."""
+    return word.startswith(("player_", f"{SHARED_ADAPTER}@"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _blind_score(spec: GameSpec, suite: str, seed: int) -> int:
+    """Return the score of a team that always plays its oldest card."""
+    game = Game(spec, shuffled_deck(spec, suite, seed))
+    while not game.is_over:
+        game.apply(play(0))
+    return game.score
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _weighted(pairs: Sequence[tuple[int, float]]) -> float:
+    return sum(count * bits for count, bits in pairs) / sum(count for count, _ in pairs)

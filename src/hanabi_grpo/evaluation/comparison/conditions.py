@@ -53,15 +53,12 @@ def condition_notes(arms: Sequence[Arm]) -> list[str]:
 
 def _values(arm: Arm) -> dict[str, list[str]]:
     """Return per setting that matters the different values in an arm, as one types them."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for run in arm.runs:
         for name, value in run.settings.items():
-            if name in _NO_MATTER or name.startswith("WANDB_"):
-                continue
-            text = typed(value)
-            if text not in found.setdefault(name, []):
-                found[name].append(text)
-    return found
+            if name not in _NO_MATTER and not name.startswith("WANDB_"):
+                found.setdefault(name, {})[typed(value)] = None
+    return {name: list(values) for name, values in found.items()}
 
 
 def _shown(value: str) -> str:

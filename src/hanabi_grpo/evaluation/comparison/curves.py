@@ -52,30 +52,26 @@ def common_end(arms: Sequence[Arm], axis: Axis) -> float:
     return min(float(axis.of(run)[-1]) for arm in arms for run in arm.runs)
 
 
-def arm_curves(arms: Sequence[Arm], axis: Axis, *, window: int) -> list[Curve]:
-    """Return the curves up to the last place that every run has reached.
-
-    Each run is smoothed by itself and read off at the places of all runs of its arm, linearly between its own. The band
-    is the pointwise 95 % t interval of the mean over runs from three runs on, lowest to highest with two.
-
-    Args:
-        arms: At least one.
-        axis: Places.
-        window: Steps of the trailing mean.
-
-    Raises:
-        SettingsError: Runs of an arm have no place in common.
-    """
-    end = common_end(arms, axis)
-    return [_curve(arm, axis, end, window) for arm in arms]
-
-
 def last_mean(run: Run, axis: Axis, end: float, window: int) -> float:
     """Return the mean score of a run's last `window` steps up to `end`."""
     return float(run.scores[axis.of(run) <= end][-window:].mean())
 
 
-def _curve(arm: Arm, axis: Axis, end: float, window: int) -> Curve:
+def arm_curve(arm: Arm, axis: Axis, end: float, window: int) -> Curve:
+    """Return an arm's curve.
+
+    Each run is smoothed by itself and read off at the places of all runs of its arm, linearly between its own. The band
+    is the pointwise 95 % t interval of the mean over runs from three runs on, lowest to highest with two.
+
+    Args:
+        arm: Its runs.
+        axis: Places.
+        end: Last place, see `common_end`.
+        window: Steps of the trailing mean.
+
+    Raises:
+        SettingsError: A run begins after `end`.
+    """
     start = max(float(axis.of(run)[0]) for run in arm.runs)
     if start > end:
         late = max(arm.runs, key=lambda run: float(axis.of(run)[0]))
@@ -83,16 +79,14 @@ def _curve(arm: Arm, axis: Axis, end: float, window: int) -> Curve:
             f"arm {arm.name!r}: {late.folder} begins at {axis} {start:g}, after {axis} {end:g}, where the shortest run "
             "ends; leave one of them out."
         )
-    lines = []
     places = np.unique(np.concatenate([axis.of(run) for run in arm.runs]))
     places = places[(places >= start) & (places <= end)]
+    lines = []
     for run in arm.runs:
-        x = axis.of(run)
-        kept = x <= end
-        lines.append(np.interp(places, x[kept], trailing_mean(run.scores[kept].tolist(), window)))
+        kept = axis.of(run) <= end
+        lines.append(np.interp(places, axis.of(run)[kept], trailing_mean(run.scores[kept].tolist(), window)))
     values = np.stack(lines)
-    mean = values.mean(axis=0)
-    low, high = values.min(axis=0), values.max(axis=0)
+    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
     if len(lines) >= MIN_SEEDS_FOR_T:
         reach = t_reach(len(lines) - 1) * values.std(axis=0, ddof=1) / len(lines) ** 0.5
         low, high = mean - reach, mean + reach

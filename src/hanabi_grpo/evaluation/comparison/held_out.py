@@ -1,19 +1,18 @@
 """Evaluations of all runs of all arms, one kind at a time: means with errors over seeds and over deals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.runs import Arm
 from hanabi_grpo.evaluation.comparison.seeds import SeedEstimate, over_seeds, welch_difference
 from hanabi_grpo.runs.deal_statistics import clustered_error
-from hanabi_grpo.runs.evaluation_result import EvaluationResult
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, mean_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,7 @@ class Difference:
     seeds: SeedEstimate
     """Welch's, over the runs' means."""
     deals_error: float
-    """Standard error over deals, paired and clustered by deck, for these very runs; NaN without common deals."""
+    """Standard error over deals, paired and clustered, for these very runs; NaN without common deals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +36,9 @@ class ArmScore:
     """Mean score of each run that was evaluated."""
     seeds: SeedEstimate
     deals_error: float
-    """Standard error over deals of the runs' mean score per deal, clustered by deck; NaN without common deals."""
-    bomb_share: float
-    """Of games, mean over runs, as the next one."""
-    hints_per_game: float
+    """Standard error over deals of the runs' mean score per deal, clustered; NaN without common deals."""
+    figures: Mapping[str, float]
+    """Mean over runs of each figure."""
     difference: Difference | None
     """None for the first arm, and where that was not evaluated."""
 
@@ -52,7 +50,7 @@ class HeldOut:
     file: str
     """Name of the file in each run, e.g. "sampled.json"."""
     example: EvaluationResult
-    """Says board and deals."""
+    """Says game and deals."""
     temperatures: tuple[float | None, ...]
     """All that occur, None for scripts."""
     same_deals: bool
@@ -76,7 +74,7 @@ def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
         file: Key of `Run.evaluations`.
 
     Raises:
-        SettingsError: The boards differ.
+        SettingsError: The games differ.
     """
     found = [[run.evaluations[file] for run in arm.runs if file in run.evaluations] for arm in arms]
     flat = [(arm.name, result) for arm, results in zip(arms, found, strict=True) for result in results]
@@ -84,52 +82,40 @@ def held_out(arms: Sequence[Arm], file: str) -> HeldOut:
     for other, result in flat:
         if result.spec_hash != example.spec_hash:
             raise SettingsError(
-                f"{file}: {name!r} was evaluated on {_board(example)}, {other!r} on {_board(result)}; compare runs on "
-                "one board."
+                f"{file}: {name!r} was evaluated on {_game(example)}, {other!r} on {_game(result)}; compare runs of "
+                "one game."
             )
     same_deals = all((result.suite, result.seeds) == (example.suite, example.seeds) for _, result in flat)
-    decks = np.unique(np.asarray(example.decks), return_inverse=True)[1]
-    by_deal = [_per_deal(results) if same_deals and results else None for results in found]
-    heats = sorted({result.temperature for _, result in flat}, key=lambda heat: -1.0 if heat is None else heat)
-    scores: list[ArmScore | None] = []
-    for number, (arm, results) in enumerate(zip(arms, found, strict=True)):
-        if not results:
-            scores.append(None)
-            continue
+    clusters = np.unique(np.asarray(example.starts), return_inverse=True)[1]
+    first = found[0]
+
+    def deals_error(results: Sequence[EvaluationResult], minus: Sequence[EvaluationResult] = ()) -> float:
+        if not same_deals:
+            return math.nan
+        per_deal, base = (np.asarray([one.scores for one in group]) for group in (results, minus or results))
+        values = per_deal.mean(axis=0)
+        return clustered_error(values - base.mean(axis=0) if minus else values, clusters)[1]
+
+    def score(arm: Arm, results: Sequence[EvaluationResult]) -> ArmScore:
         means = tuple(fmean(result.scores) for result in results)
         difference = None
-        if number and found[0]:
-            gap = _gap(by_deal[0], by_deal[number])
-            difference = Difference(
-                seeds=welch_difference([fmean(result.scores) for result in found[0]], means),
-                deals_error=_error(gap, decks),
-            )
-        scores.append(
-            ArmScore(
-                name=arm.name,
-                num_runs=len(arm.runs),
-                means=means,
-                seeds=over_seeds(means),
-                deals_error=_error(by_deal[number], decks),
-                bomb_share=fmean(result.bomb_share for result in results),
-                hints_per_game=fmean(result.hints_per_turn * result.turns_per_game for result in results),
-                difference=difference,
-            )
+        if results is not first and first:
+            seeds = welch_difference([fmean(result.scores) for result in first], means)
+            difference = Difference(seeds=seeds, deals_error=deals_error(results, first))
+        return ArmScore(
+            name=arm.name,
+            num_runs=len(arm.runs),
+            means=means,
+            seeds=over_seeds(means),
+            deals_error=deals_error(results),
+            figures=mean_figures([result.figures for result in results]),
+            difference=difference,
         )
-    return HeldOut(file=file, example=example, temperatures=tuple(heats), same_deals=same_deals, arms=tuple(scores))
+
+    heats = sorted({result.temperature for _, result in flat}, key=lambda heat: -1.0 if heat is None else heat)
+    scores = tuple(score(arm, results) if results else None for arm, results in zip(arms, found, strict=True))
+    return HeldOut(file=file, example=example, temperatures=tuple(heats), same_deals=same_deals, arms=scores)
 
 
-def _per_deal(results: Sequence[EvaluationResult]) -> NDArray[np.float64]:
-    return np.asarray([result.scores for result in results], dtype=np.float64).mean(axis=0)
-
-
-def _gap(first: NDArray[np.float64] | None, other: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    return None if first is None or other is None else other - first
-
-
-def _error(values: NDArray[np.float64] | None, decks: NDArray[np.int64]) -> float:
-    return math.nan if values is None else clustered_error(values, decks)[1]
-
-
-def _board(result: EvaluationResult) -> str:
-    return f"{result.preset} with {result.num_players} players ({result.spec_hash})"
+def _game(result: EvaluationResult) -> str:
+    return f"{result.env} {result.preset} with {result.num_players} players ({result.spec_hash})"

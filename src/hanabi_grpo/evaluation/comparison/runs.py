@@ -1,4 +1,4 @@
-"""What the folder of a run holds: scores by step, time, board, evaluations, settings."""
+"""What the folder of a run holds: scores by step, time, preset, evaluations, settings."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
 
 _SCORE = "score/"
 _MEAN = "score/mean"
+Row = Mapping[str, Any]
+"""One step of `metrics.jsonl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,9 +36,8 @@ class Run:
     num_games: float
     seconds: float | None
     """Wall time in seconds up to the last step; None where no row has it."""
-    board_hash: str | None = None
-    """Of the board, from a recorded game; None where none was recorded."""
-    num_players: int | None = None
+    spec_hash: str | None = None
+    """Of the preset, from a recorded game; None where none was recorded."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Variables of `settings.json`; empty without one."""
     evaluations: Mapping[str, EvaluationResult] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Arm:
 
 
 def load_arms(
-    folders: Mapping[str, Sequence[Path]], *, board: str | None = None, evaluations: Sequence[str] = ()
+    folders: Mapping[str, Sequence[Path]], *, preset: str | None = None, evaluations: Sequence[str] = ()
 ) -> tuple[str, tuple[Arm, ...]]:
     """Read every run.
 
@@ -60,30 +61,36 @@ def load_arms(
 
     Args:
         folders: By name of the arm.
-        board: Of which the training scores are; None: the only one that the runs have.
+        preset: Of which the training scores are; None: the only one that the runs have.
         evaluations: File names of evaluations; empty: every one that a run has.
 
     Returns:
-        The board's name, empty where runs do not say it, and the arms.
+        The preset, empty where runs do not say it, and the arms.
 
     Raises:
-        SettingsError: A folder is no run or has no step; the boards differ; a named evaluation is nowhere or no
+        SettingsError: A folder is no run or has no step; the presets differ; a named evaluation is nowhere or no
             evaluation.
     """
     rows = {folder: _rows(folder) for group in folders.values() for folder in group}
-    board = _common_board({folder: _boards(found) for folder, found in rows.items()}, board)
+    preset = _common_preset({folder: _presets(found) for folder, found in rows.items()}, preset)
     arms = tuple(
-        Arm(name=name, runs=tuple(_run(folder, rows[folder], board, evaluations) for folder in group))
+        Arm(name=name, runs=tuple(_run(folder, rows[folder], preset, evaluations) for folder in group))
         for name, group in folders.items()
     )
     runs = [run for arm in arms for run in arm.runs]
-    _check_hashes(runs, board)
+    first = next((run for run in runs if run.spec_hash), None)
+    for run in runs:
+        if first and run.spec_hash and run.spec_hash != first.spec_hash:
+            raise SettingsError(
+                f"{first.folder} and {run.folder} were trained on different games called {preset} ({first.spec_hash}; "
+                f"{run.spec_hash}); compare runs of one game."
+            )
     for name in evaluations:
         if not any(name in run.evaluations for run in runs):
             raise SettingsError(
                 f"--evaluation {name}: no run has this file; hanabi-grpo evaluate --out RUN/{name} makes it."
             )
-    return board, arms
+    return preset, arms
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -100,49 +107,32 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _boards(rows: Iterable[Mapping[str, Any]]) -> set[str]:
-    return {
-        key.removeprefix(_SCORE)
-        for row in rows
-        for key in row
-        if key.startswith(_SCORE) and f"games/{key.removeprefix(_SCORE)}" in row
-    }
+def _presets(rows: Iterable[Row]) -> set[str]:
+    names = {key.removeprefix(_SCORE) for row in rows for key in row if key.startswith(_SCORE)}
+    return {name for name in names if any(f"games/{name}" in row for row in rows)}
 
 
-def _common_board(boards: Mapping[Path, set[str]], asked: str | None) -> str:
-    known = {folder: found for folder, found in boards.items() if found}
+def _common_preset(presets: Mapping[Path, set[str]], asked: str | None) -> str:
+    said = {folder: ", ".join(sorted(found)) or "a preset it does not say" for folder, found in presets.items()}
     if asked is not None:
-        for folder, found in boards.items():
+        for folder, found in presets.items():
             if asked not in found:
-                raise SettingsError(
-                    f"--board {asked}: {folder} trained on {_list(found) or 'a board it does not say'}."
-                )
+                raise SettingsError(f"--preset {asked}: {folder} trained on {said[folder]}.")
         return asked
-    every = set().union(*known.values()) if known else set()
+    every = set().union(*presets.values())
     if len(every) < 2:
         return next(iter(every), "")
-    shared = set.intersection(*known.values()) if len(known) == len(boards) else set()
-    what = "; ".join(f"{folder}: {_list(found)}" for folder, found in boards.items())
-    if shared:
-        raise SettingsError(f"the runs have several boards ({what}); choose one with --board, e.g. {min(shared)}.")
-    raise SettingsError(f"the runs have different boards ({what}); compare runs on one board.")
+    what = "; ".join(f"{folder}: {names}" for folder, names in said.items())
+    if shared := set.intersection(*presets.values()):
+        raise SettingsError(f"the runs have several presets ({what}); choose one with --preset, e.g. {min(shared)}.")
+    raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
 
 
-def _check_hashes(runs: Sequence[Run], board: str) -> None:
-    first = next((run for run in runs if run.board_hash), None)
-    for run in runs:
-        if first and run.board_hash and run.board_hash != first.board_hash:
-            raise SettingsError(
-                f"{first.folder} and {run.folder} were trained on different boards called {board} "
-                f"({first.num_players} players, {first.board_hash}; {run.num_players} players, {run.board_hash})."
-            )
-
-
-def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluations: Sequence[str]) -> Run:
+def _run(folder: Path, rows: Sequence[Row], preset: str, evaluations: Sequence[str]) -> Run:
     home = run_home(folder)
     seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
-    # Rows of an old run have no score by board.
-    key = f"{_SCORE}{board}" if board in _boards(rows) else _MEAN
+    # Rows of an old run have no score by preset.
+    key = f"{_SCORE}{preset}" if preset in _presets(rows) else _MEAN
     points = [
         (float(row["step"]), float(games), score)
         for row, games in zip(rows, seen, strict=True)
@@ -151,7 +141,6 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluation
     if not points:
         raise SettingsError(f'{folder}: no step has a "{key}".')
     steps, games, scores = (np.asarray(column) for column in zip(*points, strict=True))
-    board_hash, num_players = _recorded_board(home, board)
     return Run(
         folder=folder,
         steps=steps,
@@ -159,33 +148,27 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], board: str, evaluation
         scores=scores,
         num_games=float(seen[-1]),
         seconds=_seconds(rows),
-        board_hash=board_hash,
-        num_players=num_players,
+        spec_hash=_recorded_hash(home, preset),
         settings=recorded_settings(home),
         evaluations=_evaluations([folder, folder.parent] if folder.name == TRAIN else [folder], evaluations),
     )
 
 
-def _seconds(rows: Sequence[Mapping[str, Any]]) -> float | None:
+def _seconds(rows: Sequence[Row]) -> float | None:
     """Return the wall time; the parts of a resumed run, each of which counts from 0, are added."""
     clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
-    if not clock:
-        return None
-    return sum(now for now, later in pairwise(clock) if later < now) + clock[-1]
+    return sum(now for now, later in pairwise(clock) if later < now) + clock[-1] if clock else None
 
 
-def _recorded_board(home: Path, board: str) -> tuple[str | None, int | None]:
-    """Return hash and number of players of a recorded game on this board; None where none was recorded."""
-    for path in sorted((home / "episodes").glob("step_*.jsonl"), reverse=True)[:1]:
-        try:
-            with path.open("rb") as lines:
-                for line in lines:
-                    game = json.loads(line)
-                    if not board or game["preset"] == board:
-                        return str(game["spec_hash"]), int(game["num_players"])
-        except (OSError, ValueError, LookupError, TypeError):
-            return None, None
-    return None, None
+def _recorded_hash(home: Path, preset: str) -> str | None:
+    """Return the hash in the newest file of recorded games; None where none is of this preset, or can be read."""
+    try:
+        for path in sorted((home / "episodes").glob("step_*.jsonl"), reverse=True)[:1]:
+            games = map(json.loads, path.read_text("utf-8").splitlines())
+            return next((str(game["spec_hash"]) for game in games if not preset or game["preset"] == preset), None)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    return None
 
 
 def _evaluations(places: Sequence[Path], names: Sequence[str]) -> dict[str, EvaluationResult]:
@@ -199,11 +182,6 @@ def _evaluations(places: Sequence[Path], names: Sequence[str]) -> dict[str, Eval
 
 def _is_evaluation(path: Path) -> bool:
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return is_result(json.loads(path.read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(data, dict) and {"spec_hash", "scores", "decks", "orders"} <= data.keys()
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

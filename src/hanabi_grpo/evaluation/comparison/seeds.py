@@ -17,27 +17,20 @@ MIN_SEEDS_FOR_T = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedEstimate:
-    """A mean over seeds, or a difference of two of them; NaN: not known from so few seeds."""
+    """A mean over seeds, or a difference of two of them, with its 95 % t interval; NaN: not known from so few seeds."""
 
     mean: float
     standard_error: float
-    """Over seeds."""
     low: float
-    """Lower end of the 95 % t interval."""
     high: float
 
 
 def over_seeds(values: Sequence[float]) -> SeedEstimate:
-    """Return the mean of one figure per run: error s / sqrt(k), interval with k - 1 degrees of freedom.
-
-    Args:
-        values: (k,), one per run, k at least 1; with one run error and interval are NaN.
-    """
+    """Return the mean of k figures, one per run: error s / sqrt(k), k - 1 degrees of freedom; NaN with one run."""
     count = len(values)
-    mean = fmean(values)
     if count < 2:
-        return SeedEstimate(mean=mean, standard_error=math.nan, low=math.nan, high=math.nan)
-    return _estimate(mean, variance(values) / count, count - 1)
+        return _estimate(fmean(values), math.nan, math.nan)
+    return _estimate(fmean(values), variance(values) / count, count - 1)
 
 
 def welch_difference(first: Sequence[float], other: Sequence[float]) -> SeedEstimate:
@@ -53,7 +46,7 @@ def welch_difference(first: Sequence[float], other: Sequence[float]) -> SeedEsti
     """
     gap = fmean(other) - fmean(first)
     if min(len(first), len(other)) < 2:
-        return SeedEstimate(mean=gap, standard_error=math.nan, low=math.nan, high=math.nan)
+        return _estimate(gap, math.nan, math.nan)
     a, b = variance(first) / len(first), variance(other) / len(other)
     weight = a**2 / (len(first) - 1) + b**2 / (len(other) - 1)
     return _estimate(gap, a + b, (a + b) ** 2 / weight if weight else math.inf)

@@ -6,17 +6,16 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.rules import PRESETS, make_spec
 from hanabi_grpo.evaluation.comparison.conditions import condition_notes
-from hanabi_grpo.evaluation.comparison.curves import Axis, Curve, arm_curves, common_end, last_mean
-from hanabi_grpo.evaluation.comparison.held_out import ArmScore, Difference, HeldOut, held_out
-from hanabi_grpo.evaluation.comparison.runs import Arm, Run
+from hanabi_grpo.evaluation.comparison.curves import Axis, Curve, arm_curve, common_end, last_mean
+from hanabi_grpo.evaluation.comparison.held_out import ArmScore, HeldOut, held_out
+from hanabi_grpo.evaluation.comparison.runs import Arm
 from hanabi_grpo.evaluation.comparison.seeds import SeedEstimate, over_seeds
-from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, Sheet, attainable_row, board_title
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure_sheets
+from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, game_title
 
-_NONE = "–"
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
-_HELD_OUT = ("arm", "mean", "± runs", "± deals", "lowest run", "highest run", "bombs", "hints/game")
+_HELD_OUT = ("arm", "mean", "± runs", "± deals", "lowest run", "highest run")
 _DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval", "± deals")
 
 
@@ -24,7 +23,7 @@ _DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval", "± deals
 class Comparison:
     """Everything that is known about arms, side by side."""
 
-    board: str
+    preset: str
     """Of the training scores; empty where runs do not say it."""
     axis: Axis
     end: float
@@ -40,19 +39,17 @@ class Comparison:
     """Level lines by label, from low to high; the last one is what is attainable, where that is known."""
 
     @property
-    def most_points(self) -> int | None:
-        """Most points of the board of the training; None where it is not known."""
-        for kind in self.evaluations:
-            if kind.example.preset == self.board:
-                return kind.example.reachable_max
-        players = next((run.num_players for arm in self.arms for run in arm.runs if run.num_players), None)
-        if players is None or self.board not in PRESETS or players not in PRESETS[self.board].players:
-            return None
-        return make_spec(self.board, players).reachable_max
+    def score_range(self) -> tuple[float, float] | None:
+        """Least and most that the rules allow; None where no evaluation says it."""
+        return next((kind.example.score_range for kind in self._of_training), None)
+
+    @property
+    def _of_training(self) -> list[HeldOut]:
+        return [kind for kind in self.evaluations if kind.example.preset == self.preset]
 
 
 def compare_arms(
-    board: str,
+    preset: str,
     arms: Sequence[Arm],
     *,
     axis: Axis = Axis.STEPS,
@@ -63,7 +60,7 @@ def compare_arms(
     """Compute curves, means and differences.
 
     Args:
-        board: As `load_arms` returns it.
+        preset: As `load_arms` returns it.
         arms: Likewise.
         axis: Against which curves are drawn.
         window: Steps of the trailing mean.
@@ -71,23 +68,22 @@ def compare_arms(
         references: Level lines by label.
 
     Raises:
-        SettingsError: Runs of an arm have no step in common, or evaluations are of different boards.
+        SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
     """
     end = common_end(arms, axis)
-    curves = arm_curves(arms, axis, window=window)
     files = evaluations or sorted({file for arm in arms for run in arm.runs for file in run.evaluations})
     kinds = tuple(held_out(arms, file) for file in dict.fromkeys(files))
     levels = dict(sorted((references or {}).items(), key=lambda level: level[1]))
-    known = [kind.example.attainable for kind in kinds if kind.example.preset == board]
+    known = [kind.example.attainable for kind in kinds if kind.example.preset == preset]
     if known and known[0] is not None:
         levels.setdefault(ATTAINABLE, known[0])
     return Comparison(
-        board=board,
+        preset=preset,
         axis=axis,
         end=end,
         window=window,
         arms=tuple(arms),
-        curves=tuple(curves),
+        curves=tuple(arm_curve(arm, axis, end, window) for arm in arms),
         training=tuple(tuple(last_mean(run, axis, end, window) for run in arm.runs) for arm in arms),
         evaluations=kinds,
         references=levels,
@@ -95,33 +91,50 @@ def compare_arms(
 
 
 def comparison_sheets(found: Comparison) -> list[Sheet]:
-    """Return the tables: arms with every score, then per evaluation its errors and its differences."""
-    first = found.arms[0].name
+    """Return the tables: arms with every score, then per evaluation its errors, its differences and its figures."""
     reached = f"up to {found.axis.value.removesuffix('s')} {found.end:.0f}"
     kinds = found.evaluations
     arms = [_arm_row(found, number) for number in range(len(found.arms))]
     most = [kind.example.attainable for kind in kinds]
-    best = [(ATTAINABLE, *[_NONE] * len(_ARMS), *(_NONE if one is None else f"{one:.2f}" for one in most))]
+    best = [(ATTAINABLE, *[UNKNOWN] * len(_ARMS), *(UNKNOWN if one is None else f"{one:.2f}" for one in most))]
     sheets = [
         Sheet(
-            title=f"{found.board or 'training'}: mean score ± SE over runs; training games {reached}",
+            title=f"{found.preset or 'training'}: mean score ± SE over runs; training games {reached}",
             columns=(*_ARMS, f"training, last {found.window} steps", *(kind.name for kind in kinds)),
             groups=[arms, best] if any(one is not None for one in most) else [arms],
         )
     ]
     for kind, one in zip(kinds, most, strict=True):
         scores = [score for score in kind.arms if score is not None]
-        rows = [_score_row(score) for score in scores]
+        rows: list[tuple[str, ...]] = [
+            (
+                score.name + _missing(score),
+                f"{score.seeds.mean:.3f}",
+                *map(_plain, (score.seeds.standard_error, score.deals_error, min(score.means), max(score.means))),
+            )
+            for score in scores
+        ]
         sheets.append(
             Sheet(
-                title=f"{kind.name}: {board_title(kind.example) if kind.same_deals else kind.example.preset}",
+                title=f"{kind.name}: {game_title(kind.example) if kind.same_deals else kind.example.preset}",
                 columns=_HELD_OUT,
                 groups=[rows] if one is None else [rows, [attainable_row(one, len(_HELD_OUT))]],
             )
         )
-        if any(score.difference for score in scores):
-            rows = [_difference_row(score.name, score.difference, first) for score in scores if score.difference]
+        rows = [
+            (
+                f"{score.name} − {found.arms[0].name}",
+                f"{gap.mean:+.3f} ± {_plain(gap.standard_error)}",
+                f"{gap.low:+.3f} to {gap.high:+.3f}" if math.isfinite(gap.low) else UNKNOWN,
+                _plain(score.difference.deals_error),
+            )
+            for score in scores
+            if score.difference and (gap := score.difference.seeds)
+        ]
+        if rows:
             sheets.append(Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[rows]))
+        figures = [[(score.name, score.figures) for score in scores]]
+        sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", figures, without=kind.example.score)
     return sheets
 
 
@@ -132,7 +145,7 @@ def comparison_notes(found: Comparison) -> list[str]:
     if kinds:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds would change the "
-            "figure. ± deals: over held-out deals, clustered by deck, of the runs' mean score on each deal: how much "
+            "figure. ± deals: over held-out deals, clustered by start, of the runs' mean score on each deal: how much "
             "other deals would change it, for these very runs."
         )
         if all(kind.same_deals for kind in kinds):
@@ -155,7 +168,22 @@ def comparison_notes(found: Comparison) -> list[str]:
                 notes.append(f"{kind.file}: {has} of {len(arm.runs)} runs of {arm.name} have it.")
     if alone := [arm.name for arm in found.arms if len(arm.runs) < 2]:
         notes.append(f"One run only, so nothing is known about other seeds: {', '.join(alone)}.")
-    return [*notes, *_length_notes(found), *condition_notes(found.arms), *_reference_note(found)]
+    runs = [run for arm in found.arms for run in arm.runs]
+    ends = [float(found.axis.of(run)[-1]) for run in runs]
+    if min(ends) != max(ends):
+        notes.append(
+            f"Runs have {min(ends):.0f} to {max(ends):.0f} {found.axis}: curves and training means use the first "
+            f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
+        )
+    rates = [run.num_games / float(run.steps[-1]) for run in runs]
+    if found.axis is Axis.STEPS and max(rates) > 1.05 * min(rates):
+        notes.append("Runs differ in games per step; --x games compares them at equal games.")
+    notes += condition_notes(found.arms)
+    if found.references:
+        notes.append(f"To compare with: {', '.join(f'{name} {value:g}' for name, value in found.references.items())}.")
+    if any(kind.example.attainable is not None for kind in kinds):
+        notes.append(ATTAINABLE_SOURCE)
+    return notes
 
 
 def comparison_markdown(found: Comparison, title: str) -> str:
@@ -169,40 +197,38 @@ def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
     """Return everything as JSON has it; what is not known is null."""
     return {
         "title": title,
-        "board": found.board,
+        "preset": found.preset,
         "x": found.axis.value,
         "end": found.end,
         "window": found.window,
         "references": dict(found.references),
-        "arms": [
-            {
-                "name": arm.name,
-                "runs": [_run_json(run, mean) for run, mean in zip(arm.runs, found.training[number], strict=True)],
-                "games_per_run": median(run.num_games for run in arm.runs),
-                "seconds_per_run": _seconds(arm),
-                "training": asdict(over_seeds(found.training[number])),
-                "curve": {
-                    "band": found.curves[number].band,
-                    **{key: getattr(found.curves[number], key).tolist() for key in ("x", "mean", "low", "high")},
-                },
-                "evaluations": {
-                    kind.file: asdict(score) for kind in found.evaluations if (score := kind.arms[number]) is not None
-                },
-            }
-            for number, arm in enumerate(found.arms)
-        ],
+        "arms": [_arm_json(found, number) for number in range(len(found.arms))],
         "notes": comparison_notes(found),
     }
 
 
-def _run_json(run: Run, training: float) -> dict[str, Any]:
+def _arm_json(found: Comparison, number: int) -> dict[str, Any]:
+    arm, curve, training = found.arms[number], found.curves[number], found.training[number]
     return {
-        "folder": str(run.folder),
-        "seed": run.settings.get("SEED"),
-        "last_step": float(run.steps[-1]),
-        "games": run.num_games,
-        "seconds": run.seconds,
-        "training": training,
+        "name": arm.name,
+        "runs": [
+            {
+                "folder": str(run.folder),
+                "seed": run.settings.get("SEED"),
+                "last_step": float(run.steps[-1]),
+                "games": run.num_games,
+                "seconds": run.seconds,
+                "training": mean,
+            }
+            for run, mean in zip(arm.runs, training, strict=True)
+        ],
+        "games_per_run": median(run.num_games for run in arm.runs),
+        "seconds_per_run": _seconds(arm),
+        "training": asdict(over_seeds(training)),
+        "curve": {"band": curve.band, **{key: getattr(curve, key).tolist() for key in ("x", "mean", "low", "high")}},
+        "evaluations": {
+            kind.file: asdict(score) for kind in found.evaluations if (score := kind.arms[number]) is not None
+        },
     }
 
 
@@ -214,56 +240,10 @@ def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
         arm.name,
         str(len(arm.runs)),
         f"{median(run.num_games for run in arm.runs):.0f}",
-        _NONE if seconds is None else f"{seconds:.0f}",
+        UNKNOWN if seconds is None else f"{seconds:.0f}",
         _with_error(over_seeds(found.training[number])),
-        *(_NONE if score is None else _with_error(score.seeds) + _missing(score) for score in scores),
+        *(UNKNOWN if score is None else _with_error(score.seeds) + _missing(score) for score in scores),
     )
-
-
-def _score_row(score: ArmScore) -> tuple[str, ...]:
-    return (
-        score.name + _missing(score),
-        f"{score.seeds.mean:.3f}",
-        _plain(score.seeds.standard_error),
-        _plain(score.deals_error),
-        f"{min(score.means):.3f}",
-        f"{max(score.means):.3f}",
-        f"{score.bomb_share:.1%}",
-        f"{score.hints_per_game:.2f}",
-    )
-
-
-def _difference_row(name: str, difference: Difference, first: str) -> tuple[str, ...]:
-    gap = difference.seeds
-    known = math.isfinite(gap.low)
-    return (
-        f"{name} − {first}",
-        f"{gap.mean:+.3f} ± {_plain(gap.standard_error)}",
-        f"{gap.low:+.3f} to {gap.high:+.3f}" if known else _NONE,
-        _plain(difference.deals_error),
-    )
-
-
-def _length_notes(found: Comparison) -> list[str]:
-    notes = []
-    ends = [float(found.axis.of(run)[-1]) for arm in found.arms for run in arm.runs]
-    if min(ends) != max(ends):
-        notes.append(
-            f"Runs have {min(ends):.0f} to {max(ends):.0f} {found.axis}: curves and training means use the first "
-            f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
-        )
-    rates = [run.num_games / float(run.steps[-1]) for arm in found.arms for run in arm.runs]
-    if found.axis is Axis.STEPS and max(rates) > 1.05 * min(rates):
-        notes.append("Runs differ in games per step; --x games compares them at equal games.")
-    return notes
-
-
-def _reference_note(found: Comparison) -> list[str]:
-    lines = ", ".join(f"{name} {value:g}" for name, value in found.references.items())
-    notes = [f"To compare with: {lines}."] if lines else []
-    if any(kind.example.attainable is not None for kind in found.evaluations):
-        notes.append(ATTAINABLE_SOURCE)
-    return notes
 
 
 def _seconds(arm: Arm) -> float | None:
@@ -280,4 +260,4 @@ def _with_error(found: SeedEstimate) -> str:
 
 
 def _plain(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else _NONE
+    return f"{value:.3f}" if math.isfinite(value) else UNKNOWN

@@ -6,54 +6,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.run_folder import TRAIN
 
 _ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
 
 
-def parse_arm(text: str) -> tuple[str, list[Path]]:
-    """Return an arm's name and folders; a folder with a `*` stands for all that match, ascending.
+def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the folders of every arm by its name, in the order typed; a folder with a `*` stands for all that match.
 
     Example:
-        parse_arm("per player=outputs/a-0,outputs/a-1") == ("per player", [Path("outputs/a-0"), Path("outputs/a-1")])
+        parse_arms(["per player=outputs/a-0,outputs/a-1"]) == {"per player": [Path("outputs/a-0"), Path("outputs/a-1")]}
 
     Raises:
-        SettingsError: No name, no folder, an empty folder name, or nothing matches.
-    """
-    name, equals, rest = text.partition("=")
-    name = " ".join(name.split())
-    if not equals or not name:
-        raise SettingsError(f"{text!r}: an arm needs a name and runs; {_ARM_FORM}.")
-    folders: list[Path] = []
-    for word in (part.strip() for part in rest.split(",")):
-        if not word:
-            raise SettingsError(f"{text!r}: a folder name is empty; {_ARM_FORM}.")
-        if "*" in word:
-            found = sorted(path for path in map(Path, glob.glob(word)) if path.is_dir())
-            if not found:
-                raise SettingsError(f"{word!r} of arm {name!r}: no folder matches.")
-            folders += found
-        else:
-            folders.append(Path(word))
-    return name, folders
-
-
-def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
-    """Return the folders of every arm by its name, in the order typed.
-
-    Raises:
-        SettingsError: As `parse_arm`; no arm at all; a name or a folder is there twice: a run in two places would count
-            as two seeds.
+        SettingsError: No arm, an arm without a name or folder, nothing matches, or a name or a folder is there twice: a
+            run in two places would count as two seeds.
     """
     if not texts:
         raise SettingsError(f"no arm to compare; {_ARM_FORM}.")
     arms: dict[str, list[Path]] = {}
     owners: dict[Path, str] = {}
     for text in texts:
-        name, folders = parse_arm(text)
+        name, folders = _parse_arm(text)
         if name in arms:
             raise SettingsError(f"two arms are called {name!r}; give each a name of its own.")
         for folder in folders:
-            real = _without_train(folder.resolve())
+            real = folder.resolve()
+            real = real.parent if real.name == TRAIN else real  # `demo` and `demo/train` are one run
             if real in owners:
                 raise SettingsError(
                     f"{folder}: is in {owners[real]!r} and again in {name!r}; a run is one seed of one arm."
@@ -82,6 +60,17 @@ def parse_reference(text: str) -> tuple[str, float]:
     return name.strip(), value
 
 
-def _without_train(folder: Path) -> Path:
-    """Return the folder that stands for a run, so that `demo` and `demo/train` are the same one."""
-    return folder.parent if folder.name == "train" else folder
+def _parse_arm(text: str) -> tuple[str, list[Path]]:
+    name, equals, rest = text.partition("=")
+    name = " ".join(name.split())
+    if not equals or not name:
+        raise SettingsError(f"{text!r}: an arm needs a name and runs; {_ARM_FORM}.")
+    folders: list[Path] = []
+    for word in (part.strip() for part in rest.split(",")):
+        if not word:
+            raise SettingsError(f"{text!r}: a folder name is empty; {_ARM_FORM}.")
+        found = sorted(path for path in map(Path, glob.glob(word)) if path.is_dir()) if "*" in word else [Path(word)]
+        if not found:
+            raise SettingsError(f"{word!r} of arm {name!r}: no folder matches.")
+        folders += found
+    return name, folders

@@ -1,14 +1,15 @@
-"""What is crossed: entries as people type them, the team of each cell, and the teams of the seat swap."""
+"""What is crossed: entries as people type them, and the line-up of each cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.settings.refs import AdapterRef, CheckpointRef, Ref, Role
-from hanabi_grpo.types import player_name
+from hanabi_grpo.settings.refs import CheckpointRef, Ref
 
 MAX_ENTRIES = 64
 _MAX_LABEL = 80
@@ -38,20 +39,9 @@ class Entry:
             return self.ref.place.resolve().parent
         return None
 
-    @property
-    def fills_seats(self) -> bool:
-        """Whether every seat gets an adapter of its own, if there is one."""
-        return self.ref is Role.SERVED or (isinstance(self.ref, CheckpointRef) and self.ref.adapter is None)
 
-    def adapter(self, player: int) -> Ref:
-        """Return what puts one player's adapter into any seat; only where `fills_seats`."""
-        if isinstance(self.ref, CheckpointRef):
-            return replace(self.ref, adapter=player_name(player))
-        return AdapterRef(adapter=player_name(player))
-
-
-def parse_entries(texts: Sequence[str], num_players: int) -> tuple[Entry, ...]:
-    """Read entries: a word each, or name=word.
+def parse_entries(texts: Sequence[str], setup: Setup[Any]) -> tuple[Entry, ...]:
+    """Read entries: a word each, or name=word. Checkpoints that share a label get their whole path.
 
     Raises:
         SettingsError: Fewer than two entries, an unknown word, a list of words, or a name or word that is there twice.
@@ -60,7 +50,17 @@ def parse_entries(texts: Sequence[str], num_players: int) -> tuple[Entry, ...]:
         raise SettingsError(
             f"{len(texts)} entries: cross-play needs 2 to {MAX_ENTRIES}, e.g. hanabi-grpo cross-play iggi piers served"
         )
-    entries = _with_own_labels([_parse(text, num_players) for text in texts])
+    parsed = [_parse(text, setup) for text in texts]
+    labels = [label or short_name(str(ref)) for label, ref in parsed]
+    entries = tuple(
+        Entry(label=short if label or labels.count(short) == 1 else str(ref), ref=ref)
+        for (label, ref), short in zip(parsed, labels, strict=True)
+    )
+    for entry in entries:
+        if not entry.label.isprintable():
+            raise SettingsError(
+                f"entry {entry.label!r}: a name has 1 to {_MAX_LABEL} visible characters; name it: NAME=ENTRY."
+            )
     for what, values in (("name", [entry.label for entry in entries]), ("entry", [entry.word for entry in entries])):
         twice = next((value for value in values if values.count(value) > 1), None)
         if twice is not None:
@@ -70,30 +70,8 @@ def parse_entries(texts: Sequence[str], num_players: int) -> tuple[Entry, ...]:
 
 
 def cell_line_up(row: Entry, column: Entry, num_players: int) -> LineUp:
-    """Return the team of a cell: the row's entry in seat 0, the column's in every other seat."""
-    return _line_up((row.ref, *[column.ref] * (num_players - 1)))
-
-
-def swap_orders(num_players: int) -> list[tuple[int, ...]]:
-    """Return whose adapters sit in the seats of the teams that an entry is compared with, beside its straight team.
-
-    For two players both adapters in both seats; for more every cyclic shift.
-
-    Example:
-        swap_orders(2) == [(1, 0), (0, 0), (1, 1)] and swap_orders(3) == [(1, 2, 0), (2, 0, 1)]
-    """
-    if num_players == 2:
-        return [(1, 0), (0, 0), (1, 1)]
-    seats = range(num_players)
-    return [tuple((seat + shift) % num_players for seat in seats) for shift in seats[1:]]
-
-
-def swap_line_up(entry: Entry, order: Sequence[int]) -> LineUp:
-    """Return the team with an entry's adapters in other seats; see `swap_orders`."""
-    return _line_up(tuple(entry.adapter(player) for player in order))
-
-
-def _line_up(refs: tuple[Ref, ...]) -> LineUp:
+    """Return the line-up of a cell: the row's entry in seat 0, the column's in every other seat."""
+    refs = (row.ref, *[column.ref] * (num_players - 1))
     return LineUp(text=",".join(map(str, refs)), refs=refs)
 
 
@@ -103,35 +81,21 @@ def unit_of(entries: Sequence[Entry]) -> str:
     return "training seeds" if None not in runs and len(set(runs)) == len(runs) else "entries"
 
 
-def _parse(text: str, num_players: int) -> tuple[Entry, bool]:
-    """Return an entry, and whether a person named it."""
-    label, word = _split(text)
+def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
+    """Return the name that a person gave, "" for none, and the reference."""
+    label, equals, word = text.strip().partition("=")
+    label, word = label.strip(), word.strip()
+    # A folder may have "=" in its name.
+    if not equals or "/" in label or Path(text.strip()).is_dir():
+        label, word = "", text.strip()
+    elif not 0 < len(label) <= _MAX_LABEL:
+        raise SettingsError(f"entry {text!r}: a name has 1 to {_MAX_LABEL} visible characters.")
     if "," in word:
         raise SettingsError(
             f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
             "there is hanabi-grpo evaluate."
         )
-    ref = parse_line_up(word, num_players).refs[0]
+    ref = parse_line_up(word, setup.spec.num_players, env=setup.env).refs[0]
     if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path):
         ref = replace(ref, place=newest_checkpoint(ref.place))
-    return Entry(label=short_name(str(ref)) if label is None else label, ref=ref), label is not None
-
-
-def _split(text: str) -> tuple[str | None, str]:
-    label, equals, word = text.strip().partition("=")
-    # A folder may have "=" in its name.
-    if not equals or "/" in label or Path(text.strip()).is_dir():
-        return None, text.strip()
-    label = label.strip()
-    if not 0 < len(label) <= _MAX_LABEL or not label.isprintable():
-        raise SettingsError(f"entry {text!r}: a name has 1 to {_MAX_LABEL} visible characters.")
-    return label, word.strip()
-
-
-def _with_own_labels(parsed: Sequence[tuple[Entry, bool]]) -> tuple[Entry, ...]:
-    """Give checkpoints whose last two folders are the same their whole path as a name."""
-    labels = [entry.label for entry, _ in parsed]
-    return tuple(
-        entry if named or labels.count(entry.label) == 1 else replace(entry, label=entry.word)
-        for entry, named in parsed
-    )
+    return label, ref

@@ -25,8 +25,8 @@ def draw_bands(
     axis: Axis,
     window: int,
     title: str = "",
-    board: str = "",
-    most_points: int | None = None,
+    preset: str = "",
+    score_range: tuple[float, float] | None = None,
     references: Mapping[str, float] | None = None,
 ) -> None:
     """Draw one line with a band per arm, level lines, and their names at the right; write a PNG.
@@ -37,8 +37,8 @@ def draw_bands(
         axis: What `Curve.x` is.
         window: Steps of the trailing mean, for the caption.
         title: Heading.
-        board: What was played, for the heading.
-        most_points: That can be scored.
+        preset: What was played, for the heading.
+        score_range: Least and most that can be scored.
         references: Heights of level lines by name.
 
     Raises:
@@ -47,7 +47,7 @@ def draw_bands(
     references = references or {}
     figure = make_figure(*_SIZE)
     axes = figure.subplots()
-    axes.set_ylim(_limits(curves, references, most_points))
+    axes.set_ylim(_limits(curves, references, score_range))
     labels = []
     for name, value in references.items():
         axes.axhline(value, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1)
@@ -68,31 +68,33 @@ def draw_bands(
     margin = 0.01 * (last - first) or 0.5
     axes.set_xlim(first - margin, last + margin)
     write_labels(axes, labels)
-    most = f", at most {most_points}" if most_points else ""
+    most = f", at most {score_range[1]:g}" if score_range else ""
     axes.set_ylabel(f"mean score of training games{most}")
     axes.set_xlabel("training step" if axis is Axis.STEPS else "games seen")
-    heading = title or (f"Training on {board}" if board else "Training")
+    heading = title or (f"Training on {preset}" if preset else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
-    add_caption(figure, _caption(curves, window, board if title else ""))
+    add_caption(figure, _caption(curves, window, preset if title else ""))
     tidy(axes, steps=False)
     save_figure(figure, path)
 
 
-def _limits(curves: Sequence[Curve], references: Mapping[str, float], most_points: int | None) -> tuple[float, float]:
+def _limits(
+    curves: Sequence[Curve], references: Mapping[str, float], score_range: tuple[float, float] | None
+) -> tuple[float, float]:
     """Return the range of scores that is drawn; a band may reach beyond what can be scored, and is cut there."""
-    top = float("inf") if most_points is None else float(most_points)
-    lows = [max(0.0, float(curve.low.min())) for curve in curves]
+    bottom, top = score_range or (-float("inf"), float("inf"))
+    lows = [max(bottom, float(curve.low.min())) for curve in curves]
     highs = [min(top, float(curve.high.max())) for curve in curves]
     low, high = min([*lows, *references.values()]), max([*highs, *references.values()])
     pad = 0.06 * (high - low) or 0.5
     return low - pad, high + pad
 
 
-def _caption(curves: Sequence[Curve], window: int, board: str) -> str:
+def _caption(curves: Sequence[Curve], window: int, preset: str) -> str:
     counts = {
         band: sorted({curve.num_runs for curve in curves if curve.band == band}) for band in ("t interval", "range")
     }
-    parts = [f"Board {board}."] if board else []
+    parts = [f"Preset {preset}."] if preset else []
     parts.append(f"Lines: mean of the last {window} steps, mean over runs." if window > 1 else "Lines: mean over runs.")
     if counts["t interval"]:
         numbers = " or ".join(map(str, counts["t interval"]))

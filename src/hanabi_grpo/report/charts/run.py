@@ -1,4 +1,4 @@
-"""The pictures of one run: score, figures of each player, seconds of each phase, what the alarms watch."""
+"""The pictures of one run: score, seconds of each phase, what the alarms watch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +16,18 @@ from hanabi_grpo.report.charts.canvas import (
     add_caption,
     draw_line,
     make_figure,
-    make_grid,
-    name_lines,
     save_figure,
     tidy,
 )
 from hanabi_grpo.report.charts.labels import Label, write_labels
 from hanabi_grpo.report.played import score_range
-from hanabi_grpo.report.run_views.figures import SCORE, phases, player_figures, players, series
+from hanabi_grpo.report.run_views.figures import SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURES = ("score", "players", "phases", "alarms")
+PICTURES = ("score", "phases", "alarms")
 _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
 _POINT = "#c62828"
@@ -67,7 +65,6 @@ class RunPictures:
         """
         pictures: dict[str, Callable[[], Figure]] = {
             "score": self.score,
-            "players": self.players,
             "phases": self.phases,
             "alarms": lambda: alarm_figure(self.rows, alarms_of(self.settings), title=self.title),
         }
@@ -127,28 +124,6 @@ class RunPictures:
         add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{points}")
         for axes in (score, bad):
             tidy(axes)
-        return figure
-
-    def players(self) -> "Figure":
-        """Return a small picture per figure, with a line per player."""
-        names = players(self.rows)
-        found = [
-            one
-            for one in player_figures(self.rows)
-            if any(series(self.rows, f"{name}/{one.name}")[0] for name in names)
-        ]
-        if not found:
-            raise SettingsError("the last row has no figure of a player; is this the metrics.jsonl of a training?")
-        figure, grid = make_grid(len(found), self.title)
-        colors = dict(zip(names, COLORS, strict=False))
-        for axes, one in zip(grid, found, strict=True):
-            for name, color in colors.items():
-                steps, values = series(self.rows, f"{name}/{one.name}")
-                if steps:
-                    draw_line(axes, steps, values, color, bold=1.7)
-            axes.set_title(one.title, loc="left", fontsize=9)
-            tidy(axes)
-        name_lines(figure, grid[0], colors)
         return figure
 
     def phases(self) -> "Figure":

@@ -94,10 +94,10 @@ def _row(one: PlayedResult) -> tuple[object, ...]:
     return (
         one.line_up,
         f"{result.preset}, {result.num_players} players",
-        f"{found.num_deals} ({result.suite}, {found.num_decks} starts)",
+        f"{found.num_deals} ({result.suite}, {found.num_starts} starts)",
         "-" if result.temperature is None else f"{result.temperature:g}",
         f"{found.mean:.3f} ± {found.standard_error:.3f}",
-        result.reachable_max,
+        f"{result.score_range[1]:g}",
     )
 
 
@@ -116,7 +116,7 @@ def _eval_result(one: PlayedResult, env: str) -> Any:
         metric_type="mean_score",
         metric_name=f"mean score of {one.line_up}{heat}",
         metric_value=round(found.mean, 4),
-        metric_args={"standard_error": round(found.standard_error, 4), "most_points": result.reachable_max},
+        metric_args={"standard_error": round(found.standard_error, 4), "most_points": result.score_range[1]},
         verified=False,
     )
 

@@ -12,8 +12,7 @@ FOLDER/
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,6 @@ from hanabi_grpo.tracking.sample_games import write_sample_games
 
 MERGED = "merged"
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was written."""
-
-    folder: Path
-    players: tuple[str, ...]
-    base: str
-    """The base model's name in cards and configurations."""
-    is_on_hub: bool
-    merged: Mapping[str, MergeCheck]
-    """By player; empty: none was asked for."""
-
 
 def export(
     origin: Origin,
@@ -54,9 +38,9 @@ def export(
     base_model: str | None = None,
     model: str | None = None,
     merged: bool = False,
-    say: Say = lambda text: None,
-) -> Exported:
-    """Write the folder.
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, MergeCheck]:
+    """Write the folder; returns by player how near a merged model is to base and adapter.
 
     Args:
         origin: Of the adapters.
@@ -75,6 +59,8 @@ def export(
     if base_model is not None:
         check_base_model(base_model)
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
+    if not is_on_hub:
+        say(f"the base model is called {base} in the cards; --base-model ORG/NAME says what it is on the hub.")
     source = _base_folder(origin, model) if merged else None
     checks: dict[str, MergeCheck] = {}
     try:
@@ -101,7 +87,7 @@ def export(
         raise SettingsError(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
         ) from error
-    return Exported(folder=out, players=tuple(players), base=base, is_on_hub=is_on_hub, merged=checks)
+    return checks
 
 
 def check_base_model(base_model: str) -> None:

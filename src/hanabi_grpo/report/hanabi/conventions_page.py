@@ -5,10 +5,10 @@ from pathlib import Path
 
 from hanabi_grpo.envs.hanabi.conventions.cells import REPLIES, compared, figure_rows, hint_rows, matrix_rows
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.estimates import MIN_COUNT
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_PLAYS, PER_GAME
+from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_PLAYS, PER_GAME
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
+    MIN_COUNT,
     ConventionReport,
     Side,
     convention_json,
@@ -21,12 +21,10 @@ from hanabi_grpo.report.page import render, write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import write_json_atomic
 
-_INFORMATION = ("action_information", "next_entropy", "hint_information")
 _HEEDED = 0.1
 """Play signal from which a hint is said to mean something."""
 _COMPARED = (
     "score",
-    *_INFORMATION[::2],
     "play_signal",
     "bits_per_play",
     "certain_plays",
@@ -89,8 +87,8 @@ def _line_up(report: ConventionReport) -> dict[str, object]:
         "num_groups": report.num_groups,
         "sides": [_side(report, side) for side in (report.team, *report.seats)],
         "has_targets": spec.num_players > 2,
-        "information": figure_rows(report, (*_INFORMATION, *OF_PLAYS)),
-        "per_game": figure_rows(report, ("score", "score_kept", "bombs", *PER_GAME)),
+        "information": figure_rows(report, tuple(OF_PLAYS)),
+        "per_game": figure_rows(report, (*OF_GAMES, *PER_GAME)),
     }
 
 

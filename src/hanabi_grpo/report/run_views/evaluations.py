@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.tables import ATTAINABLE, Sheet, evaluation_sheets, reference_results
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
+from hanabi_grpo.evaluation.sheets import Sheet
+from hanabi_grpo.evaluation.tables import ATTAINABLE, evaluation_sheets, reference_results
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN
 from hanabi_grpo.settings.refs import seat_adapter
 
-_KEYS = {"spec_hash", "scores", "decks", "orders"}
 _KINDS = ("results", "references")
 Results = list[EvaluationResult]
 
@@ -38,7 +36,7 @@ class SameDeals:
     def lead(self) -> str:
         """What the first and the last one of the last one's temperature score, e.g. "1.16 → 2.27 of 4"."""
         means = [f"{one.mean:.2f}" for one in self.of_last_temperature]
-        return " → ".join([*means[:-1][:1], means[-1]]) + f" of {self.results[-1].reachable_max}"
+        return " → ".join([*means[:-1][:1], means[-1]]) + f" of {self.results[-1].score_range[1]:g}"
 
     @property
     def of_last_temperature(self) -> Results:
@@ -70,9 +68,9 @@ def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Resu
     for path in dict.fromkeys(one.resolve() for one in (*files, *lying)):
         for kind, data in _candidates(path):
             try:
-                result = _checked(data)
-            except (ValidationError, ValueError) as error:
-                notes.append(visible(f"{path.name}: not an evaluation of this version ({_first(error)})"))
+                result = result_of_json(data)
+            except ValueError as error:
+                notes.append(visible(f"{path.name}: {error}"))
                 continue
             plain = replace(result, label="")
             if path.parent.name != EVALUATIONS or plain not in [replace(one, label="") for one in found[kind]]:
@@ -128,21 +126,11 @@ def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     except (OSError, ValueError, RecursionError):
         return
     if isinstance(data, dict):
-        lists = {"results": [data]} if data.keys() >= _KEYS else {kind: data.get(kind) for kind in _KINDS}
+        lists = {"results": [data]} if is_result(data) else {kind: data.get(kind) for kind in _KINDS}
         for kind, several in lists.items():
             for one in several if isinstance(several, list) else ():
-                if isinstance(one, dict) and one.keys() >= _KEYS:
+                if is_result(one):
                     yield kind, one
-
-
-def _checked(data: dict[str, Any]) -> EvaluationResult:
-    result = TypeAdapter(EvaluationResult).validate_json(json.dumps(data))
-    lengths = {len(result.seeds), len(result.decks), len(result.scores), len(result.scores_kept)}
-    if len(lengths) != 1 or result.num_deals < 2 or not result.orders:
-        raise ValueError("seeds, decks and scores of different lengths, or fewer than two deals")
-    if not result.estimate.mean == result.estimate.mean:
-        raise ValueError("a score is no finite number")
-    return result
 
 
 def _visible(sheet: Sheet) -> Sheet:
@@ -152,10 +140,3 @@ def _visible(sheet: Sheet) -> Sheet:
 
 def _deals(result: EvaluationResult) -> object:
     return result.spec_hash, result.suite, result.seeds
-
-
-def _first(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error)

@@ -2,30 +2,17 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import visible
-from hanabi_grpo.envs.hanabi.replays.wording import earned
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.report.played import frames_of, outcome
+from hanabi_grpo.report.played import frames_of, game_words
 from hanabi_grpo.runs.recordings import read_episode
-from hanabi_grpo.types import Episode, ReplyKind, player_name
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastMove:
-    """One turn in words."""
-
-    player: str
-    version: int | None
-    did: str
-    """The action."""
-    earned: str
-    bad: str
-    """Empty for a legal reply, else "illegal" or "unparsable": something else was done in its place."""
+_OF_A_MOVE = ("player", "did", "earned", "bad")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +25,12 @@ class LastGame:
     """Among the games of the file; `hanabi-grpo view RUN --game` takes it."""
     deal: str
     outcome: str
-    moves: tuple[LastMove, ...]
+    moves: tuple[dict[str, str], ...]
+    """Per turn its player, what it did and earned, and "illegal" or "unparsable" in `bad` where that was put in."""
     table: str
     """The last frame; "" where this version does not know what was played."""
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Adapter versions that played, ascending."""
-        return tuple(sorted({move.version for move in self.moves if move.version is not None}))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        return {**asdict(self), "versions": list(self.versions)}
+    versions: tuple[int, ...]
+    """Of the adapters that played, ascending."""
 
 
 def read_last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
@@ -64,27 +45,16 @@ def read_last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
         return None
     try:
         episode = read_episode(json.loads(lines[-1]))
-        frames = frames_of(Recording(episode=episode, number=len(lines) - 1, source=path.stem), settings)
+        recording = Recording(episode=episode, number=len(lines) - 1, source=path.stem)
+        frames, words = frames_of(recording, settings), game_words(recording)
     except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(visible(f"{path.name}: {error}")) from error
     return LastGame(
         file=path.stem,
-        number=len(lines) - 1,
-        deal=visible(f"{episode.suite}/{episode.seed}"),
-        outcome=outcome(episode),
-        moves=_moves(episode),
+        number=recording.number,
+        deal=words["task"],
+        outcome=words["outcome"],
+        moves=tuple({name: move[name] for name in _OF_A_MOVE} for move in words["moves"]),
         table=frames[-1].text if frames else "",
-    )
-
-
-def _moves(episode: Episode) -> tuple[LastMove, ...]:
-    return tuple(
-        LastMove(
-            player=player_name(turn.player),
-            version=turn.version,
-            did=visible(turn.action),
-            earned=visible(earned(turn.rewards[turn.player])),
-            bad="" if turn.kind is ReplyKind.LEGAL else turn.kind.value,
-        )
-        for turn in episode.turns
+        versions=tuple(sorted({turn.version for turn in episode.turns if turn.version is not None})),
     )

@@ -228,7 +228,7 @@ def _alarms(state: RunState) -> RenderableType:
     if counts:
         words = ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items()))
         lines.append(Text(f"incidents: {words}", style="yellow"))
-    for incident in [other for other in state.incidents if other.kind in counts][-2:]:
+    for incident in [one for one in state.incidents if one.kind in counts][-2:]:
         text = f"{clock(incident.time)} {incident.kind}: {' '.join(incident.message.split())}"
         lines.append(Text(text, no_wrap=True, overflow="ellipsis"))
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
@@ -239,9 +239,9 @@ def _game(game: LastGame, most: int) -> Panel:
     grid.add_column(justify="right")
     first = max(0, len(game.moves) - most)
     for number, move in enumerate(game.moves[first:], start=first + 1):
-        bad = Text(f"{move.bad} reply; instead: ", style="red") if move.bad else Text()
-        number_, player = Text(str(number), style="dim"), Text(move.player, style="bold")
-        grid.add_row(number_, player, bad + Text(move.did), Text(move.earned, style="dim"))
+        did = Text.assemble((f"{move['bad']} reply; instead: ", "red") if move["bad"] else "", move["did"])
+        place, player = Text(str(number), style="dim"), Text(move["player"], style="bold")
+        grid.add_row(place, player, did, Text(move["earned"], style="dim"))
     versions = f" · version {', '.join(map(str, game.versions))}" if game.versions else ""
     heading = Text(f"{game.outcome} · {game.deal}{versions}")
     end = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in game.table.splitlines()[:_MOST_TABLE]]

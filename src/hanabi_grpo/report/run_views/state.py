@@ -116,7 +116,7 @@ class RunState:
             "alarms": [{"name": name, "subject": of, "since": since} for (name, of), since in self.raised.items()],
             "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},
             "checkpoints": self.checkpoints,
-            "game": None if self.game is None else self.game.to_json(),
+            "game": self.game and asdict(self.game),
             "notes": self.notes,
         }
         found: dict[str, Any] = finite(data)

@@ -1,29 +1,51 @@
 """Make the tiny model's folder: cached by recipe, and never seen half written."""
 
 import json
+import platform
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
-from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, write_manifest
+from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, way_back, write_manifest
+from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.sft.tiny_model.card import card_text, made_with
-from hanabi_grpo.sft.tiny_model.corpus import play_corpus
-from hanabi_grpo.sft.tiny_model.recipe import Recipe
-from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.sft.tiny_model.recipe import HANABI, Recipe
 
-_SEEDS_APART = 1_000_000
-"""Distance of two recipes' first deals, so that recipes with other seeds learn from other games."""
 _COLUMNS = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+_PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")
+_CARD = """\
+---
+license: apache-2.0
+tags: [{env}, grpo]
+---
+
+# A tiny {title} player
+
+It has watched {teacher}: it mostly moves legally and plays badly, which is what a training starts from on a machine \
+without a GPU. It knows the words of its presets and nothing else.
+
+| | |
+|---|---|
+{table}
+
+This makes it again; another processor, version or number of threads may round sums in another way:
+
+```bash
+{command}
+```
+
+`{manifest}` holds the recipe and the sha256 of every file but this one. Whoever loads the folder checks them; with \
+other files of your own, remove it.
+"""
 
 
 def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
@@ -41,12 +63,12 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         The folder.
 
     Raises:
-        GameParameterError: A preset is unknown or not for this number of players.
+        HanabiGrpoError: A preset is unknown or not for this number of players.
         RunFolderError: `out` is a file, or a folder that holds something else.
     """
     console = Console(stderr=True, highlight=False)
-    chat = ChatFormat.from_tokenizer(build_tokenizer(recipe.words()))
-    recipe_hash = hash_of(recipe, chat)
+    chat = recipe.chat()
+    recipe_hash = recipe.hash(chat)
     if _is_complete(out, recipe_hash, force, console):
         return out
     start = time.monotonic()
@@ -55,22 +77,35 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
             model = _train(chat, recipe, progress)
         model.save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)
-        (folder / CARD).write_text(card_text(recipe, folder, num_words=len(chat.tokenizer)), encoding="utf-8")
-        write_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made_with()})
+        made = _made_with()
+        (folder / CARD).write_text(_card(recipe, folder, len(chat.tokenizer), made), encoding="utf-8")
+        write_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
     size = sum(path.stat().st_size for path in out.iterdir()) / 1e6
     console.print(f"tiny model: {out} ({size:.1f} MB, {time.monotonic() - start:.0f} s, recipe {recipe_hash})")
     return out
 
 
-def hash_of(recipe: Recipe, chat: ChatFormat) -> str:
-    """Return the hash of a recipe together with its words and the first conversation of each board."""
-    probes = [next(_samples(config, chat, recipe, num_games=1)) for config in recipe.configs()]
-    return recipe.hash([list(recipe.words()), *(list(probe.ids) for probe in probes)])
+def check_shipped(folder: Path, *, legal_moves: bool) -> None:
+    """Say that the shipped model is whole, and when it learned from other prompts than those to come.
 
+    Args:
+        folder: Where it is.
+        legal_moves: HANABI_LEGAL_MOVES.
 
-def _samples(config: EnvConfig, chat: ChatFormat, recipe: Recipe, *, num_games: int) -> Iterator[Sample]:
-    first = recipe.seed * _SEEDS_APART
-    return play_corpus(config, chat, noise=recipe.noise, first_seed=first, num_games=num_games)
+    Raises:
+        RunFolderError: Its files are not those that were shipped.
+    """
+    make = tiny_model_command([LAPTOP], 2)
+    if damage := damage_of(folder):
+        raise RunFolderError(f"{folder}: {damage}. Get it back with: {way_back(folder, make)}")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    console.print(f"tiny model: {folder} is shipped and whole (recipe {manifest['recipe_hash']})")
+    if legal_moves and not manifest["recipe"]["legal_moves"]:
+        console.print(
+            f"tiny model: {folder} has learned from prompts without legal moves, but HANABI_LEGAL_MOVES is set. One "
+            f"that has learned from such: {make} --out outputs/tiny-laptop-legal-moves, then MODEL=that folder"
+        )
 
 
 def _is_complete(out: Path, recipe_hash: str, force: bool, console: Console) -> bool:
@@ -101,12 +136,12 @@ def _train(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     # Not at the top: the tokenizer's users need no torch.
     import torch
 
-    from hanabi_grpo.sft.tiny_model.warm_start import new_model, warm_start
+    from hanabi_grpo.sft.tiny_model.network import new_model, warm_start
 
     samples: list[Sample] = []
     bar = progress.add_task("games of the teacher", total=recipe.num_games * len(recipe.presets))
-    for config in recipe.configs():
-        samples += _samples(config, chat, recipe, num_games=recipe.num_games)
+    for setup in recipe.setups():
+        samples += recipe.samples(setup, chat)
         progress.update(bar, advance=recipe.num_games)
     bar = progress.add_task("warm start", total=recipe.steps)
     with torch.random.fork_rng(devices=[]):
@@ -120,3 +155,43 @@ def _train(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
             on_step=lambda step, loss: progress.update(bar, completed=step, description=f"warm start, loss {loss:.3f}"),
         )
     return model
+
+
+def _made_with() -> dict[str, str | int]:
+    """Return the versions of what makes a model, and the number of threads, which decides how sums are rounded."""
+    import torch
+
+    versions = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **versions, "threads": torch.get_num_threads()}
+
+
+def _card(recipe: Recipe, folder: Path, num_words: int, made: dict[str, str | int]) -> str:
+    """Return the card in Markdown; the folder holds the weights already."""
+    is_hanabi = recipe.env == HANABI
+    presets = ", ".join(f"`{preset}`" for preset in recipe.presets)
+    legal = " that list the legal moves" if recipe.legal_moves else ""
+    hanabi = f"{recipe.players} players, compact prompts{legal}"
+    turns = f", the first {recipe.single_turn_share:.0%} on single turns" if recipe.single_turn_share else ""
+    weights = folder / "model.safetensors"
+    facts = {
+        "boards" if is_hanabi else "presets": f"{presets}, {hanabi}" if is_hanabi else f"{recipe.env}: {presets}",
+        "architecture": f"Qwen3, 3 layers of width 128, {num_words} words, float32 ({weights.stat().st_size:,} bytes)",
+        "learned from": f"{recipe.num_games} games of {'the hint bot' if is_hanabi else 'scripts'} on each "
+        f"{'board' if is_hanabi else 'preset'}, {recipe.noise:.0%} of the moves random and learned too",
+        "steps": f"{recipe.steps} of {recipe.batch_size} conversations{turns}; AdamW, one cycle up to "
+        f"{recipe.learning_rate:g}",
+        "seed": recipe.seed,
+        "made with": ", ".join(f"{name} {value}" for name, value in made.items()),
+        "sha256 of `model.safetensors`": f"`{file_sha256(weights)}`",
+    }
+    command = (
+        f"{tiny_model_command(recipe.presets, recipe.players, recipe.env)} --seed {recipe.seed} --steps {recipe.steps}"
+    )
+    return _CARD.format(
+        env=recipe.env,
+        title=recipe.env.capitalize(),
+        teacher="a noisy hint bot" if is_hanabi else "random play and noisy scripts",
+        table="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
+        command=f"OMP_NUM_THREADS={made['threads']} {command} --out FOLDER",
+        manifest=MANIFEST,
+    )

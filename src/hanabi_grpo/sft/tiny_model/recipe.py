@@ -1,16 +1,37 @@
-"""What a tiny model is made from, and the hash of it."""
+"""What a tiny model is made from: the words, the games that it learns from, and the hash of it all."""
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.vocabulary import game_words
+from hanabi_grpo.sft.encoding import Encoder, Replay
+from hanabi_grpo.sft.samples import Sample
+from hanabi_grpo.sft.sources import SEEDS_APART
+from hanabi_grpo.sft.teachers import SUITE, NoisyPolicy
+from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
+from hanabi_grpo.types import Episode, ReplyKind
 
 _VERSION = 1
 """Raised when the architecture, the loss or the schedule changes, none of which a probe of the data would show."""
+_NO_LIMIT = 1 << 30
+_WORD_GAMES = 500
+"""Random games from which the words of an environment are read."""
+HANABI = "hanabi"
+DEFAULTS: dict[str, dict[str, Any]] = {HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4}}
+"""Fields of a recipe that an environment has of its own.
+
+A Hanabi observation is the whole state and there is no system message, so a move can be learnt without the turns
+before it, and faster; the steps that follow teach to read the newest of several observations.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,61 +39,115 @@ class Recipe:
     """Everything that decides the weights, apart from the number of threads.
 
     Example:
-        Recipe(presets=("laptop", "mini"), players=2, seed=42)
+        Recipe.of("hanabi", presets=("laptop", "mini"), players=2, seed=42)
     """
 
+    env: str = HANABI
     presets: tuple[str, ...] = ("laptop",)
-    """The boards, in the order in which their words are numbered."""
+    """In Hanabi the boards, in the order in which their words are numbered."""
     players: int = 2
+    """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
     """Whether the prompts that it learns from list the legal moves; as in the rollouts to come (HANABI_LEGAL_MOVES)."""
     seed: int = 0
     """Of the games, the initial weights and the order of batches."""
-    steps: int = 900
+    steps: int = 300
     """Optimizer steps."""
-    num_games: int = 6000
-    """On each board."""
+    num_games: int = 2000
+    """Of each preset."""
     noise: float = 0.4
-    """Share of the teacher's moves that are random; they are learnt as well, so the start is legal but mediocre."""
+    """Share of the teacher's actions that are random; they are learnt as well, so the start is legal but mediocre."""
     batch_size: int = 18
     """Conversations of one step."""
-    single_turn_share: float = 0.4
-    """Share of the steps, the first ones, that learn from conversations of one turn.
-
-    An observation is the whole state, so a move can be learnt without the turns before it, and faster; the steps
-    that follow teach to read the newest of several observations.
-    """
+    single_turn_share: float = 0.0
+    """Share of the steps, the first ones, that learn from conversations of one turn."""
     learning_rate: float = 3e-3
+
+    @classmethod
+    def of(cls, env: str, **fields: Any) -> "Recipe":
+        """Return the recipe of an environment; a field that is None has its default."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        return cls(env=env, **{**DEFAULTS.get(env, {}), **given})
 
     def __post_init__(self) -> None:
         """Check the numbers and the names.
 
         Raises:
-            SettingsError: `steps` or `seed` is out of range, or not every board is named once.
+            SettingsError: `steps` or `seed` is out of range, or not every preset is named once.
         """
         if self.steps < 1 or self.seed < 0:
             raise SettingsError(f"steps={self.steps} seed={self.seed}: steps are 1 or more, a seed is 0 or more.")
         if not self.presets or len(set(self.presets)) < len(self.presets):
-            raise SettingsError(f"--preset {' '.join(self.presets)}: name at least one board, and each once.")
+            raise SettingsError(f"--preset {' '.join(self.presets)}: name at least one preset, and each once.")
 
-    def configs(self) -> list[EnvConfig]:
-        """Return the games of all boards.
+    def setups(self) -> list[Setup[Any]]:
+        """Return what is played.
 
         Raises:
-            GameParameterError: A preset is unknown or not for this number of players.
+            HanabiGrpoError: A preset is unknown or not for this number of players.
         """
-        common = {"players": self.players, "observation": "compact", "legal_moves": self.legal_moves}
-        return [EnvConfig.parse({"preset": preset, **common}) for preset in self.presets]
+        environment = registry.get(self.env)
+        fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
+        given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
+        if self.env != HANABI and (unknown := set(self.presets) - set(environment.presets)):
+            raise SettingsError(
+                f"--preset {' '.join(sorted(unknown))}: {self.env} has {', '.join(environment.presets)}."
+            )
+        presets = {preset: environment.presets.get(preset) for preset in self.presets}
+        return [
+            registry.setup(self.env, {**(config.model_dump() if config else {}), "preset": preset, **given})
+            for preset, config in presets.items()
+        ]
+
+    def chat(self) -> ChatFormat:
+        """Return the chat format of a tokenizer that knows the words of all presets."""
+        return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
+
+    def samples(self, setup: Setup[Any], chat: ChatFormat, *, num_games: int | None = None) -> Iterator[Sample]:
+        """Play games of the teacher and yield a sample per player that had a turn, every reply of it learned."""
+        encoder = Encoder(setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2)
+        for episode in self._games(setup, self.num_games if num_games is None else num_games):
+            is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
+            yield from encoder.samples(Replay.of(setup, episode), is_taught)
+
+    def hash(self, chat: ChatFormat) -> str:
+        """Return a short sha256 over the recipe, its words and the first conversation of each preset."""
+        probes = [list(next(self.samples(setup, chat, num_games=1)).ids) for setup in self.setups()]
+        fields = asdict(self)
+        if self.env == HANABI:
+            # Spelt so that a recipe of one board has the same hash in every version of the package.
+            del fields["env"]
+            first, *others = fields.pop("presets")
+            fields |= {"preset": first, "more_presets": others} if others else {"preset": first}
+        text = json.dumps([_VERSION, fields, [list(self.words()), *probes]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def words(self) -> tuple[str, ...]:
-        """Return the words of all games, in the order in which the tokenizer numbers them."""
-        return tuple(dict.fromkeys(word for config in self.configs() for word in compact_vocabulary(config.spec())))
+        """Return the words of all presets, in the order in which the tokenizer numbers them."""
+        return tuple(dict.fromkeys(word for setup in self.setups() for word in _words(setup)))
 
-    def hash(self, probe: Any) -> str:
-        """Return a short sha256 over the recipe and a probe of the data (JSON-able) that it makes."""
-        fields = asdict(self)
-        first, *others = fields.pop("presets")
-        # Spelt so that a recipe of one board has the same hash in every version of the package.
-        fields |= {"preset": first, "more_presets": others} if others else {"preset": first}
-        text = json.dumps([_VERSION, fields, probe], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def _games(self, setup: Setup[Any], num_games: int) -> Iterator[Episode]:
+        teachers = _teachers(setup, self.noise)
+        for number, seed in enumerate(range(self.seed * SEEDS_APART, self.seed * SEEDS_APART + num_games)):
+            teacher = teachers[number % len(teachers)]
+            yield play_scripts(setup.task(SUITE, seed), dict.fromkeys(range(setup.spec.num_players), teacher))
+
+
+def _words(setup: Setup[Any]) -> tuple[str, ...]:
+    if setup.env == HANABI:
+        from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
+
+        return compact_vocabulary(setup.config.spec())
+    return game_words(setup, num_games=_WORD_GAMES)
+
+
+def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
+    """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts."""
+    if setup.env == HANABI:
+        from hanabi_grpo.envs.hanabi.policies import hint_bot
+
+        return [hint_bot(noise)]
+    scripts = [name for name in setup.environment.policies if name != "random"]
+    if "random" in setup.environment.policies:
+        scripts = [name for script in scripts for name in ("random", script)] or ["random"]
+    return [NoisyPolicy(inner=make_script(setup, name).policy, noise=noise) for name in scripts]

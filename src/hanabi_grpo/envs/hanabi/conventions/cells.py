@@ -4,15 +4,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.conventions.estimates import MIN_COUNT, Estimate
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_HINTS, OTHERS, PER_GAME, Unit, title_of
-from hanabi_grpo.envs.hanabi.conventions.report import ConventionReport, MoveMatrix, Side
+from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_HINTS, OF_PLAYS, PER_GAME, PLAY_SIGNAL, Unit
+from hanabi_grpo.envs.hanabi.conventions.report import (
+    ANY_HINT,
+    MIN_COUNT,
+    ConventionReport,
+    Estimate,
+    MoveMatrix,
+    Side,
+)
 
 NUM_SHADES = 8
 """Steps of colour on either side of "as usual"."""
 _FULL_SHADE = 0.5
 """Difference of two shares that has the strongest colour; the same for every line-up."""
 _NOTHING = "–"
+_FIGURES = OF_GAMES | PER_GAME | OF_PLAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +122,8 @@ def compared(reports: Sequence[ConventionReport], names: Sequence[str]) -> list[
     """Return, per figure of the teams, one bar per line-up, all on one scale from 0."""
     charts: list[dict[str, object]] = []
     for name in names:
-        title, unit = title_of(name)
-        of_team = [team_figure(report, name) for report in reports]
+        figure = PLAY_SIGNAL if name == "play_signal" else _FIGURES[name]
+        of_team = [_of_team(report.team, name) for report in reports]
         ends = [abs(one.value) + 2 * (one.error or 0.0) for one in of_team if one.value is not None]
         top = max(ends, default=0.0) or 1.0
         lowest = min((one.value - 2 * (one.error or 0.0) for one in of_team if one.value is not None), default=0.0)
@@ -129,7 +136,7 @@ def compared(reports: Sequence[ConventionReport], names: Sequence[str]) -> list[
             bars.append(
                 {
                     "line_up": index + 1,
-                    "cell": figure_cell(one, unit),
+                    "cell": figure_cell(one, figure.unit),
                     "start": f"{scale * (left - low):.2f}",
                     "width": f"{scale * (right - left):.2f}",
                     "from": f"{scale * (max(low, value - error) - low):.2f}",
@@ -137,28 +144,25 @@ def compared(reports: Sequence[ConventionReport], names: Sequence[str]) -> list[
                     "shown": one.value is not None,
                 }
             )
-        title += " per game" if name in PER_GAME else ""
+        title = figure.title + (" per game" if name in PER_GAME else "")
         charts.append({"title": title, "zero": f"{-scale * low:.2f}", "bars": bars})
     return charts
 
 
 def figure_rows(report: ConventionReport, names: Sequence[str]) -> list[dict[str, object]]:
     """Return a table of figures: the team, then each seat."""
-    rows: list[dict[str, object]] = []
-    for name in names:
-        title, unit = title_of(name)
-        rows.append({"title": title, "cells": [figure_cell(side.figures[name], unit) for side in _sides(report)]})
-    return rows
+    sides = (report.team, *report.seats)
+    return [
+        {
+            "title": _FIGURES[name].title,
+            "cells": [figure_cell(side.figures[name], _FIGURES[name].unit) for side in sides],
+        }
+        for name in names
+    ]
 
 
-def team_figure(report: ConventionReport, name: str) -> Estimate:
-    """Return a figure of the team; `play_signal` is that of all hints."""
-    team = report.team
-    return team.hints["any"][name] if name not in team.figures and name in OTHERS else team.figures[name]
-
-
-def _sides(report: ConventionReport) -> tuple[Side, ...]:
-    return (report.team, *report.seats)
+def _of_team(team: Side, name: str) -> Estimate:
+    return team.hints[ANY_HINT][name] if name == "play_signal" else team.figures[name]
 
 
 def _percent(share: float) -> str:

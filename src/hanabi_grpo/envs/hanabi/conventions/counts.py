@@ -1,70 +1,138 @@
 """The counters of one line-up: games go in one by one."""
 
+import math
 import zlib
+from collections import defaultdict
+from typing import Any
 
-import numpy as np
-
-from hanabi_grpo.envs.hanabi.conventions.layout import GameCount, layout_of
-from hanabi_grpo.envs.hanabi.conventions.walk import count_game
-from hanabi_grpo.envs.hanabi.rules import Game, GameSpec
+from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class
+from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, GameSpec, PlayerView
+from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.errors import GameParameterError
 
 NUM_GROUPS = 32
 """Groups of deals. Leaving out one at a time gives the standard errors, which are then good to about one eighth."""
+Row = defaultdict[Any, float]
+"""Counters by their keys, see `count_game`."""
+_LEVELS = ("none", "color", "rank", "both")
 
 
 class ConventionCounts:
-    """What the games of one line-up on one board add up to; memory does not grow with the number of games.
+    """What the games of one line-up on one board add up to.
 
     A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count as one draw in the
-    standard errors, and the same games give the same counts in whatever order and on however many machines they are
-    added.
-
-    Example:
-        counts = ConventionCounts(make_spec("laptop"))
-        counts.add(game)
+    standard errors.
 
     Attributes:
         spec: The board.
+        groups: The counters of each group; `count_game` says which there are.
     """
 
-    __slots__ = ("_groups", "_layout", "spec")
+    __slots__ = ("groups", "spec")
 
     def __init__(self, spec: GameSpec) -> None:
         """Start from nothing."""
         self.spec = spec
-        self._layout = layout_of(spec)
-        self._groups: list[list[int]] = [[0] * self._layout.size for _ in range(NUM_GROUPS)]
-
-    @property
-    def num_games(self) -> int:
-        """Number of games added."""
-        return sum(row[GameCount.GAMES] for row in self._groups)
+        self.groups: tuple[Row, ...] = tuple(Row(float) for _ in range(NUM_GROUPS))
 
     def add(self, game: Game) -> None:
-        """Count one game; an interrupt leaves it counted completely or not at all.
-
-        A game that was cut off before its end counts as far as it went.
+        """Count one game; one that was cut off before its end counts as far as it went.
 
         Raises:
             GameParameterError: The game is on another board; nothing is counted.
         """
-        self._check_board(game.spec, "a game")
-        deck = bytes([8 * card.color + card.rank for card in game.deck])
-        group = zlib.crc32(deck) % NUM_GROUPS
-        row = self._groups[group].copy()
-        count_game(game, self._layout, row)
-        self._groups[group] = row
-
-    def groups(self) -> np.ndarray:
-        """Return the counters [group of deals, counter], of those groups that have games."""
-        rows = [row for row in self._groups if row[GameCount.GAMES]]
-        return np.array(rows, dtype=np.int64).reshape(len(rows), self._layout.size)
-
-    def _check_board(self, spec: GameSpec, what: str) -> None:
-        if spec is not self.spec and spec.hash != self.spec.hash:
+        ours, its = self.spec, game.spec
+        if its.hash != ours.hash:
             raise GameParameterError(
-                f"{what} on {spec.preset} with {spec.num_players} players (board {spec.hash}): these are the counts of "
-                f"{self.spec.preset} with {self.spec.num_players} players (board {self.spec.hash}); count every board "
-                "on its own."
+                f"a game on {its.preset} with {its.num_players} players (board {its.hash}): these are the counts of "
+                f"{ours.preset} with {ours.num_players} players (board {ours.hash}); count every board on its own."
             )
+        deck = bytes([8 * card.color + card.rank for card in game.deck])
+        count_game(game, self.groups[zlib.crc32(deck) % NUM_GROUPS])
+
+
+def count_game(game: Game, row: Row) -> None:
+    """Add one game to a row of counters.
+
+    - `name`, of the team: games, unfinished, bombs, score, score_kept.
+    - `(seat, name)`, of a seat's own moves. A hint is wasted when it makes no card's possible colours or ranks fewer. A
+      discard is critical when the card could still score and no other copy of it was left. The `bits` that hints gave
+      about a played card are log2(U / H): U cards are unseen by the player (its own hand and the deck), H of them are
+      what hints allow; `chance` is the share of those H that fit.
+    - `("pair", seat, class of its move, class of the next seat's move)`.
+    - `(receiver, kind of hint, name)`. A hint is answered by the receiver's next turn, whatever happens in between: its
+      hand, and so the touched slots, are still the same then. Several hints before one turn are each answered by it. A
+      choice is a play of a touched card after a hint that touched at least two.
+    """
+    spec, table = game.spec, Game(game.spec, game.deck)
+    pending: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(spec.num_players)]
+    before: tuple[int, int] | None = None
+    for player, action, card, scored, touched in game.events:
+        view = table.view(player)
+        table.apply(action)
+        move = move_class(spec, player, action)
+        if before is not None:
+            row["pair", *before, move] += 1
+        before = player, move
+        row[player, "turns"] += 1
+        _count_answer(row, player, pending[player], action, scored)
+        pending[player] = []
+        if action.slot >= 0:
+            _count_card(row, view, action, card, scored)
+            continue
+        target, kind = action.target, hint_kind(spec, action)
+        pending[target].append((kind, touched))
+        row[player, "hints"] += 1
+        row[target, kind, "hints"] += 1
+        row[target, kind, "touched"] += len(touched)
+        cards = view.hands[target]
+        row[target, kind, "playable"] += sum(view.fireworks[cards[slot].color] == cards[slot].rank for slot in touched)
+        told = [(one.colors, one.ranks) for one in table.view(player).knowledge[target]]
+        row[player, "wasted_hints"] += told == [(one.colors, one.ranks) for one in view.knowledge[target]]
+    row["games"] += 1
+    row["unfinished"] += not game.is_over
+    row["bombs"] += game.is_bombed
+    row["score"] += game.score
+    row["score_kept"] += game.score_kept
+
+
+def _count_answer(
+    row: Row, player: int, hints: list[tuple[int, tuple[int, ...]]], action: Action, scored: bool
+) -> None:
+    """Count a turn as the answer to the hints since the seat's turn before, or as one without a hint."""
+    plays = action.kind == "play"
+    if not hints:
+        row[player, "unhinted_turns"] += 1
+        row[player, "unhinted_plays"] += plays
+    for kind, touched in hints:
+        row[player, kind, "answered"] += 1
+        row[player, kind, "plays" if plays else "discards" if action.slot >= 0 else "hints_back"] += 1
+        if plays and action.slot in touched:
+            row[player, kind, "plays_touched"] += 1
+            row[player, kind, "touched_scored"] += scored
+            if len(touched) > 1:
+                row[player, kind, "choices"] += 1
+                row[player, kind, "oldest"] += action.slot == touched[0]
+                row[player, kind, "newest"] += action.slot == touched[-1]
+
+
+def _count_card(row: Row, view: PlayerView, action: Action, card: Card | None, scored: bool) -> None:
+    """Count a play or a discard, and what its player could know of the card."""
+    player = view.player
+    assert card is not None  # every play and discard shows its card
+    if action.kind == "discard":
+        can_score = view.fireworks[card.color] <= card.rank < reachable_heights(view)[card.color]
+        is_last = view.discards.count(card) + 1 == num_copies(card.rank, view.num_ranks)
+        row[player, "discards"] += 1
+        row[player, "critical_discards"] += can_score and is_last
+        return
+    beliefs, known = Beliefs(view), view.own_hand[action.slot]
+    level = _LEVELS[(len(known.colors) == 1) + 2 * (len(known.ranks) == 1)]
+    row[player, "plays"] += 1
+    row[player, "bits"] += math.log2(beliefs.num_unseen() / beliefs.num_unseen(known))
+    row[player, "chance"] += beliefs.chance_to_fit(known)
+    row[player, "certain_plays"] += beliefs.surely_fits(known)
+    row[player, f"plays_{level}"] += 1
+    row[player, "misplays"] += not scored
+    row[player, f"misplays_{level}"] += not scored

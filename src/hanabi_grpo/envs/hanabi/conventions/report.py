@@ -1,36 +1,43 @@
 """Counters to figures: what a team's moves mean, per seat and for the team."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.estimates import (
-    Estimate,
-    chance_information,
-    divide,
-    entropy,
-    leave_one_out,
-    mutual_information,
-    standard_error,
-)
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_HINTS, OF_PLAYS, PER_GAME, Ratio
-from hanabi_grpo.envs.hanabi.conventions.layout import (
-    GameCount,
-    HintCount,
-    SeatCount,
-    action_labels,
-    hint_labels,
-    layout_of,
-)
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row
+from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_HINTS, OF_PLAYS, PER_GAME, Figure
+from hanabi_grpo.envs.hanabi.conventions.moves import hint_labels, move_labels
 from hanabi_grpo.envs.hanabi.rules import GameSpec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import player_names
 
 TEAM = "team"
 ANY_HINT = "any"
+MIN_COUNT = 30
+"""Observations below which a figure says little; pages show such figures in grey."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A figure, its standard error, and how much it rests on.
+
+    Example:
+        Estimate(value=0.62, error=0.03, count=215)
+    """
+
+    value: float | None
+    """None: nothing was observed."""
+    error: float | None
+    """Standard error over deals; None where fewer than two groups of deals observed something."""
+    count: int
+    """Observations: the number that a share or mean is divided by."""
+
+    @property
+    def is_thin(self) -> bool:
+        """True for a figure from fewer than `MIN_COUNT` observations."""
+        return self.count < MIN_COUNT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,28 +89,8 @@ class ConventionReport:
     seats: tuple[Side, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Counters [1 + group, ...], on everything and without one group of deals at a time."""
-
-    games: np.ndarray
-    seats: np.ndarray
-    pairs: np.ndarray
-    hints: np.ndarray
-    sizes: np.ndarray
-
-    def of(self, seats: slice) -> "_Sample":
-        return _Sample(self.games, self.seats[:, seats], self.pairs[:, seats], self.hints[:, seats], self.sizes)
-
-    def estimate(self, values: np.ndarray, count: int) -> Estimate:
-        return Estimate(value=_finite(values[0]), error=_finite(standard_error(values, self.sizes)), count=int(count))
-
-
 def convention_report(label: str, counts: ConventionCounts) -> ConventionReport:
-    """Return the figures of one line-up.
-
-    Standard errors are over deals, not over moves: see `estimates.standard_error`. The team's matrix and shares pool
-    the seats.
+    """Return the figures of one line-up; the team's pool the seats.
 
     Args:
         label: What to call the line-up, e.g. "iggi,player_1@7".
@@ -112,31 +99,19 @@ def convention_report(label: str, counts: ConventionCounts) -> ConventionReport:
     Raises:
         SettingsError: No game was counted.
     """
-    groups = counts.groups()
-    if not len(groups):
+    spec, groups = counts.spec, [group for group in counts.groups if group]
+    if not groups:
         raise SettingsError(f"{label!r}: no games counted; add at least one before asking for a report.")
-    spec = counts.spec
-    replicates = leave_one_out(groups)
-    parts: list[np.ndarray] = []
-    start = 0
-    for shape in layout_of(spec).shapes.values():
-        size = int(np.prod(shape))
-        parts.append(replicates[:, start : start + size].reshape(-1, *shape))
-        start += size
-    sample = _Sample(games=parts[0], seats=parts[1], pairs=parts[2], hints=parts[3], sizes=groups[:, GameCount.GAMES])
-    totals = sample.games[0]
+    names = player_names(spec.num_players)
     return ConventionReport(
         label=label,
         spec=spec,
-        num_games=int(totals[GameCount.GAMES]),
-        num_unfinished=int(totals[GameCount.UNFINISHED]),
+        num_games=int(sum(group["games"] for group in groups)),
+        num_unfinished=int(sum(group["unfinished"] for group in groups)),
         num_groups=len(groups),
-        actions=action_labels(spec),
-        team=_side(TEAM, sample, spec),
-        seats=tuple(
-            _side(name, sample.of(slice(seat, seat + 1)), spec)
-            for seat, name in enumerate(player_names(spec.num_players))
-        ),
+        actions=move_labels(spec),
+        team=_side(TEAM, groups, range(spec.num_players), spec),
+        seats=tuple(_side(name, groups, (seat,), spec) for seat, name in enumerate(names)),
     )
 
 
@@ -149,111 +124,95 @@ def convention_json(report: ConventionReport) -> dict[str, Any]:
         "num_unfinished": report.num_unfinished,
         "num_groups": report.num_groups,
         "actions": [long for _, long in report.actions],
-        "sides": [_side_json(side) for side in (report.team, *report.seats)],
+        "sides": [asdict(side) for side in (report.team, *report.seats)],
     }
 
 
-def _side_json(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "figures": {name: asdict(one) for name, one in side.figures.items()},
-        "hints": {hint: {name: asdict(one) for name, one in row.items()} for hint, row in side.hints.items()},
-        "matrix": asdict(side.matrix),
-    }
+def standard_error(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the standard error of a figure by the delete-a-group jackknife for groups of unequal size.
+
+    With sizes m_j that sum to n, h_j = n / m_j, the figure t on everything and t_j without group j:
+    s_j = h_j t - (h_j - 1) t_j, J = sum_j (m_j / n) s_j, variance = (1 / g) sum_j (s_j - J)^2 / (h_j - 1).
+    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n).
+
+    Source: Busing, Meijer, van der Leeden (1999), "Delete-m jackknife for unequal m", Statistics and Computing 9.
+
+    Args:
+        values: [1 + group, ...], as `leave_one_out` orders them.
+        sizes: [group], games of each group.
+
+    Returns:
+        [...]; NaN where a value is NaN or there are fewer than two groups.
+    """
+    if len(sizes) < 2:
+        return np.full(values.shape[1:], np.nan)
+    share = (sizes / sizes.sum()).reshape(-1, *[1] * (values.ndim - 1))
+    ratio = 1 / share
+    pseudo = ratio * values[0] - (ratio - 1) * values[1:]
+    center = (share * pseudo).sum(axis=0)
+    return np.sqrt(((pseudo - center) ** 2 / (ratio - 1)).mean(axis=0))
 
 
-def _side(name: str, sample: _Sample, spec: GameSpec) -> Side:
-    return Side(name=name, matrix=_matrix(sample), figures=_figures(sample, spec), hints=_hint_figures(sample, spec))
+def leave_one_out(groups: np.ndarray) -> np.ndarray:
+    """Return the sums [1 + group, ...] of counters [group, ...]: over all groups, then over all but one at a time."""
+    total = groups.sum(axis=0, keepdims=True)
+    return np.concatenate([total, total - groups])
 
 
-def _matrix(sample: _Sample) -> MoveMatrix:
-    pairs = sample.pairs.sum(axis=1)
-    shares = divide(pairs, pairs.sum(axis=-1, keepdims=True))
-    marginal = divide(pairs[0].sum(axis=0), pairs[0].sum(keepdims=True).reshape(1))
+def _side(name: str, groups: Sequence[Row], seats: Sequence[int], spec: GameSpec) -> Side:
+    sizes = np.array([group["games"] for group in groups])
+
+    def sums(keys: Iterable[Any]) -> np.ndarray:
+        wanted = list(keys)
+        return leave_one_out(np.array([sum(group.get(key, 0.0) for key in wanted) for group in groups], dtype=float))
+
+    def of_seats(counter: str) -> np.ndarray:
+        return sums([counter] if counter == "games" else [(seat, counter) for seat in seats])
+
+    def estimate(values: np.ndarray, count: float) -> Estimate:
+        return Estimate(value=_finite(values[0]), error=_finite(standard_error(values, sizes)), count=round(count))
+
+    def ratio(figure: Figure, of: Any) -> Estimate:
+        per = of(figure.per)
+        return estimate(_divide(of(figure.over), per), per[0])
+
+    figures = {key: ratio(figure, lambda counter: sums([counter])) for key, figure in OF_GAMES.items()}
+    figures |= {key: ratio(figure, of_seats) for key, figure in (PER_GAME | OF_PLAYS).items()}
+    usual = _divide(of_seats("unhinted_plays"), of_seats("unhinted_turns"))
+    kinds = {short: (kind,) for kind, (short, _) in enumerate(hint_labels(spec))}
+    hints = {}
+    for short, numbers in {ANY_HINT: tuple(range(len(kinds))), **kinds}.items():
+
+        def of_hints(counter: str, numbers: Sequence[int] = numbers) -> np.ndarray:
+            return sums((seat, kind, counter) for seat in seats for kind in numbers)
+
+        hints[short] = {key: ratio(figure, of_hints) for key, figure in OF_HINTS.items()}
+        answered = of_hints("answered")
+        hints[short]["play_signal"] = estimate(_divide(of_hints("plays_touched"), answered) - usual, answered[0])
+    return Side(name=name, matrix=_matrix(groups, seats, spec, sizes), figures=figures, hints=hints)
+
+
+def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec, sizes: np.ndarray) -> MoveMatrix:
+    num_moves = len(move_labels(spec))
+    each = np.zeros((len(groups), num_moves, num_moves))
+    for number, group in enumerate(groups):
+        for key, count in group.items():
+            if key[0] == "pair" and key[1] in seats:
+                each[number, key[2], key[3]] += count
+    pairs = leave_one_out(each)
+    shares = _divide(pairs, pairs.sum(axis=-1, keepdims=True))
     return MoveMatrix(
         counts=tuple(tuple(map(int, row)) for row in pairs[0]),
         shares=_rows(shares[0]),
-        errors=_rows(standard_error(shares, sample.sizes)),
-        marginal=tuple(map(_finite, marginal)),
+        errors=_rows(standard_error(shares, sizes)),
+        marginal=tuple(map(_finite, _divide(pairs[0].sum(axis=0), pairs[0].sum().reshape(1)))),
     )
 
 
-def _figures(sample: _Sample, spec: GameSpec) -> dict[str, Estimate]:
-    games = sample.games[:, GameCount.GAMES]
-    counters = sample.seats.sum(axis=1)
-    of_games = {"score": GameCount.SCORE, "score_kept": GameCount.SCORE_KEPT, "bombs": GameCount.BOMBS}
-    found = {name: sample.estimate(divide(sample.games[:, index], games), games[0]) for name, index in of_games.items()}
-    for name, ratio in (PER_GAME | OF_PLAYS).items():
-        found[name] = _ratio(sample, ratio, counters, games)
-    return found | _information(sample, spec)
-
-
-def _information(sample: _Sample, spec: GameSpec) -> dict[str, Estimate]:
-    """Return the mutual informations, in bits.
-
-    - `action_information`: I(a seat's move; the next seat's move), the mutual information of consecutive moves. It is
-      the "instantaneous coordination" of Jaques et al. (2019), "Social influence as intrinsic motivation". Both moves
-      also depend on what the whole table sees (without a hint token nobody hints), so it is above 0 without any
-      convention: compare with the random line-up.
-    - `hint_information`: the same over hints to the next seat alone: I(which hint; the receiver's move | a hint).
-      A bound on what the channel carried, no proof that it was understood: Lowe et al. (2019), "On the pitfalls of
-      measuring emergent communication".
-    - `next_entropy`: H(the next seat's move), which bounds the first.
-
-    From both, what moves paired by chance would show is taken off (`estimates.chance_information`); so a value can be a
-    little below 0. The team's value is the mean over seats, weighted by their moves: conventions may differ by seat.
-    """
-    hints = slice(2 * spec.hand_size, 2 * spec.hand_size + spec.num_colors + spec.num_ranks)
-    channel = sample.pairs[:, :, hints]
-    next_moves = entropy(sample.pairs.sum(axis=-2))
-    return {
-        "action_information": _mean_over_seats(sample, sample.pairs, _above_chance(sample.pairs)),
-        "hint_information": _mean_over_seats(sample, channel, _above_chance(channel)),
-        "next_entropy": _mean_over_seats(sample, sample.pairs, next_moves),
-    }
-
-
-def _above_chance(pairs: np.ndarray) -> np.ndarray:
-    """Return the information in pairs [1 + group, seat, a, b] above chance: [1 + group, seat].
-
-    Chance is that of all deals everywhere; it hardly changes when a group is left out, and takes long to compute.
-    """
-    return mutual_information(pairs) - np.array([chance_information(seat) for seat in pairs[0]])
-
-
-def _mean_over_seats(sample: _Sample, pairs: np.ndarray, values: np.ndarray) -> Estimate:
-    """Average values [1 + group, seat] by the number of pairs."""
-    weights = pairs.sum(axis=(-2, -1))
-    total = weights.sum(axis=1)
-    return sample.estimate(divide((weights * np.nan_to_num(values)).sum(axis=1), total), total[0])
-
-
-def _hint_figures(sample: _Sample, spec: GameSpec) -> dict[str, dict[str, Estimate]]:
-    """Return, per kind of hint, what its receiver does next.
-
-    `play_signal` = P(plays a touched card | hinted) - P(plays | no new hint). A receiver that does not listen plays as
-    often as before, and a touched card at most every time: its signal is 0 or less.
-    """
-    seats = sample.seats.sum(axis=1)
-    usual = divide(seats[:, SeatCount.UNHINTED_PLAYS], seats[:, SeatCount.UNHINTED_TURNS])
-    by_kind = sample.hints.sum(axis=1)
-    found = {}
-    counters_of = {ANY_HINT: by_kind.sum(axis=1)}
-    counters_of |= {short: by_kind[:, index] for index, (short, _) in enumerate(hint_labels(spec))}
-    for name, counters in counters_of.items():
-        row = {key: _ratio(sample, ratio, counters, None) for key, ratio in OF_HINTS.items()}
-        answered = counters[:, HintCount.ANSWERED]
-        signal = divide(counters[:, HintCount.PLAYS_TOUCHED], answered) - usual
-        row["play_signal"] = sample.estimate(signal, answered[0])
-        found[name] = row
-    return found
-
-
-def _ratio(sample: _Sample, ratio: Ratio, counters: np.ndarray, games: np.ndarray | None) -> Estimate:
-    """Return a quotient of counters [1 + group, counter]."""
-    per = counters[:, ratio.per] if ratio.per is not None else games
-    assert per is not None  # figures per game are asked for with the games
-    return sample.estimate(ratio.scale * divide(counters[:, ratio.over], per), per[0])
+def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Return the quotients; NaN where the denominator is 0."""
+    shape = np.broadcast_shapes(numerator.shape, denominator.shape)
+    return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=denominator != 0)
 
 
 def _rows(values: np.ndarray) -> tuple[tuple[float | None, ...], ...]:

@@ -1,38 +1,31 @@
-"""Who sits at the table.
+"""Players without a model, by name.
 
-- `base`: the contract, a `Policy` that gives out one `Seat` per game and player.
-- `scripted`: random play, blind play and the three-rule hint bot, and `make_policy` to choose any script by name.
+- `script`: a rule over what a player sees, as a policy; random play, blind play and the three-rule hint bot.
 - `simple_bot`: SimpleBot, whose hints all mean "play this".
 - `rule_bots`: IGGI, Piers, Outer and Flawed, as lists of the named `rules`, which look at `beliefs`.
-- `seats`: a script's seat, which answers with a move or with its text.
-- `fast_play`: games of scripts alone, without text.
 """
 
-from hanabi_grpo.envs.hanabi.policies.base import Policy, Seat
-from hanabi_grpo.envs.hanabi.policies.fast_play import play_scripted
-from hanabi_grpo.envs.hanabi.policies.rule_bots import RuleBot
-from hanabi_grpo.envs.hanabi.policies.scripted import (
-    REFERENCES,
-    SCRIPTED,
-    BlindPolicy,
-    HintBot,
-    RandomPolicy,
-    ScriptedPolicy,
-    make_policy,
-)
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, rule_bot
+from hanabi_grpo.envs.hanabi.policies.script import blind, hint_bot, random_policy
 from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 
-__all__ = [
-    "REFERENCES",
-    "SCRIPTED",
-    "BlindPolicy",
-    "HintBot",
-    "Policy",
-    "RandomPolicy",
-    "RuleBot",
-    "ScriptedPolicy",
-    "Seat",
-    "SimpleBot",
-    "make_policy",
-    "play_scripted",
-]
+__all__ = ["POLICIES", "REFERENCES", "SCRIPTED", "SimpleBot", "hint_bot"]
+
+REFERENCES: tuple[str, ...] = ("random", "blind", "hint-bot")
+"""Scripts that every table of a board carries."""
+
+POLICIES: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
+    {
+        "random": random_policy,
+        "blind": blind,
+        "hint-bot": hint_bot,
+        "simple-bot": SimpleBot,
+        **{name: partial(rule_bot, name) for name in RULE_BOTS},
+    }
+)
+SCRIPTED: tuple[str, ...] = tuple(POLICIES)

@@ -42,6 +42,10 @@ class Beliefs:
         self.unseen = unseen
         self.fits = fits
 
+    def num_unseen(self, known: Knowledge | None = None) -> int:
+        """Return the number of unseen cards, or of those that the hints on a card allow."""
+        return _num_cards(self.unseen if known is None else self.unseen & _kinds(known.colors, known.ranks))
+
     def surely_fits(self, known: Knowledge) -> bool:
         """Return True when every unseen card that the hints allow fits."""
         return not self.unseen & _kinds(known.colors, known.ranks) & ~self.fits

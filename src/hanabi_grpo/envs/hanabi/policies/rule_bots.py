@@ -6,15 +6,13 @@ leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, sc
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies import rules
 from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
-from hanabi_grpo.envs.hanabi.policies.seats import ScriptedSeat, seat_rng
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
+from hanabi_grpo.envs.hanabi.policies.script import script
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
@@ -59,23 +57,15 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 """The rules of each bot, in the order in which they are tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleBot:
-    """Makes the move of the first rule that applies; where none does, a random legal one."""
+def rule_bot(name: str) -> base.Script:
+    """Return the bot that makes the move of the first rule that applies; where none does, a random legal one."""
 
-    name: str
-    rules: tuple[Rule, ...]
-    style: ObservationStyle = ObservationStyle.COMPACT
-    """How replies are worded; every style is read everywhere."""
-
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> ScriptedSeat:
-        """Return a fresh seat."""
-        return ScriptedSeat(choose=self._choose, rng=seat_rng(self.name, player, suite, seed, game), style=self.style)
-
-    def _choose(self, view: PlayerView, rng: random.Random) -> Action:
+    def choose(view: PlayerView, rng: random.Random) -> Action:
         beliefs = Beliefs(view)
-        for rule in self.rules:
+        for rule in RULE_BOTS[name]:
             action = rule(beliefs, rng)
             if action is not None:
                 return action
         return rng.choice(view.legal_actions)
+
+    return script(name, choose)

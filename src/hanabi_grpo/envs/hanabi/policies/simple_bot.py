@@ -4,15 +4,16 @@ Source: Arthur O'Dwyer's SimpleBot (github.com/Quuxplusone/Hanabi), whose publis
 19.32 and 18.50 with 2 to 5 players.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.policies.script import move_text
+from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, PlayerView
-from hanabi_grpo.types import Reply
 
 
 class Mark(NamedTuple):
@@ -38,32 +39,29 @@ class SimpleBot:
     """
 
     name: str = field(default="simple-bot", init=False)
-    style: ObservationStyle = ObservationStyle.COMPACT
-    """How replies are worded; every style is read everywhere."""
 
-    def seat(self, player: int, *, spec: GameSpec, suite: str, seed: int, game: int) -> "SimpleBotSeat":
+    def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> "SimpleBotSeat":
         """Return a fresh seat."""
-        return SimpleBotSeat(spec, self.style)
+        return SimpleBotSeat(task.config.spec())
 
 
 class SimpleBotSeat:
     """One player, with the marks on every card; they follow from public moves, so all seats agree on them."""
 
-    __slots__ = ("_deck_size", "_fireworks", "_hints", "_marks", "_num_seen", "_spec", "_style")
+    __slots__ = ("_deck_size", "_fireworks", "_hints", "_marks", "_num_seen", "_spec")
 
-    def __init__(self, spec: GameSpec, style: ObservationStyle) -> None:
+    def __init__(self, spec: GameSpec) -> None:
         """Start with full hands and no marks."""
         self._spec = spec
-        self._style = style
         self._marks = [[_UNMARKED] * spec.hand_size for _ in range(spec.num_players)]
         self._fireworks = [0] * spec.num_colors
         self._hints = spec.max_hints
         self._deck_size = spec.deck_size - spec.num_players * spec.hand_size
         self._num_seen = 0
 
-    async def reply(self, view: PlayerView, prompt: Callable[[], str]) -> Reply:
-        """Return the chosen move as text; the observation text is not built."""
-        return Reply(text=format_action(self.move(view), style=self._style, num_players=view.num_players))
+    def act(self, seen: base.Observation) -> str:
+        """Return the chosen move as text."""
+        return move_text(seen, self.move(seen.view()))
 
     def move(self, view: PlayerView) -> Action:
         """Return the move of the first rule that applies."""

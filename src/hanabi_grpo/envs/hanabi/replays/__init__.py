@@ -7,6 +7,5 @@ Map:
     texts        thoughts apart from answers; no character of a reply steers a terminal or a browser
     frames       games as text
     live_game    hanab.live's JSON, and the rules that it must have to be ours
-    compact      hanab.live's URL fragment
     hanab_live   recordings to hanab.live's games and back
 """

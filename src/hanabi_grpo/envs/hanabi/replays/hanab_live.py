@@ -4,8 +4,9 @@ hanab.live ends a game as soon as no card is left that could score; OpenSpiel, a
 played after that moment is left out on both ways, and said in a note.
 """
 
-from dataclasses import dataclass
-
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HanabiGame
+from hanabi_grpo.envs.hanabi.policies.beliefs import reachable_heights
 from hanabi_grpo.envs.hanabi.replays.live_game import (
     COLOR_HINT,
     DISCARD,
@@ -18,33 +19,15 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
 )
 from hanabi_grpo.envs.hanabi.replays.recording import IMPORTED_SUITE, Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.hanabi.rewards import RewardWeights, move_rewards
-from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES, Action, Event, Game, format_action, make_spec
-from hanabi_grpo.envs.hanabi.rules.presets import num_copies
-from hanabi_grpo.errors import IllegalActionError, SettingsError
+from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 PRESET = "full"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """A game for hanab.live, and what it does not say."""
-
-    game: LiveGame
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """A game of hanab.live as a recording, and what was left out."""
-
-    recording: Recording
-    notes: tuple[str, ...] = ()
-
-
-def export_game(recording: Recording) -> Exported:
-    """Return a recorded game as hanab.live has it.
+def export_game(recording: Recording) -> tuple[LiveGame, list[str]]:
+    """Return a recorded game as hanab.live has it, and notes on what that does not say.
 
     Raises:
         SettingsError: Another board than `full`, or a record that does not fit its deal.
@@ -59,7 +42,7 @@ def export_game(recording: Recording) -> Exported:
     for move in timeline.moves:
         if nothing_can_score(game):
             break
-        actions.append(_live_action(move.event, game))
+        actions.append(_live_action(move.event.action, game))
         game.apply(move.event.action)
     notes = []
     if left_out := len(timeline.moves) - len(actions):
@@ -67,13 +50,11 @@ def export_game(recording: Recording) -> Exported:
         if recording.episode.score != game.score:
             notes.append(f"{recording.where}: it has {recording.episode.score} points here and {game.score} there.")
     players, deck = recording.players, game.deck
-    return Exported(
-        game=LiveGame(players=players, deck=deck, num_known=len(deck), actions=tuple(actions)), notes=tuple(notes)
-    )
+    return LiveGame(players=players, deck=deck, num_known=len(deck), actions=tuple(actions)), notes
 
 
-def import_game(live: LiveGame, where: str) -> Imported:
-    """Play a game of hanab.live in our engine and return its record, without tokens and versions.
+def import_game(live: LiveGame, where: str) -> tuple[Recording, list[str]]:
+    """Play a game of hanab.live in our engine and return its record, without tokens and versions, and notes.
 
     A game that was ended, or that stops, before its end has the status `truncated_turns`.
 
@@ -87,7 +68,8 @@ def import_game(live: LiveGame, where: str) -> Imported:
             f"{where}: deck has {live.num_known} cards; {spec.num_players} players are dealt {num_dealt}. Give all "
             "cards that were drawn."
         )
-    game = Game(spec, live.deck)
+    playing = HanabiGame(EnvConfig(preset=PRESET, players=spec.num_players), Game(spec, live.deck))
+    game = playing.table
     turns: list[Turn] = []
     notes: list[str] = []
     for number, action in enumerate(live.actions):
@@ -99,7 +81,7 @@ def import_game(live: LiveGame, where: str) -> Imported:
         if is_over:
             notes.append(f"{where}: {len(live.actions) - number} actions after the end are left out.")
             break
-        turns.append(_turn(game, action, f"{where}, action {number}", live))
+        turns.append(_turn(playing, action, f"{where}, action {number}", live))
     is_over = game.is_over or nothing_can_score(game)
     if not is_over and len(turns) == len(live.actions):
         notes.append(f"{where}: stops after {len(turns)} moves, before its end.")
@@ -111,10 +93,10 @@ def import_game(live: LiveGame, where: str) -> Imported:
         suite=IMPORTED_SUITE,
         seed=live.id,
         status=EpisodeStatus.FINISHED if is_over else EpisodeStatus.TRUNCATED_TURNS,
-        result={"score": game.score, "score_kept": game.score_kept, "bombed": int(game.is_bombed)},
+        result=playing.result(),
         turns=tuple(turns),
     )
-    return Imported(recording=Recording(episode=episode, deck=live.deck, names=live.players), notes=tuple(notes))
+    return Recording(episode=episode, deck=live.deck, names=live.players), notes
 
 
 def nothing_can_score(game: Game) -> bool:
@@ -122,81 +104,38 @@ def nothing_can_score(game: Game) -> bool:
 
     Moves that are left play no part: a card in the hand of a player who has moved for the last time still counts.
     """
-    spec = game.spec
-    gone = [event.card for event in game.events if event.card is not None and not event.scored]
-    heights = [0] * spec.num_colors
-    for event in game.events:
-        if event.scored and event.card is not None:
-            heights[event.card.color] += 1
-    return all(
-        height == spec.num_ranks
-        or sum(card.color == color and card.rank == height for card in gone) == num_copies(height, spec.num_ranks)
-        for color, height in enumerate(heights)
-    )
+    view = game.view(0)
+    return reachable_heights(view) == view.fireworks
 
 
-def _live_action(event: Event, game: Game) -> LiveAction:
-    action = event.action
+def _live_action(action: Action, game: Game) -> LiveAction:
     if action.kind == "hint_color":
         return LiveAction(type=COLOR_HINT, target=action.target, value=action.value)
     if action.kind == "hint_rank":
         return LiveAction(type=RANK_HINT, target=action.target, value=action.value + 1)
-    position = game.hand_positions[event.player][action.slot]
+    position = game.hand_positions[game.current_player][action.slot]
     return LiveAction(type=PLAY if action.kind == "play" else DISCARD, target=position)
 
 
-def _turn(game: Game, live: LiveAction, where: str, source: LiveGame) -> Turn:
+def _turn(playing: HanabiGame, live: LiveAction, where: str, source: LiveGame) -> Turn:
     """Make one move and return its record."""
-    player = game.current_player
-    action = _action(game, live, where)
+    game = playing.table
+    player, step = game.current_player, game.num_turns
+    if live.type in (PLAY, DISCARD):
+        live = live.model_copy(update={"value": None})
+    choices = {_live_action(action, game): action for action in game.legal_actions()}
+    action = choices.get(live)
+    if action is None:
+        allowed = ", ".join(f"{one.model_dump(exclude_none=True)}" for one in choices)
+        raise SettingsError(f"{where}: {live.model_dump(exclude_none=True)} is not allowed there; allowed: {allowed}.")
     text = format_action(action, style="full", num_players=game.spec.num_players)
-    try:
-        event = game.apply(action)
-    except IllegalActionError as error:
-        raise SettingsError(f"{where}: {error}") from error
+    rewards = playing.step({player: text})
     last_card = max(map(max, filter(None, game.hand_positions)), default=0)
     if last_card >= source.num_known:
         raise SettingsError(
             f"{where}: draws card {last_card} (from 0), but `deck` has {source.num_known} cards; give all cards that "
             "were drawn."
         )
-    rewards = move_rewards(
-        RewardWeights(),
-        kind=ReplyKind.LEGAL,
-        scored=event.scored,
-        bombed=game.is_bombed,
-        score_kept=game.score_kept,
-    )
     return Turn(
-        player=player,
-        step=game.num_turns - 1,
-        prompt="",
-        reply=text,
-        action=text,
-        kind=ReplyKind.LEGAL,
-        rewards=(rewards,) * game.spec.num_players,
+        player=player, step=step, prompt="", reply=text, action=text, kind=ReplyKind.LEGAL, rewards=tuple(rewards)
     )
-
-
-def _action(game: Game, live: LiveAction, where: str) -> Action:
-    spec = game.spec
-    if live.type in (PLAY, DISCARD):
-        kind = "play" if live.type == PLAY else "discard"
-        hand = game.hand_positions[game.current_player]
-        if live.target not in hand:
-            raise SettingsError(
-                f"{where}: {kind}s card {live.target} of the deck, but player {game.current_player} holds "
-                f"{', '.join(map(str, hand))}."
-            )
-        return Action(kind, slot=hand.index(live.target))
-    if live.type not in (COLOR_HINT, RANK_HINT):
-        raise SettingsError(f"{where}: type={live.type}; allowed are 0 (play) to 5 (ended by vote).")
-    if not 0 <= live.target < spec.num_players or live.target == game.current_player:
-        raise SettingsError(f"{where}: a hint of player {game.current_player} for player {live.target}.")
-    if live.type == COLOR_HINT:
-        if live.value is None or live.value not in range(spec.num_colors):
-            raise SettingsError(f"{where}: colour {live.value}; allowed are 0 ({COLOR_NAMES[0]}) to 4.")
-        return Action("hint_color", target=live.target, value=live.value)
-    if live.value is None or live.value not in range(1, spec.num_ranks + 1):
-        raise SettingsError(f"{where}: rank {live.value}; allowed are 1 to {spec.num_ranks}.")
-    return Action("hint_rank", target=live.target, value=live.value - 1)

@@ -22,6 +22,8 @@ NUM_COLORS = NUM_RANKS = 5
 
 _NEUTRAL_OPTIONS = frozenset({"timed", "timeBase", "timePerTurn", "speedrun", "tableName", "maxPlayers", "password"})
 """Options about clocks and tables; no rule of the cards depends on them."""
+_RULES = ("variant", "variantName", "startingPlayer", "firstPlayer")
+"""Options that may stand beside `options` too."""
 _Int = Annotated[int, Field(strict=True)]
 
 
@@ -41,7 +43,7 @@ class _LiveCard(BaseModel):
 
 
 class _Row(BaseModel):
-    players: Annotated[list[Annotated[str, Field(strict=True)]], Field(min_length=2, max_length=6)]
+    players: Annotated[list[Annotated[str, Field(strict=True)]], Field(min_length=2, max_length=5)]
     deck: list[_LiveCard]
     actions: list[LiveAction] = []
     options: dict[str, Any] | None = None
@@ -87,7 +89,7 @@ def live_games_from_text(text: str, where: str) -> list[LiveGame]:
         try:
             data = [json.loads(line) for line in lines]
         except ValueError:
-            raise SettingsError(f"{where}: no JSON ({error}); export a game as JSON, or give its URL.") from error
+            raise SettingsError(f"{where}: no JSON ({error}); export a game as JSON.") from error
     rows = data if isinstance(data, list) else [data]
     if not rows:
         raise SettingsError(f"{where}: holds no game.")
@@ -116,81 +118,37 @@ def live_game_from_json(row: Any, where: str) -> LiveGame:
         name = ".".join(map(str, first["loc"])) or "the whole object"
         value = "" if first["type"] == "missing" else f"={first['input']!r:.60}"
         raise SettingsError(f"{where}: {name}{value}: {first['msg']}; hanab.live writes no such game.") from error
-    check_players(len(checked.players), where)
-    for name in ("startingPlayer", "firstPlayer"):
-        _check_start(row.get(name), name, where)
-    _check_options({key: row[key] for key in ("variant", "variantName") if key in row}, len(checked.players), where)
-    _check_options(checked.options or {}, len(checked.players), where)
+    _check_rules({key: row[key] for key in _RULES if key in row}, checked, where)
+    _check_rules(checked.options or {}, checked, where)
     if any(_has_character(character) for character in checked.characters or ()):
         raise SettingsError(f"{where}: characters: detrimental characters change the rules; only games without them.")
     cards = tuple(Card(card.suitIndex, card.rank - 1) for card in checked.deck)
+    left = Counter(sorted_deck(NUM_COLORS, NUM_RANKS))
+    left.subtract(cards)
+    for card, number in left.items():
+        if number < 0:
+            raise SettingsError(
+                f"{where}: deck has too many {card}; other decks are other variants, which are not replayed here."
+            )
     return LiveGame(
         players=tuple(checked.players),
-        deck=complete_deck(cards, where),
+        deck=(*cards, *left.elements()),
         num_known=len(cards),
         actions=tuple(checked.actions),
         id=checked.id if type(checked.id) is int and 0 <= checked.id < 2**63 else 0,
     )
 
 
-def check_players(number: int, where: str) -> None:
-    """Refuse numbers of players that the board `full` is not for.
-
-    Raises:
-        SettingsError: Not 2 to 5.
-    """
-    if not 2 <= number <= 5:
-        raise SettingsError(f"{where}: {number} players; the board full is for 2 to 5.")
-
-
-def complete_deck(cards: tuple[Card, ...], where: str) -> tuple[Card, ...]:
-    """Return all 50 cards: those given, then the rest, by colour and rank.
-
-    Raises:
-        SettingsError: A card is there more often than in the game.
-    """
-    whole = Counter(sorted_deck(NUM_COLORS, NUM_RANKS))
-    for card, number in Counter(cards).items():
-        if number > whole[card]:
-            raise SettingsError(
-                f"{where}: deck has {card} {number} times, the game has it {whole[card]} times; other decks are other "
-                "variants, which are not replayed here."
-            )
-    return (*cards, *sorted((whole - Counter(cards)).elements(), key=lambda card: (card.color, card.rank)))
-
-
-def _check_options(options: Mapping[str, Any], num_players: int, where: str) -> None:
+def _check_rules(options: Mapping[str, Any], row: _Row, where: str) -> None:
+    """Refuse every option that changes the rules of the cards; one that is 0, false or empty changes nothing."""
+    number = len(row.players)
     for name, value in options.items():
-        if name in ("variant", "variantName"):
-            if value not in (None, "", VARIANT):
-                raise SettingsError(f"{where}: variant {str(value)[:60]!r}: only {VARIANT!r} has the rules of `full`.")
-        elif name == "numPlayers":
-            if value not in (None, 0, num_players):
-                raise SettingsError(f"{where}: options.numPlayers={value!r}, but {num_players} players are named.")
-        elif name in ("startingPlayer", "firstPlayer"):
-            _check_start(value, f"options.{name}", where)
-        elif name == "variantID":
-            check_variant_id(value or 0, where)
-        elif value and name not in _NEUTRAL_OPTIONS:
+        same = value == VARIANT if name in ("variant", "variantName") else name == "numPlayers" and value == number
+        if value and not same and name not in _NEUTRAL_OPTIONS:
             raise SettingsError(
-                f"{where}: options.{name}={str(value)[:40]}: the game has other rules than the board `full`; only "
-                "games without such options are replayed here."
+                f"{where}: {name}={str(value)[:60]}: the game has other rules than the board `full`; only games of "
+                f"{VARIANT!r} without such options, in which player 0 starts, are replayed here."
             )
-
-
-def check_variant_id(value: Any, where: str) -> None:
-    """Refuse every variant but number 0.
-
-    Raises:
-        SettingsError: Another one.
-    """
-    if value != 0:
-        raise SettingsError(f"{where}: variant id {str(value)[:20]}: only 0 ({VARIANT}) has the rules of `full`.")
-
-
-def _check_start(value: Any, name: str, where: str) -> None:
-    if value:
-        raise SettingsError(f"{where}: {name}={str(value)[:20]}: player 0 starts here; rotate players and hands first.")
 
 
 def _has_character(character: Any) -> bool:

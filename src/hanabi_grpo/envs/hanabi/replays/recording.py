@@ -4,10 +4,13 @@ An episode names its deal by (suite, seed). A game from elsewhere has a deck tha
 deck itself in `deck`, e.g. "R1 Y4 ...", and `names`, the players' own; readers of episodes leave both keys alone.
 """
 
+import hashlib
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Card, GameSpec, make_spec, recorded_spec, shuffled_deck
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Card, Game, GameSpec, make_spec, recorded_spec, shuffled_deck
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import Episode, player_names
 
@@ -69,6 +72,34 @@ class Recording:
             return shuffled_deck(self.spec(), self.episode.suite, self.episode.seed)
         except GameParameterError as error:
             raise SettingsError(f"{self.where}: {error}") from error
+
+    def start(self, setup: base.Setup[Any]) -> base.Game:
+        """Return the game at its start, as `setup` words it; a Hanabi deck is the recorded one.
+
+        Raises:
+            SettingsError: The setup plays something else.
+        """
+        episode, spec = self.episode, setup.spec
+        board = self.spec() if episode.env == spec.env == "hanabi" else None
+        same_rules = board is not None and board.rules_hash == setup.config.spec().rules_hash
+        if not same_rules and (episode.env, episode.spec_hash) != (spec.env, spec.hash):
+            raise SettingsError(
+                f"{self.where}: a game of {episode.preset} with {episode.num_players} players, wanted {spec.preset} "
+                f"with {spec.num_players} ({spec.env}, rules {spec.hash}); choose by --preset and --players (or "
+                "HANABI_PRESET and HANABI_PLAYERS)."
+            )
+        if board is not None:
+            # The environment shows replays.
+            from hanabi_grpo.envs.hanabi.environment import HanabiGame
+
+            return HanabiGame(setup.config, Game(board, self.cards()))
+        return setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
+
+    def start_id(self, setup: base.Setup[Any]) -> str:
+        """Return the name of the start, see `Environment.start_id`; of Hanabi that of the recorded deck."""
+        if setup.spec.env == "hanabi":
+            return hashlib.sha256(" ".join(map(str, self.cards())).encode()).hexdigest()[:16]
+        return setup.environment.start_id(setup.config, split=self.episode.suite, seed=self.episode.seed)
 
     @property
     def where(self) -> str:

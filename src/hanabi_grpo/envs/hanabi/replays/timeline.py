@@ -1,13 +1,13 @@
 """A recorded game played again: every board that the players faced, every move and what it was worth."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.texts import split_reply
-from hanabi_grpo.envs.hanabi.rules import Card, Event, Game, GameSpec, Knowledge, parse_action
-from hanabi_grpo.errors import GameParameterError, IllegalActionError, SettingsError
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, GameSpec, Knowledge, parse_action
+from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import Turn, player_name
 
 
@@ -66,12 +66,12 @@ def make_timeline(recording: Recording, advantages: Sequence[float] | None = Non
         SettingsError: The record does not fit the deal: a move of the wrong player or one that the rules forbid, or
             another score at the end.
     """
-    episode, game = recording.episode, _dealt(recording)
+    game = _dealt(recording)
     boards = [_board(game)]
     moves = []
-    for number, turn in enumerate(episode.turns):
-        prompt = turn.prompt or _prompt(game)
-        event = _replayed(game, turn, f"{recording.where}, turn {number + 1}")
+    for number, (turn, action) in enumerate(replayed_turns(game, recording.episode.turns, recording.where)):
+        prompt = turn.prompt or turn_prompt(game.view(turn.player), style="full", legal_moves=False)
+        event = game.apply(action)
         thought, said = split_reply(turn.reply)
         advantage = None if advantages is None else advantages[number]
         moves.append(Move(turn=turn, event=event, thought=thought, said=said, prompt=prompt, advantage=advantage))
@@ -83,10 +83,30 @@ def make_timeline(recording: Recording, advantages: Sequence[float] | None = Non
 def replayed_game(recording: Recording) -> Game:
     """Return the table at the end of a recorded game; raises as `make_timeline`."""
     game = _dealt(recording)
-    for number, turn in enumerate(recording.episode.turns):
-        _replayed(game, turn, f"{recording.where}, turn {number + 1}")
+    for _, action in replayed_turns(game, recording.episode.turns, recording.where):
+        game.apply(action)
     _check_score(recording, game)
     return game
+
+
+def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tuple[Turn, Action]]:
+    """Yield each turn with its move, which is legal now; the caller makes it before it asks for the next.
+
+    Raises:
+        SettingsError: A move after the end, of the wrong player, or one that the rules forbid.
+    """
+    for number, turn in enumerate(turns, 1):
+        mover, at = game.current_player, f"{where}, turn {number}"
+        if game.is_over:
+            raise SettingsError(f"{at}: {turn.action!r} after the end of the game; the record does not fit its deal.")
+        if turn.player != mover:
+            raise SettingsError(f"{at}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s turn.")
+        action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
+        if action is None:
+            raise SettingsError(f"{at}: action={turn.action[:80]!r} is no move; a move is e.g. 'Play 0'.")
+        if action not in game.legal_actions():
+            raise SettingsError(f"{at}: the record does not fit its deal: {turn.action} is not legal there.")
+        yield turn, action
 
 
 def _dealt(recording: Recording) -> Game:
@@ -103,25 +123,6 @@ def _check_score(recording: Recording, game: Game) -> None:
             f"{recording.where}: recorded with {episode.score_kept} points on the table, played again it has "
             f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) deals here."
         )
-
-
-def _replayed(game: Game, turn: Turn, where: str) -> Event:
-    mover = game.current_player
-    if game.is_over:
-        raise SettingsError(f"{where}: {turn.action!r} after the end of the game; the record does not fit its deal.")
-    if turn.player != mover:
-        raise SettingsError(f"{where}: a move of {player_name(turn.player)}, but it is {player_name(mover)}'s turn.")
-    action = parse_action(turn.action, num_players=game.spec.num_players, player=mover)
-    if action is None:
-        raise SettingsError(f"{where}: action={turn.action[:80]!r} is no move; a move is e.g. 'Play 0'.")
-    try:
-        return game.apply(action)
-    except IllegalActionError as error:
-        raise SettingsError(f"{where}: the record does not fit its deal: {error}") from error
-
-
-def _prompt(game: Game) -> str:
-    return "" if game.is_over else turn_prompt(game.view(game.current_player), style="full", legal_moves=False)
 
 
 def _board(game: Game) -> Board:

@@ -6,7 +6,6 @@ Map:
     view        the data: Card, Action, Event, Knowledge, PlayerView
     actions     a move as text and back
     game        Game: legal actions, moves, scores, what each player sees
-    knowledge   what hints have told about each card
     openspiel   OpenSpiel's numbers for moves and cards
 """
 

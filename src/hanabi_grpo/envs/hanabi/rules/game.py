@@ -1,20 +1,23 @@
 """One game of Hanabi: OpenSpiel decides what is legal and what it is worth, the table beside it is ours."""
 
+import copy
+import functools
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
-from hanabi_grpo.envs.hanabi.rules.knowledge import HintRecord
 from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
-from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
 from hanabi_grpo.types import player_name
 
 _CHANCE = -1
+T = TypeVar("T")
 
 
 class Game:
-    """A game in progress. Seat 0 moves first.
+    """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which views share.
 
     Example:
         spec = make_spec("laptop")
@@ -25,11 +28,18 @@ class Game:
     Attributes:
         spec: The board.
         deck: All cards, first dealt first: seat 0's whole hand, then seat 1's, then the draws.
+        current_player: Seat to move; -1 once the game is over.
+        lives: Left.
+        hints: Tokens left.
+        fireworks: Per colour, cards on the stack.
+        events: Every move so far, oldest first.
+        hands: The true hands per seat, oldest card first: for replays, never for a player's eyes.
+        hand_positions: Where in `deck` each card of `hands` lies; replay formats name cards by it.
     """
 
     __slots__ = (
-        "_cards", "_colors", "_deck_position", "_discards", "_events", "_fireworks", "_hands", "_hints", "_legal_ids",
-        "_lives", "_player", "_ranks", "_record", "_rules", "_state", "_turns_left", "deck", "spec",
+        "_discards", "_knowledge", "_legal_ids", "_num_dealt", "_rules", "_state", "_turns_left", "current_player",
+        "deck", "events", "fireworks", "hand_positions", "hands", "hints", "lives", "spec",
     )  # fmt: skip
 
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
@@ -41,40 +51,34 @@ class Game:
         self.spec = spec
         self.deck = tuple(deck)
         self._rules = load_rules(spec)
-        self._colors, self._ranks, card_ids = _checked_deck(spec, self.deck, self._rules.sorted_card_ids)
         self._state = self._rules.game.new_initial_state()
-        num_dealt = spec.num_players * spec.hand_size
-        for card_id in card_ids[:num_dealt]:
+        size = spec.hand_size
+        self._num_dealt = spec.num_players * size
+        for card_id in _checked_ids(spec, self.deck, self._rules.sorted_card_ids)[: self._num_dealt]:
             self._state.apply_action(card_id)
-        hand = spec.hand_size
-        self._hands = [list(range(seat * hand, (seat + 1) * hand)) for seat in range(spec.num_players)]
-        # The same cards as tuples, kept so that views share them.
-        self._cards = [self.deck[seat * hand : (seat + 1) * hand] for seat in range(spec.num_players)]
-        self._deck_position = num_dealt
-        self._turns_left = spec.num_players if num_dealt == len(self.deck) else None
-        self._fireworks = [0] * spec.num_colors
-        self._discards: list[Card] = []
-        self._lives = spec.max_lives
-        self._hints = spec.max_hints
-        self._player = 0
-        self._events: list[Event] = []
+        starts = range(0, self._num_dealt, size)
+        self.hand_positions = tuple(tuple(range(start, start + size)) for start in starts)
+        self.hands = tuple(self.deck[start : start + size] for start in starts)
+        unknown = _unknown(spec.num_colors, spec.num_ranks)
+        self._knowledge = ((unknown,) * size,) * spec.num_players
+        self._turns_left = spec.num_players if self._num_dealt == len(self.deck) else None
+        self.fireworks = (0,) * spec.num_colors
+        self._discards: tuple[Card, ...] = ()
+        self.lives = spec.max_lives
+        self.hints = spec.max_hints
+        self.current_player = 0
+        self.events: tuple[Event, ...] = ()
         self._legal_ids: list[int] | None = None
-        self._record: HintRecord | None = None
-
-    @property
-    def current_player(self) -> int:
-        """Seat to move; -1 once the game is over."""
-        return self._player
 
     @property
     def is_over(self) -> bool:
         """True when the rules have ended the game."""
-        return self._player < 0
+        return self.current_player < 0
 
     @property
     def is_bombed(self) -> bool:
         """True when the last life is lost."""
-        return self._lives == 0
+        return self.lives == 0
 
     @property
     def score(self) -> int:
@@ -84,45 +88,22 @@ class Game:
     @property
     def score_kept(self) -> int:
         """Points on the table, kept on a bomb."""
-        return sum(self._fireworks)
-
-    @property
-    def lives(self) -> int:
-        """Lives left."""
-        return self._lives
-
-    @property
-    def hints(self) -> int:
-        """Hint tokens left."""
-        return self._hints
+        return sum(self.fireworks)
 
     @property
     def num_turns(self) -> int:
         """Moves made so far, by all players."""
-        return len(self._events)
-
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """Every move so far, oldest first."""
-        return tuple(self._events)
-
-    @property
-    def hands(self) -> tuple[tuple[Card, ...], ...]:
-        """The true hands per seat, oldest card first: for replays, never for a player's eyes."""
-        return tuple(self._cards)
-
-    @property
-    def hand_positions(self) -> tuple[tuple[int, ...], ...]:
-        """Where in `deck` each card of `hands` lies; replay formats name cards by it."""
-        return tuple(map(tuple, self._hands))
+        return len(self.events)
 
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
-        if self._player < 0:
-            return ()
+        return tuple(map(self._rules.actions[self.current_player].__getitem__, self.legal_ids()))
+
+    def legal_ids(self) -> list[int]:
+        """Return OpenSpiel's numbers of them, see `openspiel.Rules.actions`."""
         if self._legal_ids is None:
-            self._legal_ids = self._state.legal_actions()
-        return tuple(map(self._rules.actions[self._player].__getitem__, self._legal_ids))
+            self._legal_ids = [] if self.is_over else self._state.legal_actions()
+        return self._legal_ids
 
     def apply(self, action: Action) -> Event:
         """Make a move for the player whose turn it is, and return it as everybody saw it.
@@ -130,13 +111,11 @@ class Game:
         Raises:
             IllegalActionError: The move is not legal; the game is unchanged.
         """
-        player = self._player
+        player = self.current_player
         if player < 0:
             raise IllegalActionError(f"{_text(action, self.spec)}: the game is over; start another one.")
-        if self._legal_ids is None:
-            self._legal_ids = self._state.legal_actions()
         action_id = self._rules.action_ids[player].get(action)
-        if action_id is None or action_id not in self._legal_ids:
+        if action_id is None or action_id not in self.legal_ids():
             legal = ", ".join(_text(choice, self.spec) for choice in self.legal_actions())
             raise IllegalActionError(
                 f"{_text(action, self.spec)}: not legal for {player_name(player)} now; choose one of: {legal}."
@@ -145,13 +124,11 @@ class Game:
         self._legal_ids = None
         if self._turns_left is not None:
             self._turns_left -= 1
-        event = self._record_move(player, action)
-        self._events.append(event)
-        following = self._state.current_player()
-        if following == _CHANCE:
+        event = self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
+        self.events += (event,)
+        if self._state.current_player() == _CHANCE:
             self._draw(player)
-            following = self._state.current_player()
-        self._player = following if following >= 0 else -1
+        self.current_player = max(-1, self._state.current_player())
         return event
 
     def view(self, player: int) -> PlayerView:
@@ -163,12 +140,6 @@ class Game:
         spec = self.spec
         if not 0 <= player < spec.num_players:
             raise IllegalActionError(f"player={player}: this game has seats 0 to {spec.num_players - 1}.")
-        if self._record is None:
-            self._record = HintRecord(spec)
-        is_over = self._player < 0
-        knowledge = self._record.update(self._events, is_over=is_over)
-        hands = self._cards.copy()
-        hands[player] = ()
         return PlayerView(
             player=player,
             num_players=spec.num_players,
@@ -176,93 +147,98 @@ class Game:
             num_ranks=spec.num_ranks,
             max_lives=spec.max_lives,
             max_hints=spec.max_hints,
-            lives=self._lives,
-            hints=self._hints,
-            deck_size=len(self.deck) - self._deck_position,
-            turns_left=0 if is_over and self._turns_left is not None else self._turns_left,
-            fireworks=tuple(self._fireworks),
-            discards=tuple(self._discards),
-            own_hand=knowledge[player],
-            hands=tuple(hands),
-            knowledge=knowledge,
-            legal_actions=self.legal_actions() if player == self._player else (),
-            events=tuple(self._events),
+            lives=self.lives,
+            hints=self.hints,
+            deck_size=len(self.deck) - self._num_dealt,
+            turns_left=0 if self.is_over and self._turns_left is not None else self._turns_left,
+            fireworks=self.fireworks,
+            discards=self._discards,
+            own_hand=self._knowledge[player],
+            hands=_with(self.hands, player, ()),
+            knowledge=self._knowledge,
+            legal_actions=self.legal_actions() if player == self.current_player else (),
+            events=self.events,
         )
 
     def copy(self) -> "Game":
         """Return an independent copy of the game as it stands."""
-        other = object.__new__(Game)
-        other.spec = self.spec
-        other.deck = self.deck
-        other._rules = self._rules
-        other._colors = self._colors
-        other._ranks = self._ranks
+        other = copy.copy(self)
         other._state = self._state.clone()
-        other._hands = [list(hand) for hand in self._hands]
-        other._cards = list(self._cards)
-        other._discards = list(self._discards)
-        other._deck_position = self._deck_position
-        other._turns_left = self._turns_left
-        other._fireworks = list(self._fireworks)
-        other._lives = self._lives
-        other._hints = self._hints
-        other._player = self._player
-        other._events = list(self._events)
-        other._legal_ids = self._legal_ids
-        other._record = None if self._record is None else self._record.copy()
         return other
 
-    def _record_move(self, player: int, action: Action) -> Event:
-        """Bring the table up to date with a move that OpenSpiel has accepted."""
-        if action.slot < 0:
-            self._hints -= 1
-            values, value = (self._colors if action.kind == "hint_color" else self._ranks), action.value
-            hand = self._hands[action.target]
-            touched = tuple([slot for slot, position in enumerate(hand) if values[position] == value])
-            return Event(player, action, None, False, touched)
-        slot = action.slot
-        card = self.deck[self._hands[player].pop(slot)]
-        held = self._cards[player]
-        self._cards[player] = held[:slot] + held[slot + 1 :]
-        if action.kind == "discard":
-            self._hints += 1
-            self._discards.append(card)
-            return Event(player, action, card)
-        scored = self._fireworks[card.color] == card.rank
+    def _hint(self, player: int, action: Action) -> Event:
+        self.hints -= 1
+        target, value, is_color = action.target, action.value, action.kind == "hint_color"
+        hand = self.hands[target]
+        touched = tuple([slot for slot, one in enumerate(hand) if (one.color if is_color else one.rank) == value])
+        told = [_told(one, is_color, value, slot in touched) for slot, one in enumerate(self._knowledge[target])]
+        self._knowledge = _with(self._knowledge, target, tuple(told))
+        return Event(player, action, None, False, touched)
+
+    def _give_up_card(self, player: int, action: Action) -> Event:
+        slot, hand = action.slot, self.hands[player]
+        card = hand[slot]
+        self.hands = _with(self.hands, player, _without(hand, slot))
+        self.hand_positions = _with(self.hand_positions, player, _without(self.hand_positions[player], slot))
+        self._knowledge = _with(self._knowledge, player, _without(self._knowledge[player], slot))
+        scored = action.kind == "play" and self.fireworks[card.color] == card.rank
         if scored:
-            self._fireworks[card.color] += 1
-            # A complete colour pays a hint back.
-            if card.rank == self.spec.num_ranks - 1 and self._hints < self.spec.max_hints:
-                self._hints += 1
+            self.fireworks = _with(self.fireworks, card.color, card.rank + 1)
         else:
-            self._lives -= 1
-            self._discards.append(card)
+            self._discards += (card,)
+        # A discard and a complete colour pay a hint back.
+        if action.kind == "discard" or (scored and card.rank == self.spec.num_ranks - 1):
+            self.hints = min(self.hints + 1, self.spec.max_hints)
+        elif not scored:
+            self.lives -= 1
         return Event(player, action, card, scored)
 
     def _draw(self, player: int) -> None:
-        position = self._deck_position
-        self._state.apply_action(self._colors[position] * self.spec.num_ranks + self._ranks[position])
-        self._hands[player].append(position)
-        self._cards[player] += (self.deck[position],)
-        self._deck_position += 1
-        if self._deck_position == len(self.deck):
-            self._turns_left = self.spec.num_players
+        spec, position = self.spec, self._num_dealt
+        card = self.deck[position]
+        self._state.apply_action(card.color * spec.num_ranks + card.rank)
+        self.hands = _with(self.hands, player, (*self.hands[player], card))
+        self.hand_positions = _with(self.hand_positions, player, (*self.hand_positions[player], position))
+        unknown = _unknown(spec.num_colors, spec.num_ranks)
+        self._knowledge = _with(self._knowledge, player, (*self._knowledge[player], unknown))
+        self._num_dealt += 1
+        if self._num_dealt == len(self.deck):
+            self._turns_left = spec.num_players
 
 
-def _checked_deck(
-    spec: GameSpec, deck: tuple[Card, ...], sorted_ids: list[int]
-) -> tuple[list[int], list[int], list[int]]:
-    """Return colour, rank and OpenSpiel's number of each card of a complete deck."""
-    colors = [card.color for card in deck]
-    ranks = [card.rank for card in deck]
-    card_ids = [color * spec.num_ranks + rank for color, rank in zip(colors, ranks, strict=True)]
+def _checked_ids(spec: GameSpec, deck: tuple[Card, ...], sorted_ids: list[int]) -> list[int]:
+    """Return OpenSpiel's number of each card of a complete deck."""
+    card_ids = [card.color * spec.num_ranks + card.rank for card in deck]
     # A rank off the board could pass for a card of another colour.
-    if sorted(card_ids) != sorted_ids or min(ranks) < 0 or max(ranks) >= spec.num_ranks:
+    if sorted(card_ids) != sorted_ids or not all(0 <= card.rank < spec.num_ranks for card in deck):
         raise GameParameterError(
             f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
             f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
         )
-    return colors, ranks, card_ids
+    return card_ids
+
+
+@functools.cache  # pure, and at most 25 boards
+def _unknown(num_colors: int, num_ranks: int) -> Knowledge:
+    return Knowledge(tuple(range(num_colors)), tuple(range(num_ranks)), False, False)
+
+
+@functools.cache  # pure, and at most 4096 pieces of knowledge times 10 hints
+def _told(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowledge:
+    """Return what is known of a card after a hint: positive where it touches, negative for the others of the hand."""
+    before = known.colors if is_color else known.ranks
+    after = (value,) if touched else tuple(one for one in before if one != value)
+    if is_color:
+        return Knowledge(after, known.ranks, known.color_hinted or touched, known.rank_hinted)
+    return Knowledge(known.colors, after, known.color_hinted, known.rank_hinted or touched)
+
+
+def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
+    return (*row[:place], value, *row[place + 1 :])
+
+
+def _without(row: tuple[T, ...], place: int) -> tuple[T, ...]:
+    return row[:place] + row[place + 1 :]
 
 
 def _text(action: Action, spec: GameSpec) -> str:

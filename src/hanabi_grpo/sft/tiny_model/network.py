@@ -1,11 +1,11 @@
-"""The architecture and its supervised start."""
+"""The architecture of a tiny model and its supervised start."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hanabi_grpo.sft.batches import length_batches, padded, reply_logits
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.sft.tiny_model.corpus import single_turns
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
 
@@ -58,7 +58,7 @@ def warm_start(
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
     model.train()
-    turns = [turn for sample in samples for turn in single_turns(sample)]
+    turns = [turn for sample in samples for turn in single_turns(sample)] if recipe.single_turn_share else [*samples]
     # As many replies a step as in the second part.
     one_by_one = length_batches(turns, recipe.seed, round(recipe.batch_size * len(turns) / len(samples)))
     conversations = length_batches(samples, recipe.seed, recipe.batch_size)
@@ -73,3 +73,16 @@ def warm_start(
         schedule.step()
         on_step(step, float(loss.detach()))
     model.eval()
+
+
+def single_turns(sample: Sample) -> list[Sample]:
+    """Return each turn of a Hanabi conversation as one of its own.
+
+    The two start alike only where there is no system message and line breaks cost no token.
+    """
+    last = len(sample.ids) - 1
+    ends = [at + 1 for at, own in enumerate(sample.is_reply) if own and (at == last or not sample.is_reply[at + 1])]
+    return [
+        replace(sample, ids=sample.ids[start:end], is_reply=sample.is_reply[start:end])
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]

@@ -1,0 +1,217 @@
+import json
+import math
+import random
+import statistics
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from boards import ALL_BOARDS, random_game, scripted_game
+from convention_games import LAPTOP, golden_game, played, some_counts
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, count_game
+from hanabi_grpo.envs.hanabi.conventions.report import (
+    ConventionReport,
+    convention_json,
+    convention_report,
+    leave_one_out,
+    standard_error,
+)
+from hanabi_grpo.envs.hanabi.rules import Card, Game, GameSpec, PlayerView, make_spec
+from hanabi_grpo.errors import GameParameterError
+
+
+def counted(game: Game, *start: Any) -> dict[Any, float]:
+    """Return the counters whose key begins like this, by the rest of it, without those that are 0."""
+    row = Row(float)
+    count_game(game, row)
+    found = {key[len(start) :]: n for key, n in row.items() if isinstance(key, tuple) and key[: len(start)] == start}
+    return {rest[0] if len(rest) == 1 else rest: n for rest, n in found.items() if n}
+
+
+def of_seat(game: Game, seat: int) -> dict[Any, float]:
+    return {name: n for name, n in counted(game, seat).items() if isinstance(name, str)}
+
+
+def report_of(policy: str, spec: GameSpec, num_games: int) -> ConventionReport:
+    return convention_report(policy, some_counts(num_games, policy=policy, spec=spec))
+
+
+def test_a_game_made_by_hand_is_counted_as_by_hand() -> None:
+    game = golden_game()
+    assert of_seat(game, 0) == {"turns": 3, "hints": 2, "discards": 1, "unhinted_turns": 3}
+    found = of_seat(game, 1)
+    assert found.pop("bits") == pytest.approx(math.log2(5 / 3) + math.log2(4 / 1) + math.log2(3 / 1))
+    assert found.pop("chance") == pytest.approx(2 / 3 + 1 + 0)
+    assert found == {
+        "turns": 3, "plays": 3, "misplays": 1, "certain_plays": 1, "unhinted_turns": 1, "unhinted_plays": 1,
+        "plays_color": 1, "plays_both": 2, "misplays_both": 1,
+    }  # fmt: skip
+    both = {"hints": 1, "touched": 2, "playable": 1, "answered": 1, "plays": 1, "plays_touched": 1,
+            "touched_scored": 1, "choices": 1}  # fmt: skip
+    assert counted(game, 1, 0) == both | {"newest": 1}
+    assert counted(game, 1, 3) == both | {"oldest": 1}
+    assert counted(game, 1, 1) == counted(game, 1, 2) == counted(game, 0, 0) == {}
+    # Seat, its move, the next move: play 0 to 2, discard 0 to 2, then R, Y, 1, 2.
+    assert counted(game, "pair") == {(0, 6, 1): 1, (0, 8 + 1, 0): 1, (0, 3, 0): 1, (1, 1, 9): 1, (1, 0, 3): 1}
+
+
+def test_the_figures_of_that_game() -> None:
+    counts = ConventionCounts(LAPTOP)
+    counts.add(golden_game())
+    report = convention_report("golden", counts)
+    first, second = report.seats
+    assert (report.num_games, report.num_groups, report.num_unfinished) == (1, 1, 0)
+    values = {name: one.value for name, one in second.figures.items()}
+    assert values["bits_per_play"] == pytest.approx((np.log2(5 / 3) + 2 + np.log2(3)) / 3)
+    assert values["chance_per_play"] == pytest.approx((2 / 3 + 1) / 3)
+    assert values["certain_plays"] == values["misplay_share"] == pytest.approx(1 / 3)
+    assert (values["misplays_knowing_both"], values["misplays_knowing_none"]) == (0.5, None)
+    assert (values["score"], values["score_kept"], values["bombs"], values["plays"]) == (0, 2, 1, 3)
+    # Both hints are played; the seat's one turn without a new hint is a play as well.
+    assert second.hints["any"]["play_signal"].value == 0
+    assert report.team.hints["any"]["play_signal"].value == 1 - 1 / 4
+    assert second.hints["any"]["newest_of_choices"].value == 0.5
+    assert second.hints["R"]["playable_when_hinted"].value == 0.5
+    assert first.hints["any"]["play_signal"].value is None
+    assert all(one.error is None for one in first.figures.values())
+    assert first.matrix.shares[6][1] == 1
+    assert first.matrix.marginal[:2] == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert report.actions[6] == ("R", "hint red")
+
+
+def test_wasted_hints_and_critical_discards() -> None:
+    spec = make_spec("laptop", hand_size=1)
+    game = played(
+        spec,
+        "R1 Y2  R1 R1 R2 Y1 Y1 Y1",
+        "Hint Y, Hint R, Hint Y, Discard 0, Discard 0, Discard 0, Hint R, Hint 1, Discard 0, Discard 0",
+    )
+    # Seat 0 says Y twice and throws the last R1; seat 1 throws the only Y2, and R2 when it is out of reach.
+    mine, its = of_seat(game, 0), of_seat(game, 1)
+    assert (mine["wasted_hints"], mine["critical_discards"], mine["discards"]) == (1, 1, 2)
+    assert (its.get("wasted_hints", 0), its["critical_discards"], its["discards"]) == (0, 1, 3)
+    counts = ConventionCounts(spec)
+    counts.add(game)
+    assert convention_report("one", counts).num_unfinished == (not game.is_over)
+
+
+def test_with_three_players_each_hint_waits_for_its_receiver() -> None:
+    spec = make_spec("mini", 3)
+    game = played(
+        spec, "R1 Y1  R1 Y1  R1 R2  Y1 Y2", "Hint player_2 1, Hint player_2 R, Play 0, Hint player_1 R, Discard 1"
+    )
+    assert counted(game, 2, 2) == {
+        "hints": 1, "touched": 1, "playable": 1, "answered": 1, "plays": 1, "plays_touched": 1, "touched_scored": 1,
+    }  # fmt: skip
+    answered = counted(game, 2, 0)
+    assert (answered["answered"], answered["choices"], answered["oldest"]) == (1, 1, 1)
+    assert counted(game, 1, 0) == {"hints": 1, "touched": 1, "answered": 1, "discards": 1}
+    # A hint two seats on is another class of moves than the same hint to the next seat.
+    assert counted(game, "pair", 0, 2 * spec.hand_size + 4 + 2) == {2 * spec.hand_size: 1}
+
+
+def by_hand(game: Game) -> Row:
+    """Work figures out card by card, from what `Game.view` shows."""
+    table, sums = Game(game.spec, game.deck), Row(float)
+    for event in game.events:
+        view, card = table.view(event.player), event.card
+        if event.action.kind == "play":
+            unseen = _unseen(view, game.deck)
+            known = view.own_hand[event.action.slot]
+            possible = [card for card in unseen if card.color in known.colors and card.rank in known.ranks]
+            fits = [card for card in possible if view.fireworks[card.color] == card.rank]
+            sums["bits"] += math.log2(len(unseen) / len(possible))
+            sums["chance"] += len(fits) / len(possible)
+            sums["certain_plays"] += len(fits) == len(possible)
+        elif event.action.kind == "discard" and card is not None:
+            gone, copies = Counter(view.discards), Counter(game.deck)
+            below = [Card(card.color, rank) for rank in range(view.fireworks[card.color], card.rank)]
+            can_score = view.fireworks[card.color] <= card.rank and all(gone[one] < copies[one] for one in below)
+            sums["critical_discards"] += can_score and gone[card] + 1 == copies[card]
+        table.apply(event.action)
+    return sums
+
+
+def _unseen(view: PlayerView, deck: tuple[Card, ...]) -> list[Card]:
+    left = Counter(deck)
+    left.subtract(view.discards)
+    left.subtract(card for hand in view.hands for card in hand)
+    left.subtract(Card(color, rank) for color, height in enumerate(view.fireworks) for rank in range(height))
+    assert min(left.values()) >= 0
+    return list(left.elements())
+
+
+@pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
+def test_on_every_board_counts_agree_with_what_players_see_and_shares_are_shares(preset: str, num_players: int) -> None:
+    spec, rng = make_spec(preset, num_players), random.Random(f"{preset}{num_players}")
+    for _ in range(6):
+        game, totals = random_game(spec, rng), Row(float)
+        for seat in range(num_players):
+            for name, value in of_seat(game, seat).items():
+                totals[name] += value
+        for name, value in by_hand(game).items():
+            assert totals[name] == pytest.approx(value), name
+        assert totals["turns"] == totals["plays"] + totals["discards"] + totals["hints"] == len(game.events)
+        assert sum(counted(game, "pair").values()) == max(0, len(game.events) - 1)
+    report = report_of("random", spec, 12)
+    for side in (report.team, *report.seats):
+        for counts, shares in zip(side.matrix.counts, side.matrix.shares, strict=True):
+            assert sum(share or 0 for share in shares) == pytest.approx(1) if sum(counts) else set(shares) == {None}
+        for row in side.hints.values():
+            parts = [row[name].value for name in ("plays", "discards", "hints_back")]
+            assert None in parts or sum(part or 0 for part in parts) == pytest.approx(1)
+    pooled = np.sum([seat.matrix.counts for seat in report.seats], axis=0)
+    assert (np.array(report.team.matrix.counts) == pooled).all()
+    assert json.loads(json.dumps(convention_json(report), allow_nan=False))["board"]["hash"] == spec.hash
+
+
+def test_all_games_of_a_deal_are_one_group_and_games_of_another_board_are_refused() -> None:
+    counts = ConventionCounts(LAPTOP)
+    for name in ("random", "iggi", "hint-bot"):
+        counts.add(scripted_game(EnvConfig(preset="laptop"), [name] * 2, seed=3))
+    with pytest.raises(GameParameterError, match="marshal-mini"):
+        counts.add(scripted_game(EnvConfig(preset="marshal-mini"), ["random"] * 2))
+    assert [group["games"] for group in counts.groups if group] == [3]
+
+
+def test_standard_errors_of_single_games_are_the_textbook_ones() -> None:
+    values = np.array([3.0, 1, 4, 1, 5, 9, 2, 6])
+    sums = leave_one_out(np.stack([np.ones(8), values], axis=1))
+    error = standard_error(sums[:, 1] / sums[:, 0], np.ones(8))
+    assert error == pytest.approx(statistics.stdev(values) / 8**0.5)
+    assert np.isnan(standard_error(np.array([0.5, 0.5]), np.array([3])))
+
+
+def test_standard_errors_cover_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(5)
+    ratios = []
+    for _ in range(400):
+        sizes = rng.poisson(6, 32) + 1
+        sums = np.array([rng.normal(0, 1, size).sum() for size in sizes])
+        replicates = leave_one_out(np.stack([sizes, sums], axis=1))
+        means = replicates[:, 1] / replicates[:, 0]
+        ratios.append(means[0] / standard_error(means, sizes))
+    assert statistics.stdev(ratios) == pytest.approx(1.0, abs=0.12)
+
+
+def test_what_bots_hints_mean_is_found() -> None:
+    rank_1 = report_of("hint-bot", LAPTOP, 300).team.hints["1"]
+    assert rank_1["plays_touched"].value == pytest.approx(0.81, abs=0.06)
+    assert rank_1["touched_of_plays"].value == 1
+    assert (rank_1["play_signal"].value or 0) > 0.6
+    team = report_of("simple-bot", make_spec("full", 5), 60).team
+    assert team.hints["B"]["playable_when_hinted"].value == team.hints["B"]["scored_of_touched"].value == 1
+    assert (team.hints["B"]["plays"].value or 0) > 0.95
+    assert (team.figures["certain_plays"].value or 0) < 0.6, "it plays what the hints alone leave uncertain"
+
+
+def test_a_seat_that_does_not_listen_shows() -> None:
+    counts = ConventionCounts(LAPTOP)
+    for seed in range(200):
+        counts.add(scripted_game(EnvConfig(preset="laptop"), ["hint-bot", "random"], seed=seed))
+    listener, deaf = convention_report("mixed", counts).seats
+    assert (listener.hints["any"]["play_signal"].value or 0) > 0.1
+    assert (deaf.hints["any"]["play_signal"].value or 0) < 0
