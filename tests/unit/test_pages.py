@@ -13,7 +13,7 @@ import pytest
 from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
-from hanabi_grpo.envs.hanabi.conventions import convention_report
+from hanabi_grpo.envs.hanabi.conventions.report import convention_report
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
