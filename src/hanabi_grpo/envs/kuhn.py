@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.replies import last_choice
-from hanabi_grpo.types import Episode
 
 CARDS = "JQK"
-DEALS = tuple(permutations(CARDS, 2))  # the first player's card and the second player's
+DEALS = tuple(permutations(CARDS, 2))  # of the first and the second player
 RULES = """You are the {role} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. Each player \
 puts 1 chip into the pot and gets one card, which the other player does not see; the third card stays hidden.
 The first player checks or bets 1 chip. After a check the second player checks too, which ends the game, or bets. Who \
@@ -154,12 +153,12 @@ class Kuhn(base.Environment[KuhnConfig]):
         """Return the deal, e.g. "KJ"."""
         return "".join(self.reset(config, split=split, seed=seed).cards)
 
-    def metrics(self, config: KuhnConfig, episodes: Sequence[Episode]) -> dict[str, float]:
+    def metrics(self, config: KuhnConfig, episodes: Sequence[base.Episode]) -> dict[str, float]:
         """Return what the first player won, and shares: games with a showdown, and bets where a bet was possible."""
         opened = [turn.action for one in episodes for turn in one.turns if turn.action in OPEN]
         return super().metrics(config, episodes) | {"bets": opened.count("bet") / max(len(opened), 1)}
 
-    def render(self, config: KuhnConfig, episode: Episode) -> Iterator[base.Frame]:
+    def render(self, config: KuhnConfig, episode: base.Episode) -> Iterator[base.Frame]:
         """Yield both cards and the actions."""
         first, second = self.reset(config, split=episode.suite, seed=episode.seed).cards
         yield base.Frame(title="deal", text=f"player_0 holds {first}, player_1 holds {second}")
