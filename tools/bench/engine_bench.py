@@ -14,7 +14,9 @@ from bench.recording import ForcedSampler, GameCalls, Recorder
 from bench.serving import serving
 from bench.stand_in import SUITE, first_deals
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -168,7 +170,7 @@ class EngineBench:
             run_id=f"bench-{uuid.uuid4().hex[:8]}",
             adapters=self.players,
             lora_rank=settings.lora_rank,
-            configs=[self.config],
+            setups=[Setup(HANABI, self.config)],
             version=1,
         )
 
