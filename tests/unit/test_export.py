@@ -271,7 +271,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(trained: Path
     Path("there/file").write_text("mine")
     damaged = Path(shutil.copytree(trained / "run", "damaged")) / "checkpoint-50/player_1/adapter_model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    write_result(Path("random.json"), evaluate_scripted("random", LAPTOP, 3))
+    write_result(Path("random.json"), evaluate_scripted("random", SETUP, 3))
     for source, words, message in (
         (trained / "run", ["--out", "there"], "exists already"),
         (f"{trained}/run:shared", ["--out", "hub"], "no adapter shared in it; it has player_0, player_1"),
