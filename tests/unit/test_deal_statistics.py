@@ -57,26 +57,18 @@ def test_a_difference_is_taken_deal_by_deal() -> None:
     assert found.sigmas == pytest.approx(math.sqrt(3))
 
 
-@pytest.mark.parametrize(("after", "sigmas"), [((1.0, 1.0), 0.0), ((2.0, 2.0), math.inf), ((0.0, 0.0), -math.inf)])
-def test_equal_differences_have_no_error(after: tuple[float, float], sigmas: float) -> None:
-    found = difference((1.0, 1.0), after, (0, 1))
-    assert found.standard_error == 0.0
-    assert found.sigmas == sigmas
-    assert found.low == found.high == found.mean
-
-
-@pytest.mark.parametrize(
-    ("values", "starts", "message"),
-    [
+def test_equal_differences_have_no_error_and_too_few_deals_are_refused() -> None:
+    for after, sigmas in (((1.0, 1.0), 0.0), ((2.0, 2.0), math.inf), ((0.0, 0.0), -math.inf)):
+        found = difference((1.0, 1.0), after, (0, 1))
+        assert (found.standard_error, found.sigmas, found.low, found.high) == (0, sigmas, found.mean, found.mean)
+    for values, starts, message in (
         ((), (), r"0 deal\(s\) with 0 start\(s\)"),
         ((1.0,), (0,), r"1 deal\(s\) with 1 start\(s\)"),
         ((1.0, 2.0, 3.0), (5, 5, 5), r"3 deal\(s\) with 1 start\(s\)"),
         ((1.0, 2.0), (0,), "2 values for 1 deals"),
-    ],
-)
-def test_too_little_for_an_error_is_refused(values: tuple[float, ...], starts: tuple[int, ...], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        estimate(values, starts)
+    ):
+        with pytest.raises(SettingsError, match=message):
+            estimate(values, starts)
 
 
 def test_deals_of_all_starts_are_independent_although_one_may_come_twice() -> None:

@@ -37,22 +37,6 @@ def games(result: EvaluationResult) -> tuple[Any, ...]:
     return (result.seeds, result.starts, result.scores, result.orders, result.figures)
 
 
-def start_evaluation(start_process: StartProcess, *words: str) -> "subprocess.Popen[str]":
-    return start_process(
-        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-
-def wait_for_deals(process: "subprocess.Popen[str]", path: Path, count: int) -> None:
-    end = time.monotonic() + _WAIT_SECONDS
-    while not path.exists() or path.read_bytes().count(b"\n") <= count:
-        assert process.poll() is None and time.monotonic() < end, "it ended, or did nothing, before it was interrupted"
-        time.sleep(0.01)
-
-
 def test_tables_stand_on_standard_output_with_every_reference() -> None:
     answer = evaluate("iggi", "iggi,random", "--preset", "laptop", "--deals", "40")
     assert answer.exit_code == 0, answer.output
@@ -129,8 +113,16 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     start_process: StartProcess, number: signal.Signals
 ) -> None:
     words = ["hint-bot,simple-bot", "--preset", "full", "--deals", "600", "--out", "a.json"]
-    process = start_evaluation(start_process, *words)
-    wait_for_deals(process, Path("a.part.jsonl"), 50)
+    process = start_process(
+        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    path, end = Path("a.part.jsonl"), time.monotonic() + _WAIT_SECONDS
+    while not path.exists() or path.read_bytes().count(b"\n") <= 50:
+        assert process.poll() is None and time.monotonic() < end, "it ended, or did nothing, before it was interrupted"
+        time.sleep(0.01)
     process.send_signal(number)
     _, err = process.communicate(timeout=_WAIT_SECONDS)
     assert process.returncode == 130, err

@@ -60,30 +60,25 @@ def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
     return write_checkpoint(run, step, fill, known, needed_bytes=1000)
 
 
-def test_scripts_and_the_base_model_need_nobody() -> None:
-    assert seats_of(SeatResolver(None, Settings()), "iggi", "base") == ("iggi", "base")
-
-
 def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> None:
+    assert seats_of(SeatResolver(None, Settings()), "iggi", "base") == ("iggi", "base")
     desk = Desk({"player_0": 7, "player_1": 7})
     resolver = SeatResolver(desk, Settings())
     assert seats_of(resolver, "served", "served") == ("player_0@7", "player_1@7")
     assert seats_of(resolver, "player_1", "player_0@latest") == ("player_1@7", "player_0@7")
     assert seats_of(resolver, "player_0@7", "iggi") == ("player_0@7", "iggi")
     assert desk.looks == 1, "a version must not change between two seats"
-
-
-def test_a_shared_adapter_serves_every_seat() -> None:
     assert seats_of(SeatResolver(Desk({"shared": 3}), Settings()), "served", "served") == ("shared@3", "shared@3")
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("served", "serves no adapter for player_0"), ("player_1@3", "keeps no other version"), ("shared", "held: pl")],
-)
-def test_what_the_server_does_not_hold_is_refused(word: str, message: str) -> None:
-    with pytest.raises(ServerError, match=message):
-        seat_of(SeatResolver(Desk({"player_1": 7}), Settings()), word, 0)
+def test_what_the_server_does_not_hold_is_refused() -> None:
+    for word, message in (
+        ("served", "serves no adapter for player_0"),
+        ("player_1@3", "keeps no other version"),
+        ("shared", "held: pl"),
+    ):
+        with pytest.raises(ServerError, match=message):
+            seat_of(SeatResolver(Desk({"player_1": 7}), Settings()), word, 0)
 
 
 def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(tmp_path: Path) -> None:
@@ -131,13 +126,12 @@ def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_pat
         seat_of(SeatResolver(Desk(), Settings()), f"{folder}:shared", 0)
 
 
-@pytest.mark.parametrize("what", ["model_fingerprint", "tokenizer_hash", "chat_hash"])
-def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path, what: str) -> None:
-    folder = checkpoint(tmp_path / "run", 50, "shared", **{what: "other"})
-    desk = Desk()
-    with pytest.raises(SettingsError, match=r"another .*: other, the server has right"):
-        seat_of(SeatResolver(desk, Settings()), str(folder), 0)
-    assert desk.lent == []
+def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path) -> None:
+    for what in ("model_fingerprint", "tokenizer_hash", "chat_hash"):
+        folder, desk = checkpoint(tmp_path / what, 50, "shared", **{what: "other"}), Desk()
+        with pytest.raises(SettingsError, match=r"another .*: other, the server has right"):
+            seat_of(SeatResolver(desk, Settings()), str(folder), 0)
+        assert desk.lent == []
 
 
 def test_a_checkpoint_that_says_nothing_is_compared_by_the_settings_model(tmp_path: Path) -> None:

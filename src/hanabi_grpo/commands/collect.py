@@ -43,7 +43,7 @@ def collect(
 ) -> None:
     """Record games of a line-up as JSON lines, without training; rerun the same command to continue.
 
-    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     for name, number in (("--deals", deals), ("--games", games)):
         if number < 1:

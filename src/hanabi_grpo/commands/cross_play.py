@@ -64,7 +64,7 @@ def cross_play(
 ) -> None:
     """Play every entry with every other in both orders: heat map, self-play minus cross-play, worst partners.
 
-    Environment: HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
+    Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     check_deals(deals, suite)
     loaded = load_settings()

@@ -159,7 +159,7 @@ def _keep(
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
     temperature, num_deals = document["temperature"], len(document["scores"])
-    heat = "greedy" if temperature == 0 else f"T{temperature:g}"
+    heat = f"T{temperature:g}" if temperature else "greedy"  # None: scripts alone, whose result no run keeps
     stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:

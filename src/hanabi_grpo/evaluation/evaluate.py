@@ -242,11 +242,12 @@ def paired_difference(a: EvaluationResult, b: EvaluationResult) -> Estimate:
     for what, mine, theirs in (
         ("games", f"{a.preset} {a.spec_hash}", f"{b.preset} {b.spec_hash}"),
         ("suites", a.suite, b.suite),
-        ("deals", _range(a.seeds), _range(b.seeds)),
+        ("deals", a.seeds, b.seeds),
     ):
-        if mine != theirs or (what == "deals" and a.seeds != b.seeds):
+        if mine != theirs:
+            shown = f"{len(a.seeds)}; {len(b.seeds)}" if what == "deals" else f"{mine}; {theirs}"
             raise SettingsError(
-                f"{a.label} and {b.label} played different {what} ({mine}; {theirs}); "
+                f"{a.label} and {b.label} played different {what} ({shown}); "
                 "evaluate both with the same --preset and --deals."
             )
     return difference(a.scores, b.scores, a.starts)
@@ -262,7 +263,3 @@ def _finished(book: Ledger, num_orders: int) -> dict[int, DealFigures]:
     if any(len(row.scores) != num_orders for row in rows):
         raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
     return {row.seed: row for row in rows}
-
-
-def _range(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} deals, {seeds[0]} to {seeds[-1]}"

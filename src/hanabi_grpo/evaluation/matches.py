@@ -3,7 +3,6 @@
 Whoever counts or collects games takes them from here.
 """
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,10 +10,9 @@ from typing import Any, Protocol
 
 from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
+from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.lineups import LineUp
-from hanabi_grpo.rollout.loop import play_group
-from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
@@ -146,7 +144,7 @@ def play_tables(
             assert served is not None
             yield _ask(served, some, setup, suite, label, num_games)
         else:
-            yield asyncio.run(_scripted(some, setup, suite, num_games))
+            yield _scripted(some, setup, suite, num_games)
 
 
 def check_replay(setup: Setup[Any], episode: Episode) -> None:
@@ -210,9 +208,11 @@ def _ask(
     return result.groups
 
 
-async def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
-    scripts = {ref: make_script(setup, str(ref)) for table in tables for ref in table.refs}
-    return [
-        await play_group(setup.task(suite, table.seed), [scripts[ref] for ref in table.refs], num_games=num_games)
-        for table in tables
-    ]
+def _scripted(tables: Sequence[Table], setup: Setup[Any], suite: str, num_games: int) -> list[list[Episode]]:
+    # Without an event loop, which Ctrl-C could leave half closed.
+    groups = []
+    for table in tables:
+        policies = {player: setup.environment.policies[str(ref)]() for player, ref in enumerate(table.refs)}
+        task = setup.task(suite, table.seed)
+        groups.append([play_scripts(task, policies, number=number) for number in range(num_games)])
+    return groups

@@ -1,7 +1,6 @@
 """Tables of evaluations: scores, figures, paired differences, seat orders; for terminals and as Markdown."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -106,15 +105,13 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
 
 def evaluation_document(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> dict[str, Any]:
     """Return all that an evaluation found, as `--json` prints it: results with their deals, comparisons, attainable."""
-    differences = []
-    for one, other in compared_pairs(results):
-        found = asdict(paired_difference(one, other))
-        interval = [found.pop("low"), found.pop("high")]
-        differences.append({"of": other.label, "minus": one.label, **found, "interval_95": interval})
     return {
         "results": [result_to_json(result) for result in results],
         "references": [result_to_json(result) for result in references],
-        "differences": differences,
+        "differences": [
+            {"of": other.label, "minus": one.label, **paired_difference(one, other).to_json()}
+            for one, other in compared_pairs(results)
+        ],
         "attainable": results[0].attainable,
     }
 

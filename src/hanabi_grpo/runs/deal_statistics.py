@@ -7,7 +7,7 @@ starts differ, the formulas are the usual ones.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ class Estimate:
     num_deals: int
     num_starts: int
     """Clusters: the number of independent observations."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        found = asdict(self)
+        interval = [found.pop("low"), found.pop("high")]
+        return {**found, "interval_95": interval}
 
     @property
     def sigmas(self) -> float:

@@ -115,9 +115,7 @@ def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def result_to_json(result: EvaluationResult) -> dict[str, Any]:
     """Return a result as JSON has it, its summary first."""
-    found = asdict(result.estimate)
-    interval = [found.pop("low"), found.pop("high")]
-    return {"summary": {**found, "interval_95": interval}, **asdict(result)}
+    return {"summary": result.estimate.to_json(), **asdict(result)}
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -49,23 +49,7 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
         SettingsError: A profile that is not there, unknown `HANABI_*` names and bad values, the latter two all in one
             message.
     """
-    return resolve(read_sources(environ, dotenv))
-
-
-def resolve(sources: Sequence[Source], *, without: Collection[str] = ()) -> LoadedSettings:
-    """Resolve every setting from what was read.
-
-    Args:
-        sources: An earlier one wins.
-        without: Variables that are left out.
-
-    Raises:
-        SettingsError: As `load_settings`.
-    """
-    sources = [
-        replace(source, values={name: value for name, value in source.values.items() if name not in without})
-        for source in sources
-    ]
+    sources = read_sources(environ, dotenv)
     env = (find(sources, ENV) or (HANABI,))[0]
     try:
         known = variables(env)

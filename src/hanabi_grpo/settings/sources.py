@@ -30,24 +30,23 @@ class Source:
 
 
 def read_sources(
-    environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV), *, tolerant: bool = False
+    environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)
 ) -> tuple[Source, Source, Source]:
     """Read the shell's variables, `.env`, and the profile that either of them names.
 
     Args:
         environ: The shell's variables; None: this process's.
         dotenv: May be missing; a profile may not.
-        tolerant: Leave out what cannot be read instead of refusing it.
 
     Raises:
         SettingsError: A file that cannot be read, a line that is no assignment, a profile that is not there or that
             names a profile itself.
     """
     shell = Source(origin=SHELL, place=SHELL, values=_given(os.environ if environ is None else environ))
-    file = Source(origin=DOTENV, place=str(dotenv), values=_read(dotenv, tolerant) if dotenv.is_file() else {})
+    file = Source(origin=DOTENV, place=str(dotenv), values=_read(dotenv) if dotenv.is_file() else {})
     for source in (shell, file):
         if named := source.values.get(PROFILE_VARIABLE):
-            return shell, file, _read_profile(named, source.place, tolerant)
+            return shell, file, _read_profile(named, source.place)
     return shell, file, Source(origin=PROFILE, place="no profile")
 
 
@@ -56,13 +55,13 @@ def find(sources: Sequence[Source], name: str) -> tuple[str, Source] | None:
     return next(((source.values[name], source) for source in sources if name in source.values), None)
 
 
-def _read_profile(named: str, place: str, tolerant: bool) -> Source:
+def _read_profile(named: str, place: str) -> Source:
     path = Path(named)
     said = f"{PROFILE_VARIABLE}={named!r} (from {place})"
-    if not tolerant and not os.path.isfile(path):
+    if not os.path.isfile(path):
         raise SettingsError(f"{said}: no such file; {_hint(path)}")
-    values = _read(path, tolerant)
-    if values.pop(PROFILE_VARIABLE, None) and not tolerant:
+    values = _read(path)
+    if values.pop(PROFILE_VARIABLE, None):
         raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
     return Source(origin=PROFILE, place=named, values=values)
 
@@ -76,18 +75,16 @@ def _hint(path: Path) -> str:
     return f"{meant}There are {', '.join(there)}; any other file of NAME=value lines will do."
 
 
-def _read(path: Path, tolerant: bool) -> dict[str, str]:
+def _read(path: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        if tolerant:
-            return {}
         raise SettingsError(f"{path}: cannot be read ({error}); it holds NAME=value lines in UTF-8.") from error
     found = {}
     for line in parse_stream(StringIO(text)):
-        if line.error and not tolerant:
+        if line.error:
             raise SettingsError(f"{path} line {line.original.line}: not a NAME=value line. Example: HANABI_PLAYERS=2")
-        if line.key and not line.error:
+        if line.key:
             found[line.key] = line.value or ""
     return _given(found)
 

@@ -36,8 +36,6 @@ class Run:
     num_games: float
     seconds: float | None
     """Wall time in seconds up to the last step; None where no row has it."""
-    spec_hash: str | None = None
-    """Of the preset, from a recorded game; None where none was recorded."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Variables of `settings.json`; empty without one."""
     evaluations: Mapping[str, EvaluationResult] = field(default_factory=dict)
@@ -78,13 +76,6 @@ def load_arms(
         for name, group in folders.items()
     )
     runs = [run for arm in arms for run in arm.runs]
-    first = next((run for run in runs if run.spec_hash), None)
-    for run in runs:
-        if first and run.spec_hash and run.spec_hash != first.spec_hash:
-            raise SettingsError(
-                f"{first.folder} and {run.folder} were trained on different games called {preset} ({first.spec_hash}; "
-                f"{run.spec_hash}); compare runs of one game."
-            )
     for name in evaluations:
         if not any(name in run.evaluations for run in runs):
             raise SettingsError(
@@ -148,7 +139,6 @@ def _run(folder: Path, rows: Sequence[Row], preset: str, evaluations: Sequence[s
         scores=scores,
         num_games=float(seen[-1]),
         seconds=_seconds(rows),
-        spec_hash=_recorded_hash(home, preset),
         settings=recorded_settings(home),
         evaluations=_evaluations([folder, folder.parent] if folder.name == TRAIN else [folder], evaluations),
     )
@@ -158,17 +148,6 @@ def _seconds(rows: Sequence[Row]) -> float | None:
     """Return the wall time; the parts of a resumed run, each of which counts from 0, are added."""
     clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
     return sum(now for now, later in pairwise(clock) if later < now) + clock[-1] if clock else None
-
-
-def _recorded_hash(home: Path, preset: str) -> str | None:
-    """Return the hash in the newest file of recorded games; None where none is of this preset, or can be read."""
-    try:
-        for path in sorted((home / "episodes").glob("step_*.jsonl"), reverse=True)[:1]:
-            games = map(json.loads, path.read_text("utf-8").splitlines())
-            return next((str(game["spec_hash"]) for game in games if not preset or game["preset"] == preset), None)
-    except (OSError, ValueError, LookupError, TypeError):
-        pass
-    return None
 
 
 def _evaluations(places: Sequence[Path], names: Sequence[str]) -> dict[str, EvaluationResult]:

@@ -41,11 +41,8 @@ class Comparison:
     @property
     def score_range(self) -> tuple[float, float] | None:
         """Least and most that the rules allow; None where no evaluation says it."""
-        return next((kind.example.score_range for kind in self._of_training), None)
-
-    @property
-    def _of_training(self) -> list[HeldOut]:
-        return [kind for kind in self.evaluations if kind.example.preset == self.preset]
+        kinds = (kind.example for kind in self.evaluations if kind.example.preset == self.preset)
+        return next((one.score_range for one in kinds), None)
 
 
 def compare_arms(
@@ -202,33 +199,28 @@ def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
         "end": found.end,
         "window": found.window,
         "references": dict(found.references),
-        "arms": [_arm_json(found, number) for number in range(len(found.arms))],
-        "notes": comparison_notes(found),
-    }
-
-
-def _arm_json(found: Comparison, number: int) -> dict[str, Any]:
-    arm, curve, training = found.arms[number], found.curves[number], found.training[number]
-    return {
-        "name": arm.name,
-        "runs": [
+        "arms": [
             {
-                "folder": str(run.folder),
-                "seed": run.settings.get("SEED"),
-                "last_step": float(run.steps[-1]),
-                "games": run.num_games,
-                "seconds": run.seconds,
-                "training": mean,
+                "name": arm.name,
+                "runs": [
+                    {
+                        "folder": str(run.folder),
+                        "seed": run.settings.get("SEED"),
+                        "last_step": float(run.steps[-1]),
+                        "games": run.num_games,
+                        "seconds": run.seconds,
+                        "training": mean,
+                    }
+                    for run, mean in zip(arm.runs, training, strict=True)
+                ],
+                "training": asdict(over_seeds(training)),
+                "curve": {"band": curve.band}
+                | {key: getattr(curve, key).tolist() for key in ("x", "mean", "low", "high")},
+                "evaluations": {kind.file: asdict(one) for kind in found.evaluations if (one := kind.arms[number])},
             }
-            for run, mean in zip(arm.runs, training, strict=True)
+            for number, (arm, curve, training) in enumerate(zip(found.arms, found.curves, found.training, strict=True))
         ],
-        "games_per_run": median(run.num_games for run in arm.runs),
-        "seconds_per_run": _seconds(arm),
-        "training": asdict(over_seeds(training)),
-        "curve": {"band": curve.band, **{key: getattr(curve, key).tolist() for key in ("x", "mean", "low", "high")}},
-        "evaluations": {
-            kind.file: asdict(score) for kind in found.evaluations if (score := kind.arms[number]) is not None
-        },
+        "notes": comparison_notes(found),
     }
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,4 @@ def _plain(value: Any) -> Any:
 def _cell_json(result: EvaluationResult | None) -> dict[str, Any] | None:
     if result is None:
         return None
-    found = asdict(result.estimate)
-    interval = [found.pop("low"), found.pop("high")]
-    return {"seats": result.seats[0], **found, "interval_95": interval, "figures": result.figures}
+    return {"seats": result.seats[0], **result.estimate.to_json(), "figures": result.figures}
