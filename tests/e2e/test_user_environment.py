@@ -64,9 +64,9 @@ def test_both_players_learn_adapters_of_their_own_from_the_sampled_tokens(traine
             load_file(trained_run / f"checkpoint-{step}" / player / "adapter_model.safetensors") for step in (1, STEPS)
         )
         assert any(bool((first[name] != last[name]).any()) for name in first), f"{player} did not move"
-    games = [json.loads(line) for line in (trained_run / "episodes/step_000003.jsonl").read_text().splitlines()]
+    games = [json.loads(line) for line in (trained_run / "episodes/step_000002.jsonl").read_text().splitlines()]
     assert {(game["schema"], game["env"], tuple(game["seats"])) for game in games} == {
-        (2, "lighthouse", ("player_0@3", "player_1@3"))
+        (2, "lighthouse", ("player_0@2", "player_1@2"))
     }
     assert {game["result"]["safe"] for game in games} <= {0.0, 1.0}
 
