@@ -6,7 +6,8 @@ the sampler's logprobs are those of the trainer's own model, so two runs of the 
 `SCRIPTED` holds what goes wrong, as JSON: {"absent": {"player": 1, "steps": [1, 2]}} removes a player's turns,
 {"empty": [3]} drops every game, {"nan_loss": {"player": 1, "steps": [2]}} makes that player's forward pass not a
 number, {"nan_reward": [1]} gives one game of the step such a reward, {"full_disk": [2]} lets that save fail,
-{"plain": true} takes ms-swift's own forward pass over all tokens and PEFT's own layers.
+{"any_words": true} lets a model play what it has no words for, {"plain": true} takes ms-swift's own forward pass over
+all tokens and PEFT's own layers.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import trainer
+from hanabi_grpo.training import pipeline, trainer
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.model import adapters
@@ -170,6 +171,8 @@ if __name__ == "__main__":
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
     HanabiGRPOTrainer.new_logps = _logps
     adapters.save_adapter = _save
+    if PLAN.get("any_words"):
+        pipeline.check_vocabulary = _nothing
     if PLAN.get("plain"):
         trainer.reply_logps, trainer.join_lora_products, trainer.share_prefixes = _plain_logps, _nothing, _nothing
     sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,9 @@ from safetensors.torch import load, save
 from conftest_e2e import Server
 from hanabi_grpo.client.remote_seat import RemotePolicy
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
@@ -104,11 +106,8 @@ def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     client: RolloutClient, adapter: tuple[bytes, dict[str, Any]]
 ) -> None:
     word = client.lend(1, *adapter)
-    policies = [
-        RemotePolicy(client=client, seat_word=name, config=CONFIG, max_tokens=4, temperature=0.0)
-        for name in (word, "base")
-    ]
-    remote = play_episodes_sync(CONFIG, policies, "eval", SEEDS)
+    policies = [RemotePolicy(client=client, seat_word=name, max_tokens=4, temperature=0.0) for name in (word, "base")]
+    remote = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)
     assert _said(remote) == _said(_greedy(client, word, "base"))
 
 

@@ -161,7 +161,7 @@ def test_another_base_model_chat_format_rank_or_player_count_is_refused_with_bot
         _open(client, server, "x", model_fingerprint="0000")
     with pytest.raises(ServerError, match=r"tokenizer differs: server .*trainer 0000"):
         _open(client, server, "x", tokenizer_hash="0000")
-    with pytest.raises(ServerError, match=r"prompts \(laptop, 2 players, compact\) differs: server .*trainer 0000"):
+    with pytest.raises(ServerError, match=r"prompts \(hanabi laptop, 2 players\) differs: server .*trainer 0000"):
         _open(client, server, "x", games=[{**game_claims([Setup(HANABI, CONFIG)])[0], "prompt_hash": "0000"}])
     with pytest.raises(ServerError, match=r"chat format differs: .*HANABI_THINKING"):
         _open(client, server, "x", chat_hash="0000")

@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import json
 import socket
 import threading
 import time
@@ -166,31 +165,22 @@ _HTML = b"<html><body><h1>It works!</h1></body></html>"
 _DEEP = b"[" * 100_000 + b"]" * 100_000
 GONE: dict[str, Behaviour] = {
     "hangs up before its answer": says(b""),
-    "resets before its answer": resets(),
-    "hangs up in its head": says(b"HTTP/1.1 200 OK\r\ncontent-le"),
     "hangs up in its answer": says(http(b'{"instance_id": "x"', length=4000)),
     "resets in its answer": resets(http(b'{"instance_id": "x"', length=4000)),
-    "hangs up in a chunk": says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nff\r\n{"),
     "stalls in its answer": stalls(http(b"{", length=4000)),
     "drips its head": drips(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"),
     "drips its answer": drips(http(b"{", length=1 << 40), b" "),
     "drips answers that announce another one": drips(b"", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
     "is not HTTP": says(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "answers noise": says(bytes(range(256)) * 40),
     "answers a head without end": says(b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 60_000),
     "502 of a proxy": says(http(_HTML, "502 Bad Gateway")),
     "503, engine dead": says(http(b'{"detail": "engine dead"}', "503 Service Unavailable")),
-    "504 of a proxy": says(http(b"", "504 Gateway Timeout")),
 }
 """What may be over soon: asking again can help."""
 REFUSALS: dict[str, Behaviour] = {
     "HTML": says(http(_HTML)),
     "nothing": says(http(b"")),
     "half a JSON": says(http(b'{"instance_id": "x", "ver')),
-    "JSON null": says(http(b"null")),
-    "a JSON number": says(http(b"7")),
-    "a JSON string": says(http(b'"ok"')),
-    "an empty list": says(http(b"[]")),
     "a list of nonsense": says(http(b'[null, 1, "x", {}]')),
     "JSON of enormous depth": says(http(_DEEP)),
     "a number of 100 000 digits": says(http(b"9" * 100_000)),
@@ -199,19 +189,14 @@ REFUSALS: dict[str, Behaviour] = {
     "a gzip of 64 MiB": says(http(gzip.compress(bytes(64 << 20)), "200 OK", "content-encoding: gzip")),
     "an answer without end": says(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + b" " * (34 << 20)),
     "a redirect": says(http(b"", "307 Temporary Redirect", "location: http://127.0.0.1:1/elsewhere")),
-    "a redirect to itself": says(http(b"", "302 Found", "location: /health/")),
     "204": says(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"),
-    "400 in HTML": says(http(_HTML, "400 Bad Request")),
     "401": says(http(b'{"detail": "wrong or missing key: set HANABI_API_KEY"}', "401 Unauthorized")),
-    "404": says(http(b'{"detail": "Not Found"}', "404 Not Found")),
     "409": says(http(b'{"detail": ["a", {"list": 1}]}', "409 Conflict")),
-    "422 of half a megabyte": says(http(json.dumps({"detail": "x" * 500_000}).encode(), "422 Unprocessable")),
     "500": says(http(b'{"detail": "boom"}', "500 Internal Server Error")),
-    "500 without a word": says(http(b"", "500 Internal Server Error")),
     "599": says(http(b"\xff", "599 ???")),
 }
 """What asking again does not change."""
-_JSON = ("JSON null", "a JSON number", "a JSON string", "an empty list", "a list of nonsense")
+_JSON = ("a list of nonsense",)
 
 
 def test_a_server_that_breaks_in_its_answer_is_gone_and_may_come_back(drill: Drills) -> None:

@@ -107,36 +107,18 @@ def test_a_server_that_hangs_up_is_asked_again_only_where_that_is_harmless(name:
         CALLS[name](client)
 
 
-_ANSWERS = {
-    "not JSON": (_http("200 OK", b"<html>hello</html>"), ServerError, "not JSON, or only a part of it: '<html>hello"),
-    "cut JSON": (_http("200 OK", b'{"instance_id": "a", "ver'), ServerError, 'not JSON.*{"instance_id": "a", "ver'),
-    "cut body": (_http("200 OK", b"{}" * 50)[:-30], ServerGoneError, "without sending complete message body"),
-    "redirect": (
-        _http("307 Temporary Redirect", b"", "location: http://other.example/"),
-        ServerError,
-        "answered 307 and points to 'http://other.example/'; redirects are not followed",
-    ),
-    "a list": (_http("200 OK", b"[1, 2]"), ServerError, r"does not fit \(.*Expected `object`, got `array`\)"),
-    "refusal in parts": (
-        _http("422 X", b'{"detail": [{"msg": "no"}]}'),
-        ServerError,
-        r'answered 422: \[{"msg": "no"}\]',
-    ),
-    "plain refusal": (_http("500 X", b"oops"), ServerError, "the server answered 500: oops"),
-    "engine dead": (_http("503 X", b'{"status": "engine dead"}'), ServerGoneError, "answered 503.*engine dead"),
-}
-"""More of them, for every call, are in tests/faults/test_client_faults.py."""
-
-
-@pytest.mark.parametrize("case", _ANSWERS)
-def test_an_answer_that_is_none_of_ours_is_an_error_with_its_first_characters(case: str) -> None:
-    answer, kind, message = _ANSWERS[case]
-    with _raw_server(answer) as (url, _), RolloutClient(url, timeouts=QUICK) as client:
-        for name in ("health", "log", "open_session", "push", "play"):
+@pytest.mark.parametrize("name", ["health", "log", "open_session", "push", "play"])
+def test_an_answer_that_is_none_of_ours_is_an_error_with_its_first_characters(name: str) -> None:
+    """Many more of them are in tests/faults/test_client_faults.py."""
+    for answer, message in (
+        (_http("200 OK", b"<html>hello</html>"), "not JSON, or only a part of it: '<html>hello"),
+        (_http("200 OK", b"[1, 2]"), r"does not fit \(.*Expected `object`, got `array`\)"),
+        (_http("422 X", b'{"detail": [{"msg": "no"}]}'), r'answered 422: \[{"msg": "no"}\]'),
+    ):
+        with _raw_server(answer) as (url, _), RolloutClient(url, timeouts=QUICK) as client:
             with pytest.raises(ServerError, match=message) as caught:
                 CALLS[name](client)
-            assert type(caught.value) is kind and url in str(caught.value)
-            assert len(str(caught.value)) < 1200
+            assert type(caught.value) is ServerError and url in str(caught.value)
 
 
 def test_a_receipt_that_is_not_for_what_was_sent_is_an_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps
+from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps, played_setups, training_rows
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
@@ -92,6 +92,7 @@ def test_a_bad_env_config_is_refused_with_file_line_problem_and_a_right_row(
         (b"[" * 100_000, "not JSON"),
         (b'{"messages": NaN}', "NaN is no JSON number"),
         (b"3", "a row is a JSON object."),
+        (b'{"env": "../x.py"}', "an environment is named by a word"),
         (b'{"env_config": {}}', "messages must be a list"),
         (b'{"messages": []}', "messages must be a list"),
         (b'{"messages": [{"role": "user"}]}', "messages must be a list"),
@@ -152,19 +153,33 @@ def test_the_files_of_the_project_are_what_the_command_writes(tmp_path: Path, na
     assert [row["seeds"] for row in load_rows(DATA / name, Settings())] == [None]
 
 
-def test_the_command_writes_a_fixed_list_and_never_over_a_file(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "my.jsonl"
+def test_a_row_holds_a_fixed_list_and_what_could_not_be_trained_on_is_refused() -> None:
     row = dataset_row("mini", players=3, suite="train", num_deals=2)
     assert row["env_config"] == {"preset": "mini", "suite": "train", "players": 3, "seeds": [0, 1]}
-    write_dataset(out, [row])
-    with pytest.raises(SettingsError, match="exists already"):
-        write_dataset(out, [row])
-    assert load_rows(out, Settings(players=3))[0]["seeds"] == [0, 1]
-
-
-def test_the_command_refuses_what_could_not_be_trained_on() -> None:
-    right: dict[str, Any] = {"preset": "laptop", "players": None, "suite": "train", "num_deals": 0}
-    bad = {"preset": ("labtop", "did you mean 'laptop'"), "suite": ("eval", "held out"), "num_deals": (-1, "-1")}
+    right: dict[str, Any] = {"preset": "laptop", "suite": "train", "num_deals": 0}
+    bad = {
+        "preset": ("labtop", "did you mean 'laptop'"),
+        "suite": ("eval", "held out"),
+        "num_deals": (-1, "-1"),
+        "env": ("chess", "no such environment"),
+    }
     for name, (value, problem) in bad.items():
         with pytest.raises(SettingsError, match=problem):
             dataset_row(**{**right, name: value})
+
+
+def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(tmp_path: Path) -> None:
+    path = tmp_path / "kuhn.jsonl"
+    row = dataset_row("kuhn", env="kuhn", suite="train", num_deals=0)
+    assert write_dataset(path, [row]) == "kuhn"
+    config = {"preset": "kuhn", "reward_illegal": -0.5, "reward_unparsable": -0.5, "reward_out_of_tokens": -0.5}
+    for settings in (Settings(), Settings(env="kuhn")):
+        [found] = load_rows(path, settings)
+        assert (found["env"], found["env_config"], found["messages"][0]["content"]) == ("kuhn", config, "Play kuhn.")
+        assert deals([found], 3, 1)[0]["env"] == "kuhn"
+        assert played_setups([found])[0].spec.payoff == "zero_sum"
+    assert training_rows(Settings(env="kuhn"))[0]["env_config"] == config
+    path.write_text(json.dumps({**row, "env_config": {"preset": "kuhn", "players": 2}}))
+    assert "unknown key 'players'; env_config may hold preset, reward_illegal" in message(path)
+    path.write_text(json.dumps(row))
+    assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(path, Settings(players=3))

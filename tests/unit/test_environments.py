@@ -290,6 +290,7 @@ def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> Non
     assert {name for name in dir(seen) if not name.startswith("_")} == {
         "legal",
         "message",
+        "parse",
         "player",
         "state_message",
         "view",

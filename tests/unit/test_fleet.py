@@ -23,7 +23,6 @@ from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link
 from hanabi_grpo.training.link import ServerLink
-from hanabi_grpo.training.overlap import PlayAhead
 from hanabi_grpo.types import Episode
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app, session_body
 
@@ -189,22 +188,6 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     assert told(alone.play(DEALS, PLAYERS, 7).groups) == told(shared.groups)
 
 
-def test_games_that_are_asked_for_ahead_come_from_all_servers(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
-) -> None:
-    link = fleet(partners=("iggi",), partner_share=0.5)
-    link.connect(0)
-    link.push(None, PLAYERS, 7)
-    now = link.play(DEALS, PLAYERS, 7)
-    ahead = PlayAhead(link, PLAYERS)
-    ahead.ask(DEALS, 7)
-    taken = ahead.take(DEALS, 7)
-    assert (taken.version, link.incidents.counts) == (7, {})
-    assert taken.result.groups == now.groups
-    assert {seats for group in now.groups for seats in {game.seats for game in group}} > {("player_0@7", "player_1@7")}
-    assert set(link.partner_names.values()) == {"iggi"}
-
-
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
 ) -> None:
@@ -262,28 +245,6 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
             # The other server was not asked again: twice the games' replies in all, not three times.
             assert apps[0].engine.num_samples == 2 * samples
             link.disconnect()
-
-
-def test_signs_of_life_and_log_lines_go_to_and_come_from_all(
-    apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink], tmp_path: Path
-) -> None:
-    with running_app(instance_id="third", session_timeout=1.0) as third:
-        link = fleet((apps[0], third))
-        link.connect(0)
-        beats = [one._heartbeat for one in link.links.values()]
-        assert [beat is not None and beat._thread.is_alive() for beat in beats] == [True, True]
-        for number, app in enumerate((apps[0], third)):
-            app.ring._lines.append(f"line {number}")
-            app.ring._count += 1
-        link.copy_log()
-        lines = (tmp_path / "server.log").read_text().splitlines()
-        assert f"[127.0.0.1:{apps[0].port}] line 0" in lines
-        assert f"[127.0.0.1:{third.port}] line 1" in lines
-        deadline = time.monotonic() + 20
-        while not beats[1].beats:  # type: ignore[union-attr]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        link.disconnect()
 
 
 def test_a_command_that_only_plays_waits_for_the_first_and_says_so(apps: tuple[RunningApp, RunningApp]) -> None:

@@ -197,22 +197,6 @@ def test_a_commit_and_a_lending_do_not_wait_for_each_other(tmp_path: Path, slow:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-async def test_a_lending_whose_client_hangs_up_is_done_whole(store: AdapterStore, engine: Loads) -> None:
-    engine.gate = asyncio.Event()
-    request = asyncio.ensure_future(lend(store, 5.0))
-    await asyncio.sleep(0.01)
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert store.frozen.words() == []
-    with pytest.raises(VersionError, match="does not hold it"):
-        store.frozen.find(word(5.0, 1).removesuffix("@1"), 1)
-    engine.gate.set()
-    await lend(store, 5.0)
-    assert engine.num_loads == 1
-    check_whole(store, engine)
-
-
 async def test_an_engine_that_refuses_leaves_no_files_and_the_same_can_be_lent_again(
     store: AdapterStore, engine: Loads
 ) -> None:

@@ -1,6 +1,5 @@
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -72,34 +71,22 @@ def children() -> Callable[[], list[psutil.Process]]:
     return lambda: [child for child in alive() if child not in before]
 
 
-def test_the_server_is_healthy_inside_and_gone_outside(tmp_path: Path) -> None:
+def test_two_servers_are_healthy_inside_and_gone_outside_with_ports_and_logs_of_their_own(tmp_path: Path) -> None:
     said: list[str] = []
-    with own_server(
-        Settings(), said.append, command=command(SERVES), folder=tmp_path / "new", environ={"HANABI_PLAYERS": "3"}
-    ) as settings:
-        with RolloutClient.from_settings(settings) as client:
-            assert client.health()["instance_id"] == "3/true/None"
-        port = settings.vllm_server_port
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"http://127.0.0.1:{port}/health/", trust_env=False)
-    logs = list((tmp_path / "new").glob("own-server-*.log"))
-    assert len(logs) == 1 and logs[0].read_text() == "stand-in 127.0.0.1\n"
-    assert str(logs[0]) in said[0] and "ready" in said[-1]
-
-
-def test_the_key_is_handed_on(tmp_path: Path) -> None:
-    settings = Settings(api_key="secret")
-    with own_server(settings, lambda text: None, command=command(SERVES), folder=tmp_path) as own:
-        assert RolloutClient.from_settings(own).health()["instance_id"] == "None/true/secret"
-
-
-def test_two_servers_at_once_have_ports_and_logs_of_their_own(tmp_path: Path) -> None:
+    folder, keyed = tmp_path / "new", Settings(api_key="secret")
     with (
-        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as one,
-        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as other,
+        own_server(keyed, said.append, command=command(SERVES), folder=folder, environ={"HANABI_PLAYERS": "3"}) as one,
+        own_server(Settings(), said.append, command=command(SERVES), folder=folder) as other,
     ):
+        ids = [RolloutClient.from_settings(settings).health()["instance_id"] for settings in (one, other)]
+        assert ids == ["3/true/secret", "None/true/None"]
         assert one.vllm_server_port != other.vllm_server_port
-    assert len(list(tmp_path.glob("*.log"))) == 2
+    for settings in (one, other):
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{settings.vllm_server_port}/health/", trust_env=False)
+    logs = {str(log): log.read_text() for log in folder.glob("own-server-*.log")}
+    assert list(logs.values()) == ["stand-in 127.0.0.1\n"] * 2
+    assert any(log in said[0] for log in logs) and "ready" in said[-1]
 
 
 def test_a_death_at_the_start_is_noticed_at_once_and_the_log_shown(tmp_path: Path) -> None:
@@ -190,12 +177,3 @@ def test_a_command_that_is_killed_takes_its_server_along(
     while not is_gone(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def test_the_port_is_free_when_the_server_takes_it(tmp_path: Path) -> None:
-    with (
-        own_server(Settings(), lambda text: None, command=command(SERVES), folder=tmp_path) as settings,
-        socket.socket() as probe,
-        pytest.raises(OSError),
-    ):
-        probe.bind(("127.0.0.1", settings.vllm_server_port))

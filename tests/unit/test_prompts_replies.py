@@ -20,58 +20,25 @@ def read(text: str) -> Action | None:
     return parse_reply(text, num_players=2, player=0)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Play 0",
-        "play 0",
-        "  Play 0  \n\n",
-        "**Play 0**",
-        "`Play 0`",
-        '"Play 0."',
-        "> Play 0",
-        "- Play 0",
-        "### Play 0",
-        "Action: Play 0",
-        "**Action:** Play 0",
-        "**My final move is:** `Play 0`!",
-        "```\nPlay 0\n```",
-        "Discard 1\nPlay 0",
-        "I know that slot 0 is red 1.\nPlay 0",
-        "Play 0\nThat is my move because it surely fits.",
-        "<think>Discard 1</think>Play 0",
-        "<think>\nDiscard 1\n</think>\n\nPlay 0",
-        "<THINK>Discard 1</THINK>\nPlay 0",
-        "Discard 1</think>Play 0",
-        "<think>a</think>Discard 1\n<think>b</think>Play 0",
+def test_these_replies_all_play_slot_0() -> None:
+    for text in (
+        *("Play 0", "play 0", "  Play 0  \n\n", "**Play 0**", "`Play 0`", '"Play 0."', "> Play 0", "- Play 0"),
+        *("### Play 0", "Action: Play 0", "**Action:** Play 0", "**My final move is:** `Play 0`!", "```\nPlay 0\n```"),
+        *("Discard 1\nPlay 0", "I know that slot 0 is red 1.\nPlay 0", "Play 0\nThat is my move because it fits."),
+        *("<think>Discard 1</think>Play 0", "<think>\nDiscard 1\n</think>\n\nPlay 0", "Discard 1</think>Play 0"),
+        *("<THINK>Discard 1</THINK>\nPlay 0", "<think>a</think>Discard 1\n<think>b</think>Play 0"),
         "Play 0\n<think>Discard 1</think>",
-    ],
-)
-def test_these_replies_all_play_slot_0(text: str) -> None:
-    assert read(text) == PLAY_0
+    ):
+        assert read(text) == PLAY_0, text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "\n\n",
-        "Play",
-        "Play zero",
-        "I would Play 0",
-        "Never do this: Play 0",
-        "Play 0 or Discard 1",
-        "<think>Play 0",
-        "Play 0\n<think>But wait",
-        "<think>Play 0</think>",
-        "<think>a</think>Play 0<think>",
-        "Play 0<think>a</think>b</think>c",
-        "Play \u0660",
-        "Hint R Y",
-    ],
-)
-def test_these_replies_hold_no_move(text: str) -> None:
-    assert read(text) is None
+def test_these_replies_hold_no_move() -> None:
+    for text in (
+        *("", "\n\n", "Play", "Play zero", "I would Play 0", "Never do this: Play 0", "Play 0 or Discard 1"),
+        *("<think>Play 0", "Play 0\n<think>But wait", "<think>Play 0</think>", "<think>a</think>Play 0<think>"),
+        *("Play 0<think>a</think>b</think>c", "Play \u0660", "Hint R Y"),
+    ):
+        assert read(text) is None, text
 
 
 def test_a_hint_may_leave_out_its_target_only_with_two_players() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.replays.wording import earned, signed
+from hanabi_grpo.envs.texts import earned, signed
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync, play_group
 from hanabi_grpo.rollout.players import ScriptedPlayer, make_script

@@ -1,6 +1,9 @@
 """What the server sets before vLLM is imported."""
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +43,22 @@ def test_a_gpu_gets_no_settings_of_a_cpu() -> None:
     prepare_environment(on_cpu=False)
     assert BIND not in os.environ
     assert "OMP_WAIT_POLICY" not in os.environ
+
+
+@pytest.mark.parametrize(("length", "gathered"), [(30, True), (70, False)])
+def test_vllms_sockets_have_a_folder_where_their_paths_fit(
+    length: int, gathered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp", suffix="x" * (length - len("/tmp/tmp12345678"))))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    prepare_environment(on_cpu=False)
+    sockets = os.environ.get("VLLM_RPC_BASE_PATH")
+    assert (sockets is not None) == gathered
+    assert [str(path) for path in folder.iterdir()] == ([sockets] if gathered else [])
+    shutil.rmtree(folder)
+
+
+def test_a_folder_for_sockets_that_the_user_named_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/somewhere")
+    prepare_environment(on_cpu=False)
+    assert os.environ["VLLM_RPC_BASE_PATH"] == "/somewhere"

@@ -165,6 +165,7 @@ def test_only_deaths_are_answered_by_a_restart() -> None:
     for code, first, later in (
         (70, True, True),
         (-signal.SIGKILL, True, True),
+        (-signal.SIGALRM, True, True),
         (-signal.SIGSEGV, True, True),
         (1, False, True),
         (2, False, False),

@@ -37,9 +37,8 @@ from hanabi_grpo.settings.board import TINY_MODEL
 from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.sft.tiny_model.network import new_model, single_turns, warm_start
+from hanabi_grpo.sft.tiny_model.network import single_turns
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.training.model.shared_prefixes import shares_prefixes
 from hanabi_grpo.types import Episode, Reply, ReplyKind
 from small_models import SHIPPED
 
@@ -76,12 +75,6 @@ def rebuilt(folder: Path, **changes: Any) -> bool:
     stamp = weights.stat().st_mtime_ns if weights.exists() else 0
     build_tiny_model(folder, replace(QUICK, **changes))
     return weights.stat().st_mtime_ns != stamp
-
-
-def test_a_conversation_is_one_token_per_word_and_line_breaks_cost_none() -> None:
-    text = CHAT.tokenizer.decode(CHAT.open("", "life1 info3"))
-    assert text == "<|im_start|> user life1 info3 <|im_end|> <|im_start|> assistant"
-    assert (CHAT.glue, CHAT.tail) == ("\n<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_every_word_of_the_board_has_a_token_and_comes_back_and_so_do_think_tags() -> None:
@@ -233,16 +226,6 @@ def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_man
     assert len(full) == 40
     assert 20 < len(seen) - len(full) <= 40
     assert not any("<unk>" in text for text in texts)
-
-
-def test_the_warm_start_computes_once_what_conversations_begin_with_alike() -> None:
-    model = new_model(CHAT.tokenizer)
-    assert not shares_prefixes(model)
-    recipe = Recipe(steps=1, batch_size=2, num_games=1)
-    [sample, *_] = recipe.samples(LAPTOP, CHAT)
-    losses: list[float] = []
-    warm_start(model, [sample] * 2, recipe, pad_id=0, on_step=lambda step, loss: losses.append(loss))
-    assert shares_prefixes(model) and len(losses) == 1
 
 
 class Talker:

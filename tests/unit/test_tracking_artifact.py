@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.loop import play_group
@@ -17,6 +16,7 @@ from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
+from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations
 from hanabi_grpo.tracking.board import section_name, sectioned

@@ -64,7 +64,7 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     assert any("samples/replay" in key for row in history(records) for key in row)
     # These rows have no figure that an alarm watches.
     pictures = {key.split("/")[1] for row in history(records) for key in row if key.startswith("charts/")}
-    assert pictures == {"score", "players", "phases"}
+    assert pictures == {"score", "phases"}
     assert (run / "charts/score.png").read_bytes().startswith(b"\x89PNG")
     logged = [one for one in artifacts(records) if one.kind == "model"]
     assert {one.name for one in logged} == {"team"}

@@ -56,12 +56,7 @@ def share_deals(deals: Sequence[Mapping[str, Any]], num_servers: int) -> list[li
 
 
 def merge_shares(shares: Sequence[Sequence[int]], parts: Sequence[Sequence[_Item]]) -> list[_Item]:
-    """Return what each server made of its share, in the order of the request.
-
-    Args:
-        shares: Per server the positions of its items.
-        parts: Per server its items, as many as positions.
-    """
+    """Return what each server made of its share, in the order of the request."""
     shared = zip(shares, parts, strict=True)
     placed = {place: item for places, items in shared for place, item in zip(places, items, strict=True)}
     return [placed[place] for place in sorted(placed)]
@@ -72,9 +67,6 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
 
     All have ended before this returns, so that a server is never asked two things at once. A thread ends with the
     process: Ctrl-C waits for none.
-
-    Args:
-        calls: By the name of the server, for the log.
 
     Raises:
         BaseException: What the first of the calls that failed raised; the others' are in the log.
@@ -104,9 +96,6 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
 
 def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse servers that would play different games, and one that has two names.
-
-    Args:
-        identities: By the server's name, what it says of itself.
 
     Raises:
         ServerError: What differs, on which servers, and what to do.

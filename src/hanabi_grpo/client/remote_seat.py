@@ -1,23 +1,11 @@
 """Models on a rollout server as partners of a game that is played here, one request per reply."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.types import Reply
-
-Said = tuple[str, tuple[int, ...]]
-"""One past turn of a private conversation: the prompt, and the ids of the reply."""
-
-
-class Replier(Protocol):
-    """The one call of `RolloutClient` that samples a single reply."""
-
-    def reply(
-        self, *, seat: str, system: str, turns: Sequence[Said], prompt: str, max_tokens: int, temperature: float
-    ) -> Reply:
-        """Sample the reply of a seat's word (see `refs`) after a conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +16,7 @@ class RemotePolicy:
         RemotePolicy(client=client, seat_word="player_1@7", max_tokens=4, temperature=1.0)
     """
 
-    client: Replier
+    client: RolloutClient
     seat_word: str
     max_tokens: int
     """Per reply."""
@@ -45,13 +33,14 @@ class RemotePolicy:
         return RemoteSeat(self, task.environment.system(task.config, player))
 
 
+@dataclass(frozen=True, slots=True)
 class RemoteSeat:
     """One player of one game; the server keeps nothing between two replies."""
 
-    def __init__(self, policy: RemotePolicy, system: str) -> None:
-        self._policy = policy
-        self._system = system
-        self._said: list[Said] = []
+    policy: RemotePolicy
+    system: str
+    said: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    """The past turns of its conversation: the prompt, and the ids of the reply."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the server; the calling thread waits for it.
@@ -59,15 +48,15 @@ class RemoteSeat:
         Raises:
             ServerError: The server was not reached, no longer holds the adapter, or its answer is none.
         """
-        text, policy = seen.message(), self._policy
+        text, policy = seen.message(), self.policy
         reply = policy.client.reply(
             seat=policy.seat_word,
-            system=self._system,
-            turns=tuple(self._said),
+            system=self.system,
+            turns=tuple(self.said),
             prompt=text,
             max_tokens=policy.max_tokens,
             temperature=policy.temperature,
         )
         if not reply.out_of_tokens:
-            self._said.append((text, reply.reply_ids))
+            self.said.append((text, reply.reply_ids))
         return replace(reply, prompt=text)

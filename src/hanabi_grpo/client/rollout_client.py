@@ -109,11 +109,6 @@ class RolloutClient(SessionClient):
 
         The server holds a few; the least recently used go first. Lending one that it holds costs only the upload.
 
-        Args:
-            version: Optimizer steps behind these weights, for records.
-            weights: safetensors bytes.
-            config: PEFT configuration, see `adapter_config_for_wire`.
-
         Returns:
             The word for its seats, e.g. "frozen_0123456789abcdef@50".
 
@@ -141,15 +136,7 @@ class RolloutClient(SessionClient):
         max_tokens: int,
         temperature: float,
     ) -> Reply:
-        """Sample one reply in a conversation; the server remembers nothing of it afterwards.
-
-        Args:
-            seat: Who replies: "base" or an adapter at a version, see `refs`.
-            system: First message, "" for none.
-            turns: Earlier (prompt, sampled reply ids) of this conversation, oldest first.
-            prompt: What the player is shown now.
-            max_tokens: Of the reply.
-            temperature: Of sampling.
+        """Sample one reply in a conversation, see `ReplyRequest`; the server remembers nothing of it afterwards.
 
         Raises:
             ServerError: The server refused, or its answer is not a reply of that seat.
@@ -178,12 +165,11 @@ class RolloutClient(SessionClient):
         temperature: float,
         seats: Sequence[str] | None = None,
     ) -> RolloutResult:
-        """Play each deal `num_games` times.
+        """Play each deal `num_games` times, see `RolloutRequest`.
 
         Args:
-            deals: Each a `TaskRequest` as a mapping: {"env_config": {...}, "suite": str, "seed": int}, and perhaps
-                "seats", one word each (see `refs`). One that is named twice gets two groups of different games,
-                numbered on. Other keys are the caller's own and are not sent.
+            deals: Each a `TaskRequest` as a mapping; other keys are the caller's own and are not sent. One that is
+                named twice gets two groups of different games, numbered on.
             num_games: Group size.
             max_tokens: Per reply.
             temperature: Of sampling.

@@ -109,12 +109,10 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         # Also where the one that says "starting" has just made way for the one that serves.
         return _NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
-        return _NotReady(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+        return _NotReady(f"{type(error).__name__}: {error}".removesuffix(": "))
     try:
-        health = answer.json()
-    except (ValueError, RecursionError):
-        health = None
-    if not isinstance(health, dict):
+        health = dict(answer.json())
+    except (ValueError, TypeError, RecursionError):
         health = {}
     if answer.status_code == 401:
         raise ServerError(f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals.")

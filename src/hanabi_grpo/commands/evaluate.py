@@ -62,9 +62,8 @@ def evaluate(
     A result of a run's checkpoint, or of what its trainer serves, is also left in evaluations/ of the run folder.
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
-    and the others of serve with --own-server; DATASET, HANABI_ENV, HANABI_PRESET and HANABI_PLAYERS choose the game;
-    TEMPERATURE and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and
-    hf: words.
+    and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
+    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
     check_deals(deals, suite)
     texts = line_ups or [SERVED]
@@ -159,13 +158,13 @@ def _keep(
     runs: Iterable[Path], document: dict[str, Any], digest: str, out: Path | None, tell: Callable[[str], None]
 ) -> None:
     """Leave a result with every run on this machine whose adapters played, for its page, its card and comparisons."""
+    temperature, num_deals = document["temperature"], len(document["scores"])
+    heat = f"T{temperature:g}" if temperature else "greedy"  # None: scripts alone, whose result no run keeps
+    stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
     for run in runs:
         if out is not None and run.resolve() in out.resolve().parents:
             continue
-        temperature = document["temperature"]
-        heat = "greedy" if temperature == 0 else f"T{temperature:g}"
-        stem = re.sub(r"[^\w@.-]+", "_", document["label"])[-60:]
-        path = run / EVALUATIONS / f"{stem}-{heat}-{len(document['scores'])}-{digest[:8]}.json"
+        path = run / EVALUATIONS / f"{stem}-{heat}-{num_deals}-{digest[:8]}.json"
         try:
             write_document(path, document)
         except SettingsError as error:

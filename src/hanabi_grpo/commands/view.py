@@ -9,12 +9,12 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import Selection
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.runs.selection import Selection
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import spread
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_words, own_page
 from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
+from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.advantages.recorded import turn_advantages

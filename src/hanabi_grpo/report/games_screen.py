@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import num_bad_replies
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
+from hanabi_grpo.runs.selection import num_bad_replies
 
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:

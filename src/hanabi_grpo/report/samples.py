@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, num_bad_replies
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.played import outcome, returns
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
+from hanabi_grpo.runs.selection import NUM_REPLAYS, num_bad_replies
 from hanabi_grpo.settings import Settings, settings_values
 
 logger = logging.getLogger(__name__)

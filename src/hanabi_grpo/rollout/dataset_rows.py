@@ -67,9 +67,9 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
     game = {key: value for key, value in given.items() if key in keys}
     if env == settings.env:
         names = {variable.field: variable.env for variable in variables(env)}
-        for key in keys:
+        for key in game:
             default = getattr(settings, key)
-            if game.setdefault(key, default) == default:
+            if game[key] == default:
                 continue
             if key in settings.model_fields_set:
                 raise ValueError(
@@ -82,6 +82,7 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
                     f"env_config players={game[key]!r} needs HANABI_PLAYERS={game[key]!r} in both terminals, or unset "
                     "DATASET."
                 )
+        game = settings.config_row(game)
     elif preset := environment.presets.get(str(given.get("preset"))):
         game = {**preset.model_dump(), **game}
     if game.get("preset", "") is None:

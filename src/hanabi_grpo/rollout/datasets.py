@@ -28,15 +28,9 @@ def messages(env: str) -> list[dict[str, str]]:
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
-    """Return the rows that a run plays: those of DATASET, or without it one that the settings decide.
+    """Return the rows that a run plays: those of DATASET, or without it one that the settings decide; see `load_rows`.
 
     A process reads them once: a file that changes meanwhile does not change a run.
-
-    Returns:
-        As `load_rows`.
-
-    Raises:
-        SettingsError: As `load_rows`.
     """
     return list(_rows(settings, frozenset(settings.model_fields_set)))
 

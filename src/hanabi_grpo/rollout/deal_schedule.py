@@ -58,10 +58,6 @@ class Phase:
 def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
     """Return the number of the row that a deal belongs to, and how many deals that row had before.
 
-    Args:
-        terms: Of each row.
-        deal: Number of the deal in the run, from 0.
-
     Raises:
         SettingsError: No row plays then, or the shares have no short common block.
     """

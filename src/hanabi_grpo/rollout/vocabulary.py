@@ -34,12 +34,7 @@ def game_words(setup: Setup[Any], *, num_games: int = _GAMES) -> tuple[str, ...]
 
 
 def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
-    """Return the words that the tokenizer cannot tell from other unknown ones.
-
-    Args:
-        words: Of a game.
-        tokenizer: Of transformers; one without an unknown token knows every word.
-    """
+    """Return the words that the tokenizer cannot tell from other unknown ones."""
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return ()
@@ -49,11 +44,6 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:
     """Return if the model can read every game.
-
-    Args:
-        setups: The different games of a dataset.
-        tokenizer: The model's.
-        model: MODEL, for the message.
 
     Raises:
         SettingsError: Words have no token: any where the tokenizer knows whole words only, as a tiny model's does, many

@@ -1,6 +1,6 @@
-"""The folder of a server on disk: adapter versions, written whole before anybody can see them.
+"""Folders of a server on disk: adapter versions, written whole before anybody can see them, and vLLM's sockets.
 
-It belongs to a process, and whoever finds one asks its lock whether the owner still lives. A process number would be
+Each belongs to a process, and whoever finds one asks its lock whether the owner still lives. A process number would be
 the wrong question: servers in several containers may share one /dev/shm, and each sees the numbers of its own processes
 only. A lock is the kernel's and goes with its holder, kill -9 included.
 """
@@ -28,13 +28,13 @@ def adapter_home() -> Path:
 class OwnedFolder:
     """A new folder that nobody takes for a leftover while this process, or a child forked from it, lives."""
 
-    def __init__(self, home: Path) -> None:
-        """Remove what killed processes left under `home`, and make a folder of one's own there."""
-        for folder in sorted(home.glob(f"{PREFIX}*")):
+    def __init__(self, home: Path, prefix: str = PREFIX) -> None:
+        """Remove what killed processes left under `home` with this prefix, and make a folder of one's own there."""
+        for folder in sorted(home.glob(f"{prefix}*")):
             with _held(folder) as is_ours:
                 if is_ours:
                     shutil.rmtree(folder, ignore_errors=True)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=home))
         unlocked = self.path / f"{LOCK}.new"
         self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

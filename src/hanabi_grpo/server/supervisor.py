@@ -75,7 +75,7 @@ def fork_and_supervise(*, allowed: int, healthy_seconds: float = HEALTHY_SECONDS
 
 
 def _reason_to_restart(code: int, *, is_first: bool) -> str | None:
-    if code == EXIT_CODE:
+    if code in (EXIT_CODE, -signal.SIGALRM):  # the alarm ends a clean-up that hangs on the dead engine
         return "engine dead"
     if code < 0 and -code not in (signal.SIGINT, signal.SIGTERM):
         return f"server process killed by {signal.Signals(-code).name}"

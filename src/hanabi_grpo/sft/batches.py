@@ -12,13 +12,7 @@ _WINDOW = 32
 
 
 def length_batches(samples: Sequence[Sample], seed: int, size: int) -> Iterator[list[Sample]]:
-    """Yield batches without end; the rows of one batch have about the same length, which saves padding.
-
-    Args:
-        samples: At least one.
-        seed: Of the order.
-        size: Rows of a batch; the last ones of a pass may have fewer.
-    """
+    """Yield batches without end; the rows of one batch have about the same length, which saves padding."""
     rng = random.Random(seed)
     order = list(range(len(samples)))
     while True:
@@ -52,12 +46,8 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens' ids.
 
     The head and the last layer's feed-forward part see the marked positions alone, see `token_wise`. What rows begin
-    with alike is computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`.
-
-    Args:
-        model: A transformers causal language model, adapters inside it or not.
-        ids: (rows, length) int64.
-        is_reply: (rows, length) bool.
+    with alike is computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`. `ids`
+    and `is_reply` are those of `padded`.
     """
     from torch.nn.functional import embedding, pad
 
@@ -77,12 +67,7 @@ def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
 def num_exact_replies(logits: Any, targets: Any, is_reply: Any) -> tuple[int, int]:
     """Return how many replies have the most likely id at every token, and how many there are.
 
-    Such a reply is what greedy sampling gives after the same conversation.
-
-    Args:
-        logits: Of the marked tokens, row by row.
-        targets: Their ids.
-        is_reply: (rows, length) bool; a run of marked tokens is one reply.
+    Such a reply is what greedy sampling gives after the same conversation; a run of marked tokens is one reply.
     """
     marked, before = is_reply[:, 1:], is_reply[:, :-1]
     number = (marked & ~before).flatten().cumsum(0)[marked.flatten()]

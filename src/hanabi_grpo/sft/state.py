@@ -45,12 +45,6 @@ class Kept:
     def save(self, model: Any, tokenizer: Any, students: Sequence[Student], *, dtype: torch.dtype) -> None:
         """Write the best so far, if there is one, and the newest state.
 
-        Args:
-            model: The PEFT model, or the base model when all of it learns.
-            tokenizer: Of the base model, for the folder of a whole model.
-            students: What learns.
-            dtype: Number format of a whole model's file.
-
         Raises:
             RunFolderError: The disk is full, or another reason of the file system; what was there before stays.
         """

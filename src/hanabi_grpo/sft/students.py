@@ -95,15 +95,6 @@ def make_students(
 ) -> tuple[Any, list[Student]]:
     """Wrap the base model for its students.
 
-    Args:
-        model: From `load_base`.
-        names: From `student_names`.
-        settings: LORA_RANK, LORA_ALPHA and SEED.
-        taught: Samples that are learned from.
-        held_out: The others.
-        learning_rate: At its peak.
-        batch_size: Conversations of one step.
-
     Returns:
         The PEFT model, or the base model itself when all of it is trained; and the students.
 

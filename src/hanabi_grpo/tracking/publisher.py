@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import spread
 from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
@@ -164,7 +164,7 @@ class Publisher:
                 )
 
     def pictures(self) -> None:
-        """Send the pictures of the run: score, players, phases, and what the alarms watch."""
+        """Send the pictures of the run: score, phases, and what the alarms watch."""
         with self._guard("charts"):
             rows = self.reader.history()
             if drawn := self._showcase.draw_charts(self.run_folder, rows, self.settings):

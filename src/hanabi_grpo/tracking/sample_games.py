@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.selection import NUM_REPLAYS, spread
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import read_recordings, recorded_steps, recording_to_json
 from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.runs.selection import NUM_REPLAYS, spread
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED
+from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
@@ -171,10 +171,12 @@ def _played_results(
 def _played(
     result: EvaluationResult, frozen: Mapping[str, str], pushed: Mapping[str, str], path: Path, step: int
 ) -> PlayedResult:
+    scripts = registry.get(result.env).policies if result.env in registry.names() else {}
+
     def name(seat: str) -> str:
         adapter = seat_adapter(seat)
         if adapter is None:
-            return seat if seat in SCRIPTED or seat == BASE else OTHER
+            return seat if seat in scripts or seat == BASE else OTHER
         return (frozen.get(adapter[0]) if is_frozen(seat) else pushed.get(result.policies.get(adapter[0], ""))) or OTHER
 
     found = PlayedResult(result=result, orders=tuple(tuple(map(name, order)) for order in result.seats))

@@ -14,8 +14,8 @@ from hanabi_grpo.envs.hanabi.conventions.report import (
     convention_json,
     convention_report,
 )
-from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import render, write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files

@@ -6,10 +6,10 @@ from typing import Any
 from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.hanabi.replays.frames import frames as text_frames
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, outcome
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
+from hanabi_grpo.envs.texts import visible
 
 SCRIPT = "replay.js"
 _KINDS = {"play": "p", "discard": "d", "hint_color": "c", "hint_rank": "r"}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.report.played import frames_of, game_words
 from hanabi_grpo.runs.recordings import read_episode

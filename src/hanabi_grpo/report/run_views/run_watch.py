@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.alarms import Alarm
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.run_views.last_game import LastGame, read_last_game
 from hanabi_grpo.report.run_views.state import Incident, RunState

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from hanabi_grpo.envs.hanabi.replays.texts import visible
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
 from hanabi_grpo.report.run_views.figures import (

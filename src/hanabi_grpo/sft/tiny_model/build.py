@@ -88,10 +88,6 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
 def check_shipped(folder: Path, *, legal_moves: bool) -> None:
     """Say that the shipped model is whole, and when it learned from other prompts than those to come.
 
-    Args:
-        folder: Where it is.
-        legal_moves: HANABI_LEGAL_MOVES.
-
     Raises:
         RunFolderError: Its files are not those that were shipped.
     """

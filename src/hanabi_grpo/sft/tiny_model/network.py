@@ -42,13 +42,6 @@ def warm_start(
 
     AdamW under a one-cycle schedule; single turns first, then whole conversations, as the recipe says. Two runs
     agree bit for bit only with the same number of threads: sums over threads are rounded in another order.
-
-    Args:
-        model: A causal language model in float32.
-        samples: What to learn.
-        recipe: Steps, batch size, learning rate and seed.
-        pad_id: Fills short rows.
-        on_step: Receives the number of steps done and the loss in nats per reply token.
     """
     import torch
 

@@ -24,9 +24,6 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
 
     Text is split at whitespace, so line breaks of the chat template cost no token; decoding gives the words
     back with single spaces between them. A word outside the vocabulary becomes `<unk>`.
-
-    Args:
-        vocabulary: Words of prompts and replies, in the order in which they are numbered.
     """
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

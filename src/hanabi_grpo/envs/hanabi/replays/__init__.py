@@ -3,8 +3,6 @@
 Map:
     recording    a game of a file: its episode, its deck and its players' names
     timeline     the game played again: every board, every move and what it was worth
-    selection    which games of a file are shown
-    texts        thoughts apart from answers; no character of a reply steers a terminal or a browser
     frames       games as text
     live_game    hanab.live's JSON, and the rules that it must have to be ours
     hanab_live   recordings to hanab.live's games and back

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from hanabi_grpo.envs.base import Frame
-from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.replays.timeline import Board, Timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, possible
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.types import player_name
 
 

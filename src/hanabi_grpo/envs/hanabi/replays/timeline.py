@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.texts import split_reply
 from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, GameSpec, Knowledge, parse_action
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import Turn, player_name
 

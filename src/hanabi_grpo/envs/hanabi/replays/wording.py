@@ -1,10 +1,8 @@
 """Moves, cards and figures in the words that the terminal and the page share."""
 
-from collections.abc import Mapping
-
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
-from hanabi_grpo.envs.hanabi.replays.texts import visible
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Event, Knowledge
+from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.types import EpisodeStatus
 
 _ENDINGS = {
@@ -30,16 +28,6 @@ def possible(known: Knowledge) -> str:
     """Return the colours and ranks that hints leave for a card, e.g. "RY 12"."""
     colors = "".join(COLOR_LETTERS[color] for color in known.colors)
     return f"{colors} {''.join(str(rank + 1) for rank in known.ranks)}"
-
-
-def earned(rewards: Mapping[str, float]) -> str:
-    """Return reward parts, e.g. "score +1, illegal -0.5"."""
-    return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())
-
-
-def signed(value: float) -> str:
-    """Return a number with its sign and without needless zeros."""
-    return f"{value:+.2f}".rstrip("0").rstrip(".")
 
 
 def outcome(recording: Recording, reachable_max: int) -> str:

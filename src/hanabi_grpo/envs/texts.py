@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
 _KEPT = "\n\t"
@@ -38,6 +39,16 @@ def visible(text: str) -> str:
     """
     text = text.replace("\r\n", "\n")
     return text if text.isascii() and text.isprintable() else "".join(map(_shown, text))
+
+
+def earned(rewards: Mapping[str, float]) -> str:
+    """Return reward parts, e.g. "score +1, illegal -0.5"."""
+    return ", ".join(f"{part} {signed(value)}" for part, value in rewards.items())
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign and without needless zeros."""
+    return f"{value:+.2f}".rstrip("0").rstrip(".")
 
 
 def _shown(character: str) -> str:
