@@ -79,5 +79,5 @@ def test_it_is_evaluated_beside_its_script_and_its_games_are_shown_as_text(
     run(environment, "evaluate", "served,by-the-book", "--deals", "20", "--out", str(out))
     result = json.loads(out.read_text())
     assert (result["env"], result["num_players"], len(result["seeds"])) == ("lighthouse", 2, 20)
-    shown = run(environment, "view", str(trained_run), "--text")
+    shown = run(environment, "view", str(trained_run), "--game", "0")
     assert "The safe harbour is" in shown and "player_1: " in shown

@@ -108,7 +108,8 @@ def test_a_seat_out_of_tokens_ends_the_game_and_its_last_reply_pays_for_it() -> 
         ] * 2
         assert [episode.reward(player) - free.reward(player) for player in range(3)] == [0.0, weight, 0.0]
         assert episode_from_json(json.loads(json.dumps(episode_to_json(episode)))) == episode
-        assert episode_metrics([[episode]], [Setup(HANABI, EnvConfig(preset="full", players=3))])["out_of_tokens_per_game"] == 1.0
+        setups = {episode.spec_hash: Setup(HANABI, FULL)}
+        assert episode_metrics([[episode]], setups)["out_of_tokens_per_game"] == 1.0
         assert f"out_of_tokens {signed(weight)}" in earned(episode.turns[4].rewards[1])
 
 
