@@ -1,7 +1,8 @@
 # Sourced by the laptop recipes (after tools/launch.sh): what they have in common.
 #
 #   recipe_settings STEPS DEALS   reads BOARD, RECIPE_START, RECIPE_SEED, RECIPE_STEPS and RECIPE_DEALS into board, start,
-#                                 seed, steps and deals, and sets the training's settings; those of the shell and of .env win
+#                                 seed, steps, deals, warm_steps and warm_noise, and sets the training's settings; those of
+#                                 the shell and of .env win
 #   must_be_new FOLDER            ends the script when an earlier run is there
 #   warm_start                    makes the model that training starts from, unless it is there (after tools/session.sh)
 
@@ -24,8 +25,9 @@ recipe_settings() {
     esac
     export SEED=$seed HANABI_PRESET=$board
     # One life: a play that fails ends the game. A surer start, and smaller steps from it.
+    warm_steps=400 warm_noise=0.1
     if [ "$board" = laptop ]; then
-        start=${start:-iggi}
+        start=${start:-iggi} warm_steps=1500 warm_noise=0.05
         default_env LEARNING_RATE 2e-3
     fi
     start=${start:-hint-bot}
@@ -44,7 +46,7 @@ must_be_new() {
 }
 
 warm_start() {
-    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$board-seed-$seed
+    local tiny=outputs/tiny-$board-seed-$seed warm=outputs/warm-$start-$warm_steps-$board-seed-$seed
     export MODEL=$tiny
     if [ "$start" != tiny ] && [ -d "$warm/model" ]; then
         export MODEL=$warm/model
@@ -54,8 +56,8 @@ warm_start() {
     run - hanabi-grpo tiny-model --preset "$board" --out "$tiny"
     if [ "$start" != tiny ]; then
         # The random moves are learned too: a perfect imitation plays every game of a deal alike, and learns nothing.
-        say "warm start: games of $start with 10 % random moves, log $folder/warm_start.log"
-        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps 400 --noise 0.1 \
+        say "warm start: games of $start, a share $warm_noise of the moves random, log $folder/warm_start.log"
+        run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --steps "$warm_steps" --noise "$warm_noise" \
             --learn-noise --learning-rate 3e-3 --out "$warm"
         export MODEL=$warm/model
     fi
