@@ -127,16 +127,6 @@ class Episode:
     instance_id: str = ""
     """Which server process played it."""
 
-    @property
-    def score(self) -> int:
-        """Temporary."""
-        return int(self.result["score"])
-
-    @property
-    def score_kept(self) -> int:
-        """Temporary."""
-        return int(self.result["score_kept"])
-
     def trajectory(self, player: int) -> tuple[Turn, ...]:
         """Return the turns of one player, oldest first; empty when the game ended before its turn."""
         return tuple(turn for turn in self.turns if turn.player == player)

@@ -144,7 +144,7 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
             assert (terminated, truncated) == (number == len(replies), False)
             assert ("kind" in info) == bool(episode.trajectory(seat))
         assert total == episode.reward(seat)
-        assert info["result"]["score"] == episode.score
+        assert info["result"] == episode.result
 
 
 def test_the_first_step_pays_what_partners_scored_before_it_and_a_bad_reply_costs_its_seat() -> None:

@@ -38,7 +38,7 @@ def test_recorded_games_are_played_again_to_the_score_they_had(path: str) -> Non
         for turn in episode.turns:
             assert game.current_player == turn.player
             game.apply(parse_action(turn.action, num_players=2, player=turn.player))
-        assert (game.score, game.score_kept) == (episode.score, episode.score_kept)
+        assert (game.score, game.score_kept) == (episode.result["score"], episode.result["score_kept"])
 
 
 def test_a_checkpoint_is_whole_and_the_runs_newest() -> None:

@@ -47,8 +47,9 @@ def export_game(recording: Recording) -> tuple[LiveGame, list[str]]:
     notes = []
     if left_out := len(timeline.moves) - len(actions):
         notes.append(f"{recording.where}: hanab.live ends where no card can score; {left_out} moves are left out.")
-        if recording.episode.score != game.score:
-            notes.append(f"{recording.where}: it has {recording.episode.score} points here and {game.score} there.")
+        score = recording.episode.result["score"]
+        if score != game.score:
+            notes.append(f"{recording.where}: it has {score:g} points here and {game.score} there.")
     players, deck = recording.players, game.deck
     return LiveGame(players=players, deck=deck, num_known=len(deck), actions=tuple(actions)), notes
 

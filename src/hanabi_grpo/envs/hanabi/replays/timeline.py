@@ -118,9 +118,10 @@ def _dealt(recording: Recording) -> Game:
 
 def _check_score(recording: Recording, game: Game) -> None:
     episode = recording.episode
-    if game.score_kept != episode.score_kept:
+    recorded = episode.result["score_kept"]
+    if game.score_kept != recorded:
         raise SettingsError(
-            f"{recording.where}: recorded with {episode.score_kept} points on the table, played again it has "
+            f"{recording.where}: recorded with {recorded:g} points on the table, played again it has "
             f"{game.score_kept}; its deal is not the one that ({episode.suite}, {episode.seed}) deals here."
         )
 
