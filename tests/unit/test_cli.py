@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from doctor_machines import NOWHERE, ROOT, free_port
 from hanabi_grpo.cli import GROUPS, RENAMED, all_commands, app
 from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
-from hanabi_grpo.commands.train import trainer_argv, trainer_environ, wait_for_server
+from hanabi_grpo.commands.nodes import trainer_argv
+from hanabi_grpo.commands.train import trainer_environ, wait_for_server
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, read_settings

@@ -9,8 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
-from hanabi_grpo.commands.train import trainer_argv
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, batch_plan
 

@@ -72,8 +72,7 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         url = f"http://{settings.host}:{settings.port}"
     else:
         from hanabi_grpo.client.rollout_client import each_server, server_url
-        from hanabi_grpo.commands.nodes import read_nodes
-        from hanabi_grpo.commands.train import trainer_argv
+        from hanabi_grpo.commands.nodes import read_nodes, trainer_argv
         from hanabi_grpo.runs.resume import plan_resume
         from hanabi_grpo.runs.run_folder import run_folder_name
 

@@ -5,12 +5,15 @@ The others join it: their processes read that file of the same run folder, which
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import BatchPlan, Settings
 
+_TRAINER = "hanabi_grpo.training.main"
 DEFAULT_PORT = 29500
 """torchrun's own."""
 
@@ -86,3 +89,14 @@ def _number(source: Mapping[str, str], name: str, default: int | None, low: int,
     if not (text.isascii() and text.isdecimal() and low <= int(text) <= high):
         raise SettingsError(f"{name}={text!r}: a whole number from {low} to {high}.")
     return int(text)
+
+
+def trainer_argv(
+    settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes | None = None
+) -> list[str]:
+    """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
+    launcher, nodes = [], nodes or Nodes()
+    if settings.nproc_per_node > 1 or nodes.count > 1:
+        processes = ["--nproc_per_node", str(settings.nproc_per_node)]
+        launcher = ["-m", "torch.distributed.run", *nodes.launcher_options, *processes]
+    return [sys.executable, *launcher, "-m", _TRAINER, "--settings", str(settings_path), *extra_args]

@@ -23,7 +23,7 @@ from hanabi_grpo.commands.console import (
     typed_words,
 )
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
-from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
@@ -45,8 +45,6 @@ from hanabi_grpo.settings.board import tiny_model_command
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
-
-_TRAINER = "hanabi_grpo.training.main"
 
 
 def train(
@@ -124,17 +122,6 @@ def resume_command(
     here = Path(TRAIN_SCRIPT).is_file()
     start = ["bash", TRAIN_SCRIPT] if here else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
-
-
-def trainer_argv(
-    settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes | None = None
-) -> list[str]:
-    """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
-    launcher, nodes = [], nodes or Nodes()
-    if settings.nproc_per_node > 1 or nodes.count > 1:
-        processes = ["--nproc_per_node", str(settings.nproc_per_node)]
-        launcher = ["-m", "torch.distributed.run", *nodes.launcher_options, *processes]
-    return [sys.executable, *launcher, "-m", _TRAINER, "--settings", str(settings_path), *extra_args]
 
 
 def trainer_environ(loaded: LoadedSettings) -> dict[str, str]:

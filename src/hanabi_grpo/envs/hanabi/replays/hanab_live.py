@@ -5,7 +5,7 @@ played after that moment is left out on both ways, and said in a note.
 """
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HanabiGame
+from hanabi_grpo.envs.hanabi.deal import HanabiGame
 from hanabi_grpo.envs.hanabi.policies.beliefs import reachable_heights
 from hanabi_grpo.envs.hanabi.replays.live_game import (
     COLOR_HINT,

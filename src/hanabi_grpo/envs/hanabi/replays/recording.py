@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.deal import HanabiGame
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Card, Game, GameSpec, make_spec, recorded_spec, shuffled_deck
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import Episode, player_names
@@ -89,9 +90,6 @@ class Recording:
                 "HANABI_PRESET and HANABI_PLAYERS)."
             )
         if board is not None:
-            # The environment shows replays.
-            from hanabi_grpo.envs.hanabi.environment import HanabiGame
-
             return HanabiGame(setup.config, Game(board, self.cards()))
         return setup.environment.reset(setup.config, split=episode.suite, seed=episode.seed)
 
