@@ -1,14 +1,18 @@
 """Clients that connect and say nothing, half of something, or too much."""
 
 import contextlib
+import json
+import re
+import socket
 import time
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from hanabi_grpo.server.limits import Limits
-from server_app import POST_ROLLOUT, RunningApp, read_to_end, rollout_body, running_app
+from server_app import POST_ROLLOUT, RunningApp, running_app
 
 QUICK = Limits(head_seconds=0.5, chunk_seconds=0.5, connections=4)
 GENEROUS = 8.0
@@ -19,6 +23,15 @@ GENEROUS = 8.0
 def quick() -> Iterator[RunningApp]:
     with running_app(limits=QUICK) as app:
         yield app
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    connection.settimeout(GENEROUS)
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := connection.recv(65536):
+            received += chunk
+    return received
 
 
 def wait_until_free(app: RunningApp) -> None:
@@ -64,6 +77,8 @@ def test_an_idle_connection_is_closed_after_its_answer_and_reused_before(quick: 
 
 
 def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningApp) -> None:
+    from server_app import rollout_body
+
     quick.engine.seconds = 1.0
     try:
         answer = httpx.post(f"{quick.url}/rollout/", json=rollout_body(), timeout=30.0, trust_env=False)
@@ -77,12 +92,15 @@ def test_a_request_that_takes_longer_than_a_head_may_is_not_cut(quick: RunningAp
     ("sent", "status", "reason"),
     [
         (b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"b" * (70 << 10), 431, b"65536 bytes of headers"),
+        (b"GET /" + b"a" * (70 << 10), 431, b"65536 bytes of headers"),
         (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 40 + b"\r\n\r\n",
             400,
             b"not a valid HTTP request",
         ),
         (b"GET /health/ HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\n", 400, b"not a valid HTTP request"),
+        (b"GET /h\xc3\xa4 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400, b"not a valid HTTP request"),
+        (POST_ROLLOUT + b"content-length: -1\r\n\r\n", 400, b"not a valid HTTP request"),
         (POST_ROLLOUT + b"content-length: " + b"9" * 30 + b"\r\n\r\n", None, b""),
         (POST_ROLLOUT + b"transfer-encoding: gzip\r\n\r\n", 501, b"not a valid HTTP request"),
     ],
@@ -117,4 +135,52 @@ def test_a_connection_over_the_cap_gets_503_and_far_more_are_dropped(quick: Runn
         more = [stack.enter_context(quick.connect()) for _ in range(2 * QUICK.connections)]
         assert read_to_end(more[-1]) == b""
         assert all(read_to_end(connection) == b"" for connection in held)
+    wait_until_free(quick)
+
+
+def open_at_the_server(app: RunningApp) -> int:
+    """Count the connections whose server side is still open; looked at without reading from any of them."""
+    connections = psutil.Process().net_connections("tcp")
+    return sum(c.laddr.port == app.port and c.status == psutil.CONN_ESTABLISHED for c in connections)
+
+
+@contextlib.contextmanager
+def large_answer(app: RunningApp, *, receive_buffer: int) -> Iterator[tuple[socket.socket, int]]:
+    """Ask for more than the kernel keeps for a client; yields the connection and the answer's bytes still to come."""
+    from server_app import rollout_body
+
+    wait_until_free(app)
+    body = json.dumps(rollout_body(num_deals=1000, num_games=4)).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.connect(("127.0.0.1", app.port))
+        client.sendall(POST_ROLLOUT + b"content-length: %d\r\n\r\n" % len(body) + body)
+        client.settimeout(60)
+        head, _, start = client.recv(500).partition(b"\r\n\r\n")
+        yield client, int(re.findall(rb"content-length: (\d+)", head)[0]) - len(start)
+
+
+def test_a_client_that_does_not_read_its_answer_is_dropped_in_the_middle_of_it(quick: RunningApp) -> None:
+    with large_answer(quick, receive_buffer=4096) as (deaf, length):
+        deadline = time.monotonic() + GENEROUS
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while open_at_the_server(quick):
+                assert time.monotonic() < deadline, "the answer is kept for a client that does not read"
+                # What it sends meanwhile does not count as reading.
+                deaf.sendall(b"G")
+                time.sleep(0.1)
+        assert len(read_to_end(deaf)) < length
+    wait_until_free(quick)
+
+
+def test_a_client_that_reads_slowly_gets_its_whole_answer(quick: RunningApp) -> None:
+    with large_answer(quick, receive_buffer=1 << 16) as (slow, length):
+        start = time.monotonic()
+        while length > 0:
+            chunk = slow.recv(1 << 17)
+            assert chunk, f"cut {length} bytes before the end"
+            length -= len(chunk)
+            time.sleep(0.03)
+        assert time.monotonic() - start > 2 * QUICK.head_seconds
+        assert length == 0
     wait_until_free(quick)

@@ -7,6 +7,7 @@ protocol bounds the size of a head. This is that protocol with a clock, a cap an
 import asyncio
 import contextlib
 import logging
+import socket
 import sys
 from typing import Any, cast
 
@@ -25,15 +26,24 @@ _OVER_CAP_SECONDS = 2.0
 
 
 def server_config(app: ASGIApp, limits: Limits, *, graceful_seconds: int = 5) -> uvicorn.Config:
-    """Return uvicorn's configuration for an app behind these limits; requests in flight get `graceful_seconds`."""
+    """Return uvicorn's configuration for an app behind these limits.
+
+    Args:
+        app: The app.
+        limits: What a client may use.
+        graceful_seconds: For requests in flight when the server stops.
+    """
+
+    class Limited(GuardedProtocol):
+        """The protocol with these limits; uvicorn makes one instance a connection and hands over none of ours."""
+
+    Limited.limits = limits
     return uvicorn.Config(
         app,
-        # uvicorn makes one instance a connection and hands over nothing of ours.
-        http=type("Limited", (GuardedProtocol,), {"limits": limits}),
+        http=Limited,
         ws="none",
         lifespan="off",
-        # Not its warnings: anybody may cause them, e.g. by asking for a websocket, before the key is looked at.
-        log_level="error",
+        log_level="warning",
         access_log=False,
         server_header=False,
         # The clock below covers idle connections too, and bytes do not stop it.
@@ -49,10 +59,12 @@ class GuardedProtocol(H11Protocol):
     limits = Limits()
     _clock: asyncio.TimerHandle | None = None
     _seconds = 0.0
+    _unsent = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock; a client over the cap is told so."""
         super().connection_made(transport)
+        _probe_dead_peers(transport)
         self._seconds = self.limits.head_seconds
         open_now = len(self.connections)
         if open_now > 2 * self.limits.connections:
@@ -71,6 +83,18 @@ class GuardedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read; a complete request head stops the clock, single bytes do not."""
         super().data_received(data)
+        if self._in_request() and not self.flow.write_paused:
+            self._stop_clock()
+
+    def pause_writing(self) -> None:
+        """Start the clock: the client reads its answer more slowly than it is written, or not at all."""
+        super().pause_writing()
+        self._unsent = 0
+        self._start_clock()
+
+    def resume_writing(self) -> None:
+        """Stop the clock in the middle of an answer; after it, the clock waits for the next request."""
+        super().resume_writing()
         if self._in_request():
             self._stop_clock()
 
@@ -88,6 +112,10 @@ class GuardedProtocol(H11Protocol):
         limit = f"; allowed are {self.limits.header_bytes} bytes of headers" if status == 431 else ""
         self._refuse(status, f"not a valid HTTP request: {error or msg}{limit}.")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        # Anybody may ask for a websocket, before the key is looked at: it is answered as any request, without a line.
+        pass
+
     def _in_request(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -102,8 +130,15 @@ class GuardedProtocol(H11Protocol):
 
     def _on_time_up(self) -> None:
         self._clock = None
-        if self.transport.get_write_buffer_size() or self.transport.is_closing():
-            # The client does not read the end of its answer; a close would wait for it.
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        if unsent:
+            if before and unsent >= before:
+                # The client does not read its answer; a close would wait for it.
+                self.transport.abort()
+            else:
+                self._start_clock()
+        elif self.transport.is_closing():
             self.transport.abort()
         elif self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             self._refuse(408, f"the request's head was not complete after {self._seconds:g} s.")
@@ -111,7 +146,7 @@ class GuardedProtocol(H11Protocol):
             self.transport.close()
 
     def _refuse(self, status: int, reason: str) -> None:
-        if self._in_request():
+        if self.cycle is not None and not self.cycle.response_complete:
             # The app is reading this request's body: to it, the client has hung up.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -131,3 +166,15 @@ def _full(open_now: int, allowed: int) -> ASGIApp:
         await problem(503, message, close=True, again=True)(scope, receive, send)
 
     return answer
+
+
+def _probe_dead_peers(transport: asyncio.Transport) -> None:
+    # A machine that vanishes in the middle of a rollout sends no goodbye; its games would be played for nobody.
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
