@@ -83,7 +83,7 @@ def test_an_offline_run_and_tensorboard_have_the_curves_of_the_rows_and_a_resume
     last = logged[-1]
     assert {"checkpoint_global_step_3", "newest", "end"} <= set(last.aliases)
     assert last.metadata["step"] == STEPS and last.metadata["adapters"] == ["player_0", "player_1"]
-    assert last.metadata["rank"] == 8 and last.metadata["score"] is not None and last.metadata["preset_hash"]
+    assert last.metadata["rank"] == 8 and last.metadata["score"] is not None and last.metadata["spec_hashes"]
     kept = [name for name in check_checkpoint(folder / f"checkpoint-{STEPS}").files if not name.startswith("trainer/")]
     beside = {"manifest.json", "README.md", "settings.json", "training_score.json", "episodes/step_000002.jsonl"}
     assert set(last.files) == {*kept, *beside}
