@@ -24,7 +24,16 @@ from hanabi_grpo.errors import SettingsError, shown
 
 GROUP = "hanabi_grpo.environments"
 OWN_DISTRIBUTION = "hanabi-grpo"
-OWN = {"hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI", "kuhn": "hanabi_grpo.envs.kuhn:KUHN"}
+OWN = {
+    "hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI",
+    "kuhn": "hanabi_grpo.envs.kuhn:KUHN",
+    "tic_tac_toe": "hanabi_grpo.envs.openspiel.boards:TIC_TAC_TOE",
+    "connect_four": "hanabi_grpo.envs.openspiel.boards:CONNECT_FOUR",
+    "kuhn_poker": "hanabi_grpo.envs.openspiel.poker:KUHN_POKER",
+    "leduc_poker": "hanabi_grpo.envs.openspiel.poker:LEDUC_POKER",
+    "frozen_lake": "hanabi_grpo.envs.grid.frozen_lake:FROZEN_LAKE",
+    "sokoban": "hanabi_grpo.envs.grid.sokoban:SOKOBAN",
+}
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 
 

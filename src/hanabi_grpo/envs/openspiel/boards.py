@@ -1,0 +1,138 @@
+"""TicTacToe and Connect Four: boards that both players see."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from hanabi_grpo.envs.base import random_policy
+from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, in_range
+from hanabi_grpo.envs.openspiel.policies import mcts, minimax
+
+ROLES = ("first", "second")
+MARKS = "XO"
+"""Of the first and the second player."""
+
+
+def _grid(state: Any) -> list[str]:
+    """Return the rows of a board, top row first, with x, o and . as OpenSpiel has them."""
+    return str(state).split()
+
+
+class TicTacToeWords:
+    """Cells are numbered 1 to 9, row by row."""
+
+    def rules(self, config: OpenSpielConfig, player: int) -> str:
+        """Return the rules."""
+        return (
+            "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in turns, each "
+            "into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full board without them is "
+            f"a draw. You are the {ROLES[player]} player and put {MARKS[player]}.\n"
+            "Cells have the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply with the number "
+            "of a cell on a line of its own."
+        )
+
+    def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
+        """Return the board; empty cells show their numbers."""
+        cells = "".join(_grid(state)).upper()
+        if config.style == "compact":
+            return " ".join(f"{number}{cell}" for number, cell in enumerate(cells, 1))
+        shown = [cell if cell != "." else str(number) for number, cell in enumerate(cells, 1)]
+        return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
+
+    def action(self, config: OpenSpielConfig, state: Any, action: int) -> str:
+        """Return the number of a cell."""
+        return str(action + 1)
+
+    def actions(self, config: OpenSpielConfig) -> Sequence[str]:
+        """Return 1 to 9."""
+        return "123456789"
+
+    def picture(self, config: OpenSpielConfig, state: Any) -> str:
+        """Return the board."""
+        return "\n".join(" ".join(row.upper()) for row in _grid(state))
+
+
+class ConnectFourConfig(OpenSpielConfig):
+    """Size of the board."""
+
+    rows: int = 6
+    """Rows of Connect Four's board, 2 to 10."""
+    columns: int = 7
+    """Columns of Connect Four's board, 2 to 10."""
+    in_a_row: int = 4
+    """Discs in a row that win Connect Four, 3 to the longer side."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        in_range("rows", self.rows, 2, 10)
+        in_range("columns", self.columns, 2, 10)
+        in_range("in_a_row", self.in_a_row, 3, max(self.rows, self.columns))
+        return self
+
+    def game(self) -> str:
+        """Return OpenSpiel's text of the board."""
+        return f"connect_four(rows={self.rows},columns={self.columns},x_in_row={self.in_a_row})"
+
+
+class ConnectFourWords:
+    """Columns have letters from the left."""
+
+    def rules(self, config: ConnectFourConfig, player: int) -> str:
+        """Return the rules of the board's size."""
+        letters = self.actions(config)
+        return (
+            f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player has the "
+            "discs X, the second O. In turns each drops a disc into a column that is not full; it falls to the lowest "
+            f"empty cell. {config.in_a_row} of one's discs in a row, a column or a diagonal win; a full board without them "
+            f"is a draw. You are the {ROLES[player]} player and have {MARKS[player]}.\n"
+            f"Columns have the letters {letters[0]} to {letters[-1]} from the left. End your reply with the letter of a "
+            "column on a line of its own."
+        )
+
+    def state(self, config: ConnectFourConfig, state: Any, player: int) -> str:
+        """Return the board; in the compact style every disc with its cell, e.g. "a1X", from the bottom row up."""
+        rows, letters = [row.upper() for row in _grid(state)], self.actions(config)
+        if config.style == "full":
+            return "\n".join([" ".join(letters), *(" ".join(row) for row in rows)])
+        discs = [
+            f"{letter}{height}{mark}"
+            for height, row in enumerate(reversed(rows), 1)
+            for letter, mark in zip(letters, row, strict=True)
+            if mark != "."
+        ]
+        return " ".join([MARKS[player], *discs])
+
+    def action(self, config: ConnectFourConfig, state: Any, action: int) -> str:
+        """Return the letter of a column."""
+        return self.actions(config)[action]
+
+    def actions(self, config: ConnectFourConfig) -> Sequence[str]:
+        """Return the letters."""
+        return "abcdefghij"[: config.columns]
+
+    def picture(self, config: ConnectFourConfig, state: Any) -> str:
+        """Return the board."""
+        return "\n".join([" ".join(self.actions(config)), *(" ".join(row.upper()) for row in _grid(state))])
+
+
+_SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
+
+TIC_TAC_TOE = OpenSpiel(
+    "tic_tac_toe",
+    TicTacToeWords(),
+    roles=ROLES,
+    presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
+    policies={"random": random_policy, "minimax": minimax, **_SEARCH},
+)
+CONNECT_FOUR = OpenSpiel(
+    "connect_four",
+    ConnectFourWords(),
+    roles=ROLES,
+    presets={
+        "connect_four": ConnectFourConfig(preset="connect_four"),
+        "connect_four-4x5": ConnectFourConfig(preset="connect_four-4x5", rows=4, columns=5, in_a_row=3),
+    },
+    policies={"random": random_policy, "minimax": minimax, **_SEARCH},
+)

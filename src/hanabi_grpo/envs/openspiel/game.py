@@ -1,0 +1,282 @@
+"""A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players read and write."""
+
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from hanabi_grpo.envs import base
+from hanabi_grpo.envs.openspiel.rules import load
+from hanabi_grpo.envs.replies import last_choice
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.types import player_name
+
+_GRAIN = 1 << 53
+"""Steps of a draw between 0 and 1."""
+_RESAMPLES = 2000
+
+
+class OpenSpielConfig(base.EnvConfig):
+    """What every game of OpenSpiel can be told."""
+
+    style: Literal["full", "compact"] = "full"
+    """Words of the prompts: full for language models, compact for the tiny model."""
+    bad_reply: Literal["random_legal", "forfeit"] = "random_legal"
+    """What a bad reply does: a random legal action takes its place, or the game is lost."""
+    reward_draw: float = 0.0
+    """Reward of both players for a draw; other than 0 the game is no longer zero-sum."""
+
+    @classmethod
+    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the style of the model that plays by default: the tiny one without a GPU."""
+        return {"style": "compact" if device == "cpu" else "full"}
+
+    def game(self) -> str:
+        """Return the text by which OpenSpiel loads the game; its parameters were checked."""
+        return self.preset
+
+
+class View(NamedTuple):
+    """What a script is shown: what its player knows."""
+
+    game: str
+    player: int
+    information: str
+    """OpenSpiel's information state."""
+    history: tuple[int, ...] | None
+    """All actions so far where nothing is hidden."""
+    legal: tuple[int, ...]
+    """OpenSpiel's numbers of the legal actions, in the order of `Observation.legal`."""
+
+
+class Words(Protocol):
+    """What the players of one game read and write."""
+
+    def rules(self, config: Any, player: int) -> str:
+        """Return the system message in the full style."""
+        ...
+
+    def state(self, config: Any, state: Any, player: int) -> str:
+        """Return everything that the player knows."""
+        ...
+
+    def action(self, config: Any, state: Any, action: int) -> str:
+        """Return the word of a legal action."""
+        ...
+
+    def actions(self, config: Any) -> Sequence[str]:
+        """Return every word that may be an action."""
+        ...
+
+    def picture(self, config: Any, state: Any) -> str:
+        """Return the table as people see it, with everything that is hidden."""
+        ...
+
+
+class OpenSpielGame(base.Game):
+    """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the k-th number."""
+
+    def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float]) -> None:
+        """Start; `luck(k)` is the k-th draw, 0 to 1."""
+        self.config, self.words, self.luck = config, words, luck
+        self.state = load(config.game()).new_initial_state()
+        self.num_drawn = 0
+        self.forfeited: int | None = None
+        self._draw()
+
+    def to_act(self) -> tuple[int, ...]:
+        """Return the one player whose turn it is."""
+        return () if self.forfeited is not None or self.state.is_terminal() else (self.state.current_player(),)
+
+    def message(self, player: int) -> str:
+        """Return the whole position, so that no earlier message is needed."""
+        return self.state_message(player)
+
+    def state_message(self, player: int) -> str:
+        """Return what the player knows and, on its turn, what it may do."""
+        told = self.words.state(self.config, self.state, player)
+        legal = self.legal(player)
+        if not legal or self.config.style == "compact":
+            return told
+        return f"{told}\nYour actions: {', '.join(legal)}."
+
+    def view(self, player: int) -> View:
+        """Return the information state and the legal actions as data."""
+        is_open = load(self.config.game()).get_type().information.name == "PERFECT_INFORMATION"
+        return View(
+            game=self.config.game(),
+            player=player,
+            information=information(self.state, player),
+            history=tuple(self.state.history()) if is_open else None,
+            legal=tuple(self.state.legal_actions()) if player in self.to_act() else (),
+        )
+
+    def legal(self, player: int) -> tuple[str, ...]:
+        """Return the words of the legal actions."""
+        if player not in self.to_act():
+            return ()
+        return tuple(self.words.action(self.config, self.state, one) for one in self.state.legal_actions())
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return the action on the last line that is one."""
+        return last_choice(reply, self.words.actions(self.config))
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Act; the parts are `return`, `draw` and `forfeit`."""
+        [(player, text)] = actions.items()
+        if text == base.FORFEIT:
+            self.forfeited = player
+            lost = load(self.config.game()).min_utility()
+            others = -lost / max(self.state.num_players() - 1, 1)
+            return [{"forfeit": lost if one == player else others} for one in range(self.state.num_players())]
+        legal = self.legal(player)
+        self.state.apply_action(self.state.legal_actions()[legal.index(text)])
+        self._draw()
+        rewards = self.state.rewards()
+        if self.config.reward_draw and self.state.is_terminal() and not any(self.state.returns()):
+            return [{"draw": self.config.reward_draw}] * len(rewards)
+        return [{"return": reward} if reward else {} for reward in rewards]
+
+    def result(self) -> Mapping[str, float]:
+        """Return the first player's outcome: what it won, and whether the game was won, drawn or lost."""
+        if self.to_act():
+            return {}
+        if self.forfeited is not None:
+            lost = load(self.config.game()).min_utility()
+            first = lost if self.forfeited == 0 else -lost
+        else:
+            first = self.state.returns()[0]
+        outcome = {"win": first > 0, "draw": first == 0, "loss": first < 0, "forfeit": self.forfeited is not None}
+        return {"first": first, **{name: float(is_so) for name, is_so in outcome.items()}}
+
+    def copy(self) -> "OpenSpielGame":
+        """Return an independent copy."""
+        other = object.__new__(OpenSpielGame)
+        other.__dict__.update(self.__dict__, state=self.state.clone())
+        return other
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return what the others know, and the chance that is still to come."""
+        if load(self.config.game()).get_type().information.name == "PERFECT_INFORMATION":
+            return {}
+        others = [one for one in range(self.state.num_players()) if one != player]
+        return {"what others know": tuple(information(self.state, one) for one in others)}
+
+    def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
+        """Return a game with other chance in which the player has lived through the same, drawn until one fits."""
+        wanted, taken = information(self.state, player), _actions(self.state)
+        for _ in range(_RESAMPLES):
+            numbers = [rng.random() for _ in range(16)]
+            other = OpenSpielGame(self.config, self.words, numbers.__getitem__)
+            if all(other.take(action) for action in taken) and information(other.state, player) == wanted:
+                return other
+        return self.copy()
+
+    def take(self, action: int) -> bool:
+        """Take an action by its number; False when it is not legal here."""
+        if self.state.is_terminal() or action not in self.state.legal_actions():
+            return False
+        self.state.apply_action(action)
+        self._draw()
+        return True
+
+    def _draw(self) -> None:
+        while self.state.is_chance_node():
+            left = self.luck(self.num_drawn)
+            self.num_drawn += 1
+            outcomes = self.state.chance_outcomes()
+            for outcome, chance in outcomes:
+                left -= chance
+                if left < 0:
+                    break
+            self.state.apply_action(outcome)
+
+
+def information(state: Any, player: int) -> str:
+    """Return what a player knows, as OpenSpiel says it."""
+    if state.get_game().get_type().provides_information_state_string:
+        return str(state.information_state_string(player))
+    return str(state.history())
+
+
+def _actions(state: Any) -> list[int]:
+    """Return the actions of the players, without those of chance."""
+    return [one.action for one in state.full_history() if one.player >= 0]
+
+
+class OpenSpiel(base.Environment[OpenSpielConfig]):
+    """A game of OpenSpiel with its words; one environment a game."""
+
+    def __init__(
+        self,
+        name: str,
+        words: Words,
+        *,
+        roles: Sequence[str],
+        presets: Mapping[str, OpenSpielConfig],
+        policies: Mapping[str, Callable[[], base.Policy]],
+        version: int = 1,
+    ) -> None:
+        """Take part in the registry under `name`; `version` changes whenever the words do."""
+        self.name, self.words, self.roles, self.version = name, words, tuple(roles), version
+        self.presets, self.policies = presets, policies
+        self.Config = type(next(iter(presets.values())))
+
+    def spec(self, config: OpenSpielConfig) -> base.EnvSpec:
+        """Return what OpenSpiel says of the game."""
+        game = load(config.game())
+        low, high = game.min_utility(), game.max_utility()
+        kind = game.get_type().utility.name
+        payoff: Literal["team", "zero_sum", "general"] = "general"
+        if kind == "ZERO_SUM" and not config.reward_draw:
+            payoff = "zero_sum"
+        elif kind == "IDENTICAL":
+            payoff = "team"
+        return base.EnvSpec(
+            env=self.name,
+            preset=config.preset,
+            hash=base.stable_hash(self.name, self.version, config.model_dump(exclude={"preset"}), config.game()),
+            num_players=game.num_players(),
+            roles=self.roles,
+            payoff=payoff,
+            max_turns=game.max_game_length(),
+            return_range=(min(low, config.reward_draw), max(high, config.reward_draw)),
+            bad_reply=config.bad_reply,
+        )
+
+    def system(self, config: OpenSpielConfig, player: int) -> str:
+        """Return the rules; nothing in the compact style."""
+        return self.words.rules(config, player) if config.style == "full" else ""
+
+    def reset(self, config: OpenSpielConfig, *, split: str, seed: int) -> OpenSpielGame:
+        """Draw the chance of (split, seed)."""
+        return OpenSpielGame(config, self.words, functools.partial(_luck, self.name, split, seed))
+
+    def start_id(self, config: OpenSpielConfig, *, split: str, seed: int) -> str:
+        """Return what was dealt before the first action; where nothing is, each seed is a start of its own."""
+        dealt = self.reset(config, split=split, seed=seed).state.history()
+        return " ".join(map(str, dealt)) if dealt else f"{split}/{seed}"
+
+    def render(self, config: OpenSpielConfig, episode: base.Episode) -> Iterator[base.Frame]:
+        """Yield the table before each action and at the end."""
+        game = self.reset(config, split=episode.suite, seed=episode.seed)
+        for number, turn in enumerate(episode.turns, 1):
+            done = f"{player_name(turn.player)} ({self.roles[turn.player]}): {turn.action}"
+            yield base.Frame(title=f"turn {number}", text=f"{self.words.picture(config, game.state)}\n{done}")
+            game.step({turn.player: turn.action})
+        returns = ", ".join(f"{role} {episode.reward(player):+g}" for player, role in enumerate(self.roles))
+        yield base.Frame(title=f"end: {returns}", text=self.words.picture(config, game.state))
+
+
+def _luck(name: str, split: str, seed: int, number: int) -> float:
+    return base.draw(name, split, seed, number, below=_GRAIN) / _GRAIN
+
+
+def in_range(name: str, value: int, low: int, high: int) -> None:
+    """Refuse a size that OpenSpiel would end the process for.
+
+    Raises:
+        SettingsError: It is out of range.
+    """
+    if not low <= value <= high:
+        raise SettingsError(f"{name}={value}: must be from {low} to {high}.")

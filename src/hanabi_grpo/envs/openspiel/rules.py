@@ -1,0 +1,66 @@
+"""OpenSpiel's games by the text that loads them, checked before its library sees them.
+
+OpenSpiel ends the whole process on some parameters that it does not like, so nothing unchecked reaches it.
+"""
+
+import difflib
+import functools
+from typing import Any
+
+import pyspiel
+
+from hanabi_grpo.errors import SettingsError, shown
+
+MAX_PLAYERS = 8
+
+
+@functools.lru_cache(maxsize=64)
+def load(name: str) -> Any:
+    """Return OpenSpiel's game of e.g. "leduc_poker" or "connect_four(rows=4,columns=5,x_in_row=3)".
+
+    The text comes from this package's own code, or from `check_name`.
+    """
+    return pyspiel.load_game(name)
+
+
+@functools.cache
+def playable_names() -> tuple[str, ...]:
+    """Return the games that can be played here with their default parameters."""
+    return tuple(sorted(one.short_name for one in pyspiel.registered_games() if _problem(one) is None))
+
+
+def check_name(name: object) -> str:
+    """Return the name of a game with default parameters that can be played here.
+
+    Raises:
+        SettingsError: OpenSpiel has no such game, or it cannot be played by texts in turns.
+    """
+    kinds = {one.short_name: one for one in pyspiel.registered_games()}
+    if not isinstance(name, str) or name not in kinds:
+        close = difflib.get_close_matches(str(name), playable_names(), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SettingsError(
+            f"game={shown(name)}: OpenSpiel has no such game; {hint}{len(playable_names())} can be played here: "
+            f"{', '.join(playable_names())}."
+        )
+    if problem := _problem(kinds[name]):
+        raise SettingsError(f"game={name!r}: {problem}; choose another of: {', '.join(playable_names())}.")
+    return name
+
+
+def _problem(kind: Any) -> str | None:
+    """Return why a game cannot be played here."""
+    if kind.dynamics != pyspiel.GameType.Dynamics.SEQUENTIAL:
+        return "its players do not take turns"
+    if not kind.default_loadable:
+        return "it needs parameters"
+    if kind.chance_mode == pyspiel.GameType.ChanceMode.SAMPLED_STOCHASTIC:
+        return "it draws its own chance, so that no seed names a start"
+    if (
+        not kind.provides_information_state_string
+        and kind.information != pyspiel.GameType.Information.PERFECT_INFORMATION
+    ):
+        return "it has no text of what a player knows (information_state_string)"
+    if not 1 <= kind.min_num_players <= MAX_PLAYERS:
+        return f"it needs {kind.min_num_players} players, at most {MAX_PLAYERS} are possible"
+    return None
