@@ -75,7 +75,7 @@ class FrozenLakeGame(MazeGame):
         return other
 
 
-class FrozenLake(Maze):
+class FrozenLake(Maze[FrozenLakeConfig]):
     """FrozenLake."""
 
     name = "frozen_lake"
@@ -85,8 +85,8 @@ class FrozenLake(Maze):
         "frozen_lake-slippery": FrozenLakeConfig(preset="frozen_lake-slippery", slippery=True),
     }
     text = (
-        "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a hole, G for the goal and P for "
-        "you. Reach the goal; a hole ends the game, and the edge of the lake stops you."
+        "You walk on a frozen lake. The map has S for the start, F for frozen ground, H for a hole, G for the goal "
+        "and P for you. Reach the goal; a hole ends the game, and the edge of the lake stops you."
     )
 
     def __init__(self) -> None:

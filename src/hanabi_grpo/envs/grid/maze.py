@@ -4,7 +4,7 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.replies import answer_lines, last_choice
@@ -29,6 +29,9 @@ class MazeConfig(base.EnvConfig):
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the style of the model that plays by default: the tiny one without a GPU."""
         return {"style": "compact" if device == "cpu" else "full"}
+
+
+C = TypeVar("C", bound=MazeConfig)
 
 
 class MazeView(NamedTuple):
@@ -104,17 +107,21 @@ class MazeGame(base.Game):
                 self.num_moves += 1
         return [{"goal": 1.0} if self.won() else {}]
 
+    def resampled(self, player: int, rng: random.Random) -> Self:
+        """Return the same game: nothing is hidden."""
+        return self.copy()
+
     def result(self) -> Mapping[str, float]:
         """Return whether the goal was reached, and the moves made."""
         return {"success": float(self.won()), "moves": float(self.num_moves)}
 
 
-class Maze(base.Environment[Any]):
+class Maze(base.Environment[C], Generic[C]):
     """An environment of one player whose score is the share of games in which the goal is reached."""
 
     text: str
 
-    def game_spec(self, config: MazeConfig, *parts: object, attainable: float | None = None) -> base.EnvSpec:
+    def game_spec(self, config: C, *parts: object, attainable: float | None = None) -> base.EnvSpec:
         """Return the spec; `parts` are what makes the game, for its hash."""
         return base.EnvSpec(
             env=self.name,
@@ -130,7 +137,7 @@ class Maze(base.Environment[Any]):
             attainable=attainable,
         )
 
-    def system(self, config: MazeConfig, player: int) -> str:
+    def system(self, config: C, player: int) -> str:
         """Return the rules; nothing in the compact style."""
         if config.style == "compact":
             return ""
@@ -138,11 +145,11 @@ class Maze(base.Environment[Any]):
         last = "End your reply with Left, Down, Right or Up on a line of its own."
         return f"{self.text} You have {config.max_steps} moves.\n{last}{several * (config.actions_per_reply > 1)}"
 
-    def start_id(self, config: MazeConfig, *, split: str, seed: int) -> str:
+    def start_id(self, config: C, *, split: str, seed: int) -> str:
         """Return the map in one line."""
         return "/".join(self.reset(config, split=split, seed=seed).view(0).rows)
 
-    def render(self, config: MazeConfig, episode: base.Episode) -> Iterator[base.Frame]:
+    def render(self, config: C, episode: base.Episode) -> Iterator[base.Frame]:
         """Yield the map before each move and at the end."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turn in enumerate(episode.turns, 1):

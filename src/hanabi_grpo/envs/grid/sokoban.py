@@ -1,4 +1,4 @@
-"""Sokoban: push every box onto a goal. Maps are made backwards, by pulling boxes off the goals, so each can be solved.
+"""Sokoban: push every box onto a goal. Maps are made by pulling boxes off the goals, so each can be solved.
 
 Signs as in the usual text form of levels: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
 """
@@ -71,7 +71,7 @@ class SokobanGame(MazeGame):
         return "$*"[on_goal] if cell in self.place.boxes else "-."[on_goal]
 
 
-class Sokoban(Maze):
+class Sokoban(Maze[SokobanConfig]):
     """Sokoban."""
 
     name = "sokoban"
@@ -81,9 +81,9 @@ class Sokoban(Maze):
         "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=30, max_steps=60),
     }
     text = (
-        "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . for a goal, $ for a box, * "
-        "for a box on a goal, @ for you and + for you on a goal. You push a box by moving against it; you cannot pull, nor "
-        "push two boxes or a box into a wall."
+        "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . for a goal, $ for a "
+        "box, * for a box on a goal, @ for you and + for you on a goal. You push a box by moving against it; you "
+        "cannot pull, nor push two boxes or a box into a wall."
     )
 
     def __init__(self) -> None:

@@ -26,11 +26,11 @@ class TicTacToeWords:
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         """Return the rules."""
         return (
-            "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in turns, each "
-            "into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full board without them is "
-            f"a draw. You are the {ROLES[player]} player and put {MARKS[player]}.\n"
-            "Cells have the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply with the number "
-            "of a cell on a line of its own."
+            "You play TicTacToe on a board of 3 rows and 3 columns. The first player puts X, the second O, in "
+            "turns, each into an empty cell. Three of one's marks in a row, a column or a diagonal win; a full "
+            f"board without them is a draw. You are the {ROLES[player]} player and put {MARKS[player]}.\nCells have "
+            "the numbers 1 to 9: 1 2 3 in the top row, 7 8 9 in the bottom row. End your reply with the number of a "
+            "cell on a line of its own."
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
@@ -83,11 +83,11 @@ class ConnectFourWords:
         """Return the rules of the board's size."""
         letters = self.actions(config)
         return (
-            f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player has the "
-            "discs X, the second O. In turns each drops a disc into a column that is not full; it falls to the lowest "
-            f"empty cell. {config.in_a_row} of one's discs in a row, a column or a diagonal win; a full board without them "
-            f"is a draw. You are the {ROLES[player]} player and have {MARKS[player]}.\n"
-            f"Columns have the letters {letters[0]} to {letters[-1]} from the left. End your reply with the letter of a "
+            f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player "
+            "has the discs X, the second O. In turns each drops a disc into a column that is not full; it falls to "
+            f"the lowest empty cell. {config.in_a_row} of one's discs in a row, a column or a diagonal win; a full "
+            f"board without them is a draw. You are the {ROLES[player]} player and have {MARKS[player]}.\nColumns "
+            f"have the letters {letters[0]} to {letters[-1]} from the left. End your reply with the letter of a "
             "column on a line of its own."
         )
 

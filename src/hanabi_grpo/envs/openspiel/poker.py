@@ -20,11 +20,11 @@ class KuhnWords:
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         """Return the rules."""
         return (
-            f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. Each "
-            "player puts 1 chip into the pot and gets one card that the other does not see; the third card stays hidden.\n"
-            "The first player checks or bets 1 chip. After a check the second player checks too, which ends the game, or "
-            "bets. Who faces a bet folds, which gives the pot to the other player, or calls with 1 chip. Else the higher "
-            f"card wins the pot.\n{_END.format(choices='check, bet, fold or call')}"
+            f"You are the {ROLES[player]} player in a game of Kuhn poker. The deck is J, Q and K, from low to high. "
+            "Each player puts 1 chip into the pot and gets one card that the other does not see; the third card "
+            "stays hidden.\nThe first player checks or bets 1 chip. After a check the second player checks too, "
+            "which ends the game, or bets. Who faces a bet folds, which gives the pot to the other player, or calls "
+            f"with 1 chip. Else the higher card wins the pot.\n{_END.format(choices='check, bet, fold or call')}"
         )
 
     def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
@@ -55,13 +55,13 @@ class LeducWords:
     def rules(self, config: OpenSpielConfig, player: int) -> str:
         """Return the rules."""
         return (
-            f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two Q and two K, from low to "
-            "high. Each player puts 1 chip into the pot and gets one card that the other does not see. After a first round "
-            "of betting one card is turned up for both, and a second round follows.\n"
-            "The first player begins both rounds. In its turn a player folds, which gives the pot to the other and is "
-            "possible only after a raise; calls, which means to pay what the other has raised, or nothing; or raises, "
-            "which means to call and to add 2 chips in the first round, 4 in the second. A round has at most two raises "
-            "and ends when a raise is called or both have called. In the end a pair with the open card wins, else the "
+            f"You are the {ROLES[player]} player in a game of Leduc poker. The deck is two J, two Q and two K, from "
+            "low to high. Each player puts 1 chip into the pot and gets one card that the other does not see. After "
+            "a first round of betting one card is turned up for both, and a second round follows.\nThe first player "
+            "begins both rounds. In its turn a player folds, which gives the pot to the other and is possible only "
+            "after a raise; calls, which means to pay what the other has raised, or nothing; or raises, which means "
+            "to call and to add 2 chips in the first round, 4 in the second. A round has at most two raises and "
+            "ends when a raise is called or both have called. In the end a pair with the open card wins, else the "
             f"higher card; equal cards share the pot.\n{_END.format(choices='fold, call or raise')}"
         )
 

@@ -95,8 +95,8 @@ def _values(game: str) -> _Values:
     moves = load(game).max_game_length()
     if moves > _MOST_MOVES:
         raise SettingsError(
-            f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} that can be searched; play "
-            "against mcts-1000, or on a smaller board (HANABI_ROWS, HANABI_COLUMNS)."
+            f"minimax: a game of {game} has up to {moves} moves, more than the {_MOST_MOVES} that can be searched; "
+            "play against mcts-1000, or on a smaller board (HANABI_ROWS, HANABI_COLUMNS)."
         )
     return _Values()
 
