@@ -1,6 +1,6 @@
 """Sokoban: push every box onto a goal. Maps are made by pulling boxes off the goals, so each can be solved.
 
-Signs as in the usual text form of levels: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
+Signs as levels are usually written: # wall, . goal, $ box, * box on a goal, @ player, + player on a goal, - floor.
 """
 
 import random

@@ -1,6 +1,7 @@
 """A sequential game of OpenSpiel behind the interface of `envs.base`; `Words` says what players read and write."""
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -184,12 +185,9 @@ class OpenSpielGame(base.Game):
         while self.state.is_chance_node():
             left = self.luck(self.num_drawn)
             self.num_drawn += 1
-            outcomes = self.state.chance_outcomes()
-            for outcome, chance in outcomes:
-                left -= chance
-                if left < 0:
-                    break
-            self.state.apply_action(outcome)
+            outcomes, chances = zip(*self.state.chance_outcomes(), strict=True)
+            place = next((one for one, total in enumerate(itertools.accumulate(chances)) if left < total), -1)
+            self.state.apply_action(outcomes[place])
 
 
 def information(state: Any, player: int) -> str:
