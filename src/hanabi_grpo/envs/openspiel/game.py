@@ -85,6 +85,13 @@ class OpenSpielGame(base.Game):
         self.forfeited: int | None = None
         self._draw()
 
+    @classmethod
+    def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
+        """Return the game at a state in which a player is to act; it must not be played on."""
+        game = object.__new__(cls)
+        game.__dict__.update(config=config, words=words, state=state, forfeited=None)
+        return game
+
     def to_act(self) -> tuple[int, ...]:
         """Return the one player whose turn it is."""
         return () if self.forfeited is not None or self.state.is_terminal() else (self.state.current_player(),)
