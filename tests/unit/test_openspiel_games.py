@@ -1,0 +1,130 @@
+"""The games of OpenSpiel: their constants, who beats whom, and what a best responder wins."""
+
+from collections import Counter
+from math import sqrt
+
+import pytest
+
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.conformance import check, check_games, check_replies, check_starts
+from hanabi_grpo.envs.openspiel.policies import equilibrium
+from hanabi_grpo.envs.openspiel.rules import check_name, playable_names
+from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.exploitability import exploitability, information_sets, uniform
+
+
+def make(env: str, preset: str = "", **fields: object):  # type: ignore[no-untyped-def]
+    config = registry.get(env).presets[preset or env]
+    return registry.setup(env, {**config.model_dump(), **fields})
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize(
+    ("env", "preset"),
+    [("tic_tac_toe", ""), ("connect_four", "connect_four-4x5"), ("kuhn_poker", ""), ("leduc_poker", "")],
+)
+def test_a_game_of_openspiel_does_what_the_interface_says(env: str, preset: str, style: str) -> None:
+    setup = make(env, preset, style=style)
+    report = check(setup.environment, setup.config, num_episodes=5)
+    assert bool(report.secrets) is env.endswith("poker")
+
+
+def test_the_large_board_does_too() -> None:
+    setup = make("connect_four")
+    check_games(setup.environment, setup.config, num_episodes=5)
+    check_starts(setup.environment, setup.config)
+    check_replies(setup.environment, setup.config, num_episodes=5, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("env", "num_sets", "nash_conv", "value", "best", "after"),
+    [
+        ("kuhn_poker", 12, 0.916667, -1 / 18, (0.5, 0.416667), {10: 0.0327, 100: 0.00119}),
+        ("leduc_poker", 936, 4.747222, -0.085606, (2.0875, 2.659722), {10: 0.610, 100: 0.0134}),
+    ],
+)
+def test_poker_has_the_published_values(
+    env: str, num_sets: int, nash_conv: float, value: float, best: tuple[float, float], after: dict[int, float]
+) -> None:
+    setup = make(env)
+    sets = information_sets(setup)
+    assert len(sets) == num_sets
+    even = exploitability(setup, uniform(setup))
+    assert even.nash_conv == pytest.approx(nash_conv, abs=1e-5) and even.best_responses == pytest.approx(best, abs=1e-5)
+    for iterations, expected in after.items():
+        solved = equilibrium(env, iterations)
+        profile = {one.information: [dict(solved[one.information])[action] for action in one.actions] for one in sets}
+        found = exploitability(setup, profile)
+        assert found.exploitability == pytest.approx(expected, rel=0.01)
+    assert found.values[0] == pytest.approx(value, abs=0.01) and found.values[1] == -found.values[0]
+
+
+@pytest.mark.parametrize(
+    ("env", "preset", "first", "second", "games", "expected"),
+    [
+        ("tic_tac_toe", "", "random", "random", 1000, (0.586, 0.132, 0.282)),
+        ("tic_tac_toe", "", "minimax", "random", 500, (0.965, 0.035, 0.0)),
+        ("tic_tac_toe", "", "random", "minimax", 500, (0.0, 0.22, 0.78)),
+        ("tic_tac_toe", "", "minimax", "mcts-100", 150, (0.39, 0.61, 0.0)),
+        ("tic_tac_toe", "", "minimax", "mcts-1000", 20, (0.0, 1.0, 0.0)),
+        ("connect_four", "", "random", "random", 500, (0.571, 0.004, 0.425)),
+        ("connect_four", "", "random", "mcts-10", 100, (0.035, 0.0, 0.965)),
+        ("connect_four", "connect_four-4x5", "minimax", "random", 50, (1.0, 0.0, 0.0)),
+    ],
+)
+def test_scripts_win_draw_and_lose_as_often_as_measured_elsewhere(
+    env: str, preset: str, first: str, second: str, games: int, expected: tuple[float, float, float]
+) -> None:
+    setup = make(env, preset)
+    seats = dict(enumerate(setup.environment.policies[name]() for name in (first, second)))
+    played = [play_scripts(setup.task("eval", seed), seats).result for seed in range(games)]
+    for name, share in zip(("win", "draw", "loss"), expected, strict=True):
+        error = sqrt(max(share * (1 - share), 0.003) / games)
+        assert abs(sum(one[name] for one in played) / games - share) < 4 * error + 0.001
+
+
+def test_leduc_deals_every_card_once() -> None:
+    """With all rank triples equally likely the game would have another value (-.1193)."""
+    setup, ranks = make("leduc_poker"), Counter[bool]()
+    for seed in range(3000):
+        game = setup.environment.reset(setup.config, split="train", seed=seed)
+        for action in ("call", "call"):
+            game.step({game.to_act()[0]: action})
+        dealt = [one.action for one in game.state.full_history() if one.player < 0]
+        assert len(set(dealt)) == 3
+        ranks[len({card // 2 for card in dealt}) == 3] += 1
+    assert abs(ranks[True] / 3000 - 0.4) < 4 * sqrt(0.24 / 3000)
+
+
+def test_a_draw_may_pay_and_a_bad_reply_may_forfeit() -> None:
+    setup = make("tic_tac_toe", reward_draw=0.1, bad_reply="forfeit")
+    assert setup.spec.payoff == "general"
+    game = setup.environment.reset(setup.config, split="train", seed=0)
+    for cell in "15237468":
+        game.step({game.to_act()[0]: cell})
+    assert game.step({0: "9"}) == [{"draw": 0.1}, {"draw": 0.1}]
+    game = setup.environment.reset(setup.config, split="train", seed=0)
+    assert game.step({0: "<forfeit>"}) == [{"forfeit": -1.0}, {"forfeit": 1.0}]
+    assert game.to_act() == () and game.result() == {"first": -1.0, "win": 0, "draw": 0, "loss": 1, "forfeit": 1}
+
+
+def test_what_cannot_be_played_is_refused_with_what_can() -> None:
+    assert {"tic_tac_toe", "hex", "liars_dice"} <= set(playable_names())
+    with pytest.raises(SettingsError, match=r"no such game; did you mean 'tic_tac_toe'"):
+        check_name("tictactoe")
+    with pytest.raises(SettingsError, match="its players do not take turns"):
+        check_name("matrix_rps")
+    for fields in ({"rows": 1}, {"columns": 11}, {"in_a_row": 2}, {"in_a_row": 8}):
+        with pytest.raises(SettingsError, match=f"{next(iter(fields))}=.*must be from"):
+            make("connect_four", **fields)
+    with pytest.raises(SettingsError, match="more than the 20 that can be searched"):
+        play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), _policy("minimax")))
+    with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
+        information_sets(registry.setup("kuhn", {"preset": "kuhn"}))
+    with pytest.raises(SettingsError, match="more than 5000 information sets"):
+        information_sets(make("connect_four"))
+
+
+def _policy(name: str):  # type: ignore[no-untyped-def]
+    return registry.get("connect_four").policies[name]()
