@@ -7,7 +7,7 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, in_range
+from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words, in_range
 from hanabi_grpo.envs.openspiel.policies import mcts, minimax
 
 ROLES = ("first", "second")
@@ -20,7 +20,7 @@ def _grid(state: Any) -> list[str]:
     return str(state).split()
 
 
-class TicTacToeWords:
+class TicTacToeWords(Words):
     """Cells are numbered 1 to 9, row by row."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
@@ -40,10 +40,6 @@ class TicTacToeWords:
             return " ".join(f"{number}{cell}" for number, cell in enumerate(cells, 1))
         shown = [cell if cell != "." else str(number) for number, cell in enumerate(cells, 1)]
         return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
-
-    def action(self, config: OpenSpielConfig, state: Any, action: int) -> str:
-        """Return the number of a cell."""
-        return str(action + 1)
 
     def actions(self, config: OpenSpielConfig) -> Sequence[str]:
         """Return 1 to 9."""
@@ -76,7 +72,7 @@ class ConnectFourConfig(OpenSpielConfig):
         return f"connect_four(rows={self.rows},columns={self.columns},x_in_row={self.in_a_row})"
 
 
-class ConnectFourWords:
+class ConnectFourWords(Words):
     """Columns have letters from the left."""
 
     def rules(self, config: ConnectFourConfig, player: int) -> str:
@@ -103,10 +99,6 @@ class ConnectFourWords:
             if mark != "."
         ]
         return " ".join([MARKS[player], *discs])
-
-    def action(self, config: ConnectFourConfig, state: Any, action: int) -> str:
-        """Return the letter of a column."""
-        return self.actions(config)[action]
 
     def actions(self, config: ConnectFourConfig) -> Sequence[str]:
         """Return the letters."""

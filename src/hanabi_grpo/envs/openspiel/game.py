@@ -61,13 +61,13 @@ class Words(Protocol):
         """Return everything that the player knows."""
         ...
 
-    def action(self, config: Any, state: Any, action: int) -> str:
-        """Return the word of a legal action."""
+    def actions(self, config: Any) -> Sequence[str]:
+        """Return every word that may be an action, by OpenSpiel's number of the action where `legal` is not written."""
         ...
 
-    def actions(self, config: Any) -> Sequence[str]:
-        """Return every word that may be an action."""
-        ...
+    def legal(self, config: Any, state: Any) -> tuple[str, ...]:
+        """Return the words of the legal actions, in OpenSpiel's order."""
+        return tuple(map(self.actions(config).__getitem__, state.legal_actions()))
 
     def picture(self, config: Any, state: Any) -> str:
         """Return the table as people see it, with everything that is hidden."""
@@ -83,18 +83,19 @@ class OpenSpielGame(base.Game):
         self.state = load(config.game()).new_initial_state()
         self.num_drawn = 0
         self.forfeited: int | None = None
-        self._draw()
+        self._go_on()
 
     @classmethod
     def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
         """Return the game at a state in which a player is to act; it must not be played on."""
         game = object.__new__(cls)
-        game.__dict__.update(config=config, words=words, state=state, forfeited=None)
+        game.__dict__.update(config=config, words=words, state=state, forfeited=None, num_drawn=0)
+        game._go_on()
         return game
 
     def to_act(self) -> tuple[int, ...]:
         """Return the one player whose turn it is."""
-        return () if self.forfeited is not None or self.state.is_terminal() else (self.state.current_player(),)
+        return self._acting
 
     def message(self, player: int) -> str:
         """Return the whole position, so that no earlier message is needed."""
@@ -121,9 +122,11 @@ class OpenSpielGame(base.Game):
 
     def legal(self, player: int) -> tuple[str, ...]:
         """Return the words of the legal actions."""
-        if player not in self.to_act():
+        if player not in self._acting:
             return ()
-        return tuple(self.words.action(self.config, self.state, one) for one in self.state.legal_actions())
+        if self._legal is None:
+            self._legal = self.words.legal(self.config, self.state)
+        return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the action on the last line that is one."""
@@ -133,15 +136,14 @@ class OpenSpielGame(base.Game):
         """Act; the parts are `return`, `draw` and `forfeit`."""
         [(player, text)] = actions.items()
         if text == base.FORFEIT:
-            self.forfeited = player
+            self.forfeited, self._acting = player, ()
             lost = load(self.config.game()).min_utility()
             others = -lost / max(self.state.num_players() - 1, 1)
             return [{"forfeit": lost if one == player else others} for one in range(self.state.num_players())]
-        legal = self.legal(player)
-        self.state.apply_action(self.state.legal_actions()[legal.index(text)])
-        self._draw()
+        self.state.apply_action(self.state.legal_actions()[self.legal(player).index(text)])
+        self._go_on()
         rewards = self.state.rewards()
-        if self.config.reward_draw and self.state.is_terminal() and not any(self.state.returns()):
+        if self.config.reward_draw and not self._acting and not any(self.state.returns()):
             return [{"draw": self.config.reward_draw}] * len(rewards)
         return [{"return": reward} if reward else {} for reward in rewards]
 
@@ -185,16 +187,20 @@ class OpenSpielGame(base.Game):
         if self.state.is_terminal() or action not in self.state.legal_actions():
             return False
         self.state.apply_action(action)
-        self._draw()
+        self._go_on()
         return True
 
-    def _draw(self) -> None:
+    def _go_on(self) -> None:
+        """Let chance act, and look who is next."""
         while self.state.is_chance_node():
             left = self.luck(self.num_drawn)
             self.num_drawn += 1
             outcomes, chances = zip(*self.state.chance_outcomes(), strict=True)
             place = next((one for one, total in enumerate(itertools.accumulate(chances)) if left < total), -1)
             self.state.apply_action(outcomes[place])
+        player = self.state.current_player()
+        self._acting: tuple[int, ...] = (player,) if player >= 0 else ()
+        self._legal: tuple[str, ...] | None = None
 
 
 def information(state: Any, player: int) -> str:

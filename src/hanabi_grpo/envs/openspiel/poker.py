@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig
+from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import CFR_ITERATIONS, cfr
 
 ROLES = ("first", "second")
@@ -14,7 +14,7 @@ _CHOICES = {"kuhn": ("check", "bet", "fold", "call"), "leduc": ("fold", "call", 
 _END = "End your reply with your action on a line of its own: {choices}."
 
 
-class KuhnWords:
+class KuhnWords(Words):
     """OpenSpiel's Pass and Bet in a poker player's words."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
@@ -35,9 +35,10 @@ class KuhnWords:
         told = [f"The {ROLES[turn % 2]} player: {action}." for turn, action in enumerate(actions)]
         return " ".join([f"Your card is {cards[player]}.", *told])
 
-    def action(self, config: OpenSpielConfig, state: Any, action: int) -> str:
-        """Return check or bet, or fold or call after a bet."""
-        return _kuhn_word(action, _kuhn(state)[1])
+    def legal(self, config: OpenSpielConfig, state: Any) -> tuple[str, ...]:
+        """Return check and bet, or fold and call after a bet."""
+        before = _kuhn(state)[1]
+        return _kuhn_word(0, before), _kuhn_word(1, before)
 
     def actions(self, config: OpenSpielConfig) -> Sequence[str]:
         """Return the four words."""
@@ -49,7 +50,7 @@ class KuhnWords:
         return " · ".join([f"player_0 {cards[0]}, player_1 {cards[1]}", *actions])
 
 
-class LeducWords:
+class LeducWords(Words):
     """Two suits of J, Q and K that the words do not tell apart: suits have no part in the game."""
 
     def rules(self, config: OpenSpielConfig, player: int) -> str:
@@ -75,10 +76,6 @@ class LeducWords:
         if open_card:
             told += [f"The open card is {open_card}.", *_turns("Second round", rounds[1])]
         return " ".join(told)
-
-    def action(self, config: OpenSpielConfig, state: Any, action: int) -> str:
-        """Return fold, call or raise."""
-        return _CHOICES["leduc"][action]
 
     def actions(self, config: OpenSpielConfig) -> Sequence[str]:
         """Return the three words."""
