@@ -22,7 +22,7 @@ def random_game(spec: GameSpec, rng: random.Random, *, suite: str = "train") -> 
     game = Game(spec, shuffled_deck(spec, suite, rng.randrange(2**32)))
     num_moves = rng.choice([spec.max_turns, rng.randrange(spec.max_turns)])
     careful = rng.random() < 0.5
-    while not game.is_over and game.num_turns < num_moves:
+    while not game.is_over and len(game.events) < num_moves:
         game.apply(random_move(game, rng, careful=careful))
     return game
 

@@ -9,8 +9,7 @@ from fake_engine import LAPTOP
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions.cells import figure_cell, matrix_rows, number, shade
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.figures import Unit
-from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, convention_json, convention_report
+from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, Unit, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions, write_conventions

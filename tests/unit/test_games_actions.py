@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from boards import ALL_BOARDS
 from hanabi_grpo.envs.hanabi.rules import Action, format_action, make_spec, parse_action
-from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
+from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 
 RED_TO_1 = Action("hint_color", target=1, value=0)

@@ -9,8 +9,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import parse_reply, turn_prompt
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
-from hanabi_grpo.envs.hanabi.rules.game import Game
-from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
+from hanabi_grpo.envs.hanabi.rules.game import Game, load_rules
 from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView

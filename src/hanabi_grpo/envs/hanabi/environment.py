@@ -10,7 +10,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.deal import HanabiGame
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import POLICIES
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, system_prompt
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.envs.hanabi.replays.frames import frames
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
@@ -54,8 +54,7 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def system(self, config: EnvConfig, player: int) -> str:
         """Return the rules of the board; nothing in the compact style."""
-        style = ObservationStyle(config.observation)
-        return system_prompt(config.spec(), style, player, bomb_rule=config.bomb_rule)
+        return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
         """Deal the deck of (split, seed)."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class, move_labels
+from hanabi_grpo.envs.hanabi.conventions.counts import hint_kind, move_class, move_labels
 from hanabi_grpo.envs.hanabi.information import information_above_chance
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck

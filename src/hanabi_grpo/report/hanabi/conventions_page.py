@@ -5,10 +5,12 @@ from pathlib import Path
 
 from hanabi_grpo.envs.hanabi.conventions.cells import REPLIES, compared, figure_rows, hint_rows, matrix_rows
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_PLAYS, PER_GAME
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
     MIN_COUNT,
+    OF_GAMES,
+    OF_PLAYS,
+    PER_GAME,
     ConventionReport,
     Side,
     convention_json,

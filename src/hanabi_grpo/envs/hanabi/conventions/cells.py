@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_HINTS, OF_PLAYS, PER_GAME, PLAY_SIGNAL, Unit
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
     MIN_COUNT,
+    OF_GAMES,
+    OF_HINTS,
+    OF_PLAYS,
+    PER_GAME,
+    PLAY_SIGNAL,
     ConventionReport,
     Estimate,
     MoveMatrix,
     Side,
+    Unit,
 )
 
 NUM_SHADES = 8

@@ -5,6 +5,7 @@ three. Adding cards is adding integers, and picking kinds is a bitwise and.
 """
 
 import functools
+from itertools import chain
 
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
@@ -31,14 +32,11 @@ class Beliefs:
         unseen = _deck(view.num_colors, view.num_ranks)
         fits = 0
         for color, height in enumerate(view.fireworks):
-            unseen -= _stack(color, height)
+            unseen -= _LOW & _kinds((color,), tuple(range(height)))
             if height < view.num_ranks:
                 fits |= 3 << 2 * (MAX_RANKS * color + height)
-        for card in view.discards:
+        for card in chain(view.discards, *view.hands):
             unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
-        for hand in view.hands:
-            for card in hand:
-                unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
         self.unseen = unseen
         self.fits = fits
 
@@ -80,11 +78,6 @@ def _deck(num_colors: int, num_ranks: int) -> int:
         for color in range(num_colors)
         for rank in range(num_ranks)
     )
-
-
-@functools.cache
-def _stack(color: int, height: int) -> int:
-    return sum(1 << 2 * (MAX_RANKS * color + rank) for rank in range(height))
 
 
 @functools.cache  # at most 1024 pairs of subsets

@@ -5,12 +5,11 @@ Source: Arthur O'Dwyer's SimpleBot (github.com/Quuxplusone/Hanabi), whose publis
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.policies.script import move_text
+from hanabi_grpo.envs.hanabi.policies.rule_bots import move_text
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, PlayerView
@@ -28,7 +27,6 @@ _FIRST_RANK = 1 << MAX_COLORS
 _UNMARKED = Mark(-1, -1, False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleBot:
     """The first of three rules that applies; deterministic.
 
@@ -38,7 +36,7 @@ class SimpleBot:
     3. Discard the oldest card; with all hint tokens, stall: tell the previous player the rank of its oldest card.
     """
 
-    name: str = field(default="simple-bot", init=False)
+    name = "simple-bot"
 
     def seat(self, player: int, *, task: base.Task[EnvConfig], game: int) -> "SimpleBotSeat":
         """Return a fresh seat."""
@@ -47,8 +45,6 @@ class SimpleBot:
 
 class SimpleBotSeat:
     """One player, with the marks on every card; they follow from public moves, so all seats agree on them."""
-
-    __slots__ = ("_deck_size", "_fireworks", "_hints", "_marks", "_num_seen", "_spec")
 
     def __init__(self, spec: GameSpec) -> None:
         """Start with full hands and no marks."""
@@ -69,13 +65,8 @@ class SimpleBotSeat:
         slot = _lowest_playable(self._marks[view.player])
         if slot >= 0:
             return play(slot)
-        if view.hints:
-            hint = self._best_hint(view)
-            if hint is not None:
-                return hint
-        if view.hints < view.max_hints:
-            return discard(0)
-        return _stall(view)
+        hint = self._best_hint(view) if view.hints else None
+        return hint or (discard(0) if view.hints < view.max_hints else _stall(view))
 
     def _read(self, events: Sequence[Event]) -> None:
         """Bring the marks up to date with the moves since the last look."""

@@ -121,7 +121,7 @@ def _live_action(action: Action, game: Game) -> LiveAction:
 def _turn(playing: HanabiGame, live: LiveAction, where: str, source: LiveGame) -> Turn:
     """Make one move and return its record."""
     game = playing.table
-    player, step = game.current_player, game.num_turns
+    player, step = game.current_player, len(game.events)
     if live.type in (PLAY, DISCARD):
         live = live.model_copy(update={"value": None})
     choices = {_live_action(action, game): action for action in game.legal_actions()}

@@ -2,19 +2,14 @@
 
 import functools
 import hashlib
-import operator
 import re
 
 import numpy as np
 
+from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card
 from hanabi_grpo.errors import GameParameterError
-
-HELD_OUT_PREFIXES = ("eval", "test")
-"""A suite whose name starts with one of these is never trained on."""
-_SPLIT_PREFIX = "split-"
-"""A suite named split-train… deals one half of a board's decks, split-eval… or split-test… the other half."""
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _MAX_TRIES = 64
@@ -46,7 +41,9 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         raise GameParameterError(
             f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as 'train' or 'eval'."
         )
-    number = _checked_seed(seed)
+    # NumPy's integers are welcome; bool is an int to Python but a mistake here.
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise GameParameterError(f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1.")
     deck = sorted_deck(spec.num_colors, spec.num_ranks)
     identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
     board = f"{spec.num_colors}x{spec.num_ranks}"
@@ -54,7 +51,7 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     held_out, halves = is_held_out(suite), deals_halves(spec, suite)
     ranking = np.arange(len(deck))
     for attempt in range(_MAX_TRIES):
-        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
+        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{int(seed)}|{attempt}".encode())
         ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
         if not halves:
             break
@@ -65,14 +62,9 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     return tuple([deck[i] for i in ranking.tolist()])
 
 
-def is_held_out(suite: str) -> bool:
-    """Return True when the suite is for evaluation: no run trains on its deals."""
-    return suite.removeprefix(_SPLIT_PREFIX).startswith(HELD_OUT_PREFIXES)
-
-
 def deals_halves(spec: GameSpec, suite: str) -> bool:
     """Return True when a suite draws from one half of the board's decks, False when from all of them."""
-    return suite.startswith(_SPLIT_PREFIX) or not spec.deals_all_decks
+    return suite.startswith("split-") or not spec.deals_all_decks
 
 
 @functools.cache  # pure, and at most 25 boards
@@ -86,16 +78,3 @@ def sorted_deck(num_colors: int, num_ranks: int) -> tuple[Card, ...]:
 def sorted_identities(num_colors: int, num_ranks: int) -> bytes:
     """Return OpenSpiel's number, color * num_ranks + rank, of each card of `sorted_deck`; ascending."""
     return bytes(card.color * num_ranks + card.rank for card in sorted_deck(num_colors, num_ranks))
-
-
-def _checked_seed(seed: object) -> int:
-    rule = "a deal's seed is a whole number from 0 to 2**63 - 1"
-    if isinstance(seed, bool):
-        raise GameParameterError(f"seed={seed!r}: {rule}.")
-    try:
-        number = operator.index(seed)  # type: ignore[arg-type]  # NumPy integers are welcome, floats are not
-    except TypeError:
-        raise GameParameterError(f"seed={seed!r}: {rule}.") from None
-    if not 0 <= number < 2**63:
-        raise GameParameterError(f"seed={number}: {rule}.")
-    return number

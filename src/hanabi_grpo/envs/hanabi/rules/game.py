@@ -3,10 +3,13 @@
 import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from hanabi_grpo.envs.hanabi.rules.actions import format_action
-from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
+import pyspiel
+
+from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_identities
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
@@ -14,6 +17,35 @@ from hanabi_grpo.types import player_name
 
 _CHANCE = -1
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What one board looks like to OpenSpiel."""
+
+    game: pyspiel.Game
+    actions: tuple[tuple[Action, ...], ...]
+    """Per seat: the action of each OpenSpiel number."""
+    action_ids: tuple[dict[Action, int], ...]
+    """Per seat: the inverse of `actions`."""
+
+
+@functools.lru_cache(maxsize=64)  # pure; loading a board takes longer than playing a game on it
+def load_rules(spec: GameSpec) -> Rules:
+    """Load a board.
+
+    OpenSpiel numbers moves by seat relative to the mover: discards of each slot, plays of each slot, then
+    for each following seat its colours, then for each following seat its ranks.
+    """
+    slots, colors, ranks = range(spec.hand_size), range(spec.num_colors), range(spec.num_ranks)
+    actions = []
+    for player in range(spec.num_players):
+        others = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
+        colors_told = [hint_color(seat, color) for seat in others for color in colors]
+        ranks_told = [hint_rank(seat, rank) for seat in others for rank in ranks]
+        actions.append((*map(discard, slots), *map(play, slots), *colors_told, *ranks_told))
+    ids = tuple({action: number for number, action in enumerate(seat)} for seat in actions)
+    return Rules(pyspiel.load_game("hanabi", spec.openspiel_parameters), tuple(actions), ids)
 
 
 class Game:
@@ -37,11 +69,6 @@ class Game:
         hand_positions: Where in `deck` each card of `hands` lies; replay formats name cards by it.
     """
 
-    __slots__ = (
-        "_discards", "_knowledge", "_legal_ids", "_num_dealt", "_rules", "_state", "_turns_left", "current_player",
-        "deck", "events", "fireworks", "hand_positions", "hands", "hints", "lives", "spec",
-    )  # fmt: skip
-
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
         """Deal.
 
@@ -54,7 +81,7 @@ class Game:
         self._state = self._rules.game.new_initial_state()
         size = spec.hand_size
         self._num_dealt = spec.num_players * size
-        for card_id in _checked_ids(spec, self.deck, self._rules.sorted_card_ids)[: self._num_dealt]:
+        for card_id in _checked_ids(spec, self.deck)[: self._num_dealt]:
             self._state.apply_action(card_id)
         starts = range(0, self._num_dealt, size)
         self.hand_positions = tuple(tuple(range(start, start + size)) for start in starts)
@@ -90,17 +117,12 @@ class Game:
         """Points on the table, kept on a bomb."""
         return sum(self.fireworks)
 
-    @property
-    def num_turns(self) -> int:
-        """Moves made so far, by all players."""
-        return len(self.events)
-
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
         return tuple(map(self._rules.actions[self.current_player].__getitem__, self.legal_ids()))
 
     def legal_ids(self) -> list[int]:
-        """Return OpenSpiel's numbers of them, see `openspiel.Rules.actions`."""
+        """Return OpenSpiel's numbers of them, see `Rules.actions`."""
         if self._legal_ids is None:
             self._legal_ids = [] if self.is_over else self._state.legal_actions()
         return self._legal_ids
@@ -112,13 +134,14 @@ class Game:
             IllegalActionError: The move is not legal; the game is unchanged.
         """
         player = self.current_player
+        text = functools.partial(format_action, style="full", num_players=self.spec.num_players)
         if player < 0:
-            raise IllegalActionError(f"{_text(action, self.spec)}: the game is over; start another one.")
+            raise IllegalActionError(f"{text(action)}: the game is over; start another one.")
         action_id = self._rules.action_ids[player].get(action)
         if action_id is None or action_id not in self.legal_ids():
-            legal = ", ".join(_text(choice, self.spec) for choice in self.legal_actions())
+            legal = ", ".join(map(text, self.legal_actions()))
             raise IllegalActionError(
-                f"{_text(action, self.spec)}: not legal for {player_name(player)} now; choose one of: {legal}."
+                f"{text(action)}: not legal for {player_name(player)} now; choose one of: {legal}."
             )
         self._state.apply_action(action_id)
         self._legal_ids = None
@@ -206,11 +229,12 @@ class Game:
             self._turns_left = spec.num_players
 
 
-def _checked_ids(spec: GameSpec, deck: tuple[Card, ...], sorted_ids: list[int]) -> list[int]:
+def _checked_ids(spec: GameSpec, deck: tuple[Card, ...]) -> list[int]:
     """Return OpenSpiel's number of each card of a complete deck."""
     card_ids = [card.color * spec.num_ranks + card.rank for card in deck]
+    right = list(sorted_identities(spec.num_colors, spec.num_ranks))
     # A rank off the board could pass for a card of another colour.
-    if sorted(card_ids) != sorted_ids or not all(0 <= card.rank < spec.num_ranks for card in deck):
+    if sorted(card_ids) != right or not all(0 <= card.rank < spec.num_ranks for card in deck):
         raise GameParameterError(
             f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
             f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
@@ -239,10 +263,3 @@ def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
 
 def _without(row: tuple[T, ...], place: int) -> tuple[T, ...]:
     return row[:place] + row[place + 1 :]
-
-
-def _text(action: Action, spec: GameSpec) -> str:
-    try:
-        return format_action(action, style="full", num_players=spec.num_players)
-    except IllegalActionError:
-        return repr(action)
