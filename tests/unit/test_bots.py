@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from boards import ALL_BOARDS, random_game, script, scripted_game
 from hanabi_grpo.envs.base import Observation, Policy, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.deal import HanabiGame
-from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.policies import POLICIES, REFERENCES, hint_bot
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS
 from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, make_spec, parse_action

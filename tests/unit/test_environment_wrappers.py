@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.aec import AECWrapper
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.gym import SeatEnv
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
 from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
@@ -21,7 +20,7 @@ from toy_environments import DILEMMA, ToyConfig
 
 
 def aec_env(preset: str, players: int = 2, **config: object) -> AECWrapper:
-    return AECWrapper(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}), render_mode="ansi")
+    return AECWrapper(HANABI, HANABI.Config.parse({"preset": preset, "players": players, **config}))
 
 
 def seat_env(preset: str, players: int, seat: int, partner: str = "hint-bot", **config: object) -> SeatEnv[Any]:

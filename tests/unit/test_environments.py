@@ -12,8 +12,7 @@ from boards import ALL_BOARDS
 from hanabi_grpo.envs import base, registry
 from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvConfig, Environment, Task
 from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
-from hanabi_grpo.envs.hanabi.deal import HanabiGame
-from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi
+from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice

@@ -7,8 +7,7 @@ import pytest
 
 from boards import scripted_episodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.information import chance_information, information_above_chance
-from hanabi_grpo.envs.hanabi.metrics import replayed, step_metrics
+from hanabi_grpo.envs.hanabi.metrics import chance_information, information_above_chance, replayed, step_metrics
 from hanabi_grpo.types import Episode, ReplyKind
 
 LAPTOP = EnvConfig(preset="laptop", observation="compact", legal_moves=False)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_deck
 from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.replays.recording import recorded_deck
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.recording import Recording

@@ -3,12 +3,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from boards import scripted_episodes
-from hanabi_grpo.cli import app
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
 from hanabi_grpo.envs.hanabi.replays.live_game import (
     LiveAction,
     LiveGame,
@@ -16,6 +10,12 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
     live_game_to_json,
     live_games_from_text,
 )
+from typer.testing import CliRunner
+
+from boards import scripted_episodes
+from hanabi_grpo.cli import app
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError

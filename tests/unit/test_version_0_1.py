@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
 from hanabi_grpo.envs.hanabi.rules import Game, parse_action
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import v1

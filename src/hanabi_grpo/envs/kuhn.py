@@ -47,7 +47,7 @@ class KuhnGame(base.Game):
         self.actions: tuple[str, ...] = ()
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the player to act: players take turns until a bet is answered or both have checked."""
+        """Return whose turn it is, until a bet is answered or both have checked."""
         return () if self.actions[1:] and self.actions[-1] != "bet" else (len(self.actions) % 2,)
 
     def message(self, player: int) -> str:

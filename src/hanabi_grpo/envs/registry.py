@@ -10,7 +10,6 @@ So code runs only if somebody installed it. A name is never a dotted path or a f
 row or a request.
 """
 
-import difflib
 import functools
 import importlib
 import re
@@ -20,7 +19,7 @@ from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs.base import Environment, Setup
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 GROUP = "hanabi_grpo.environments"
 OWN_DISTRIBUTION = "hanabi-grpo"
@@ -30,11 +29,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which installed package an environment comes from; two sides compare it before they play together.
-
-    Example:
-        Origin(env="kuhn", distribution="hanabi-grpo", version="0.1.0")
-    """
+    """Which installed package an environment comes from; two sides compare it before they play together."""
 
     env: str
     distribution: str
@@ -42,7 +37,7 @@ class Origin:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every environment: this package's first, then the others in alphabetical order."""
+    """Return the name of every environment, this package's first."""
     return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
 
 
@@ -92,12 +87,10 @@ def _load(name: str) -> Environment[Any]:
         module, _, attribute = OWN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     if not entries:
-        known = names()
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise SettingsError(
-            f"env={name!r}: no such environment; {hint}known: {', '.join(known)}. One of another package has to be "
-            f"installed here and registered in the entry-point group {GROUP} (docs/environments.md)."
+            f"env={name!r}: no such environment; {did_you_mean(name, names())}known: {', '.join(names())}. One of "
+            f"another package has to be installed here and registered in the entry-point group {GROUP} "
+            "(docs/environments.md)."
         )
     [entry] = entries
     try:
@@ -107,10 +100,10 @@ def _load(name: str) -> Environment[Any]:
             f"env={name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
             f"{type(error).__name__}: {error}."
         ) from error
-    if getattr(environment, "name", None) != name:
+    if (found := getattr(environment, "name", None)) != name:
         raise SettingsError(
-            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is "
-            f"{shown(getattr(environment, 'name', None))}; the entry point and the environment need the same name."
+            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is {shown(found)}; the entry point and "
+            "the environment need the same name."
         )
     return environment
 

@@ -16,7 +16,7 @@ from hanabi_grpo.envs.hanabi.conventions.report import (
     convention_json,
     convention_report,
 )
-from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import render, write_page
@@ -51,7 +51,7 @@ def write_conventions(page: Path, places: Sequence[Path]) -> list[str]:
         recordings, notes = read_recordings(recording_files(place))
         lines += notes
         counts: ConventionCounts | None = None
-        for game in map(replayed_game, recordings):
+        for game in (make_timeline(recording).game for recording in recordings):
             counts = counts or ConventionCounts(game.spec)
             if game.spec.hash != counts.spec.hash:
                 raise SettingsError(

@@ -55,10 +55,7 @@ def number(value: float, unit: Unit) -> str:
 
 
 def matrix_rows(matrix: MoveMatrix, actions: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the heat map: moves that were made, moves that followed, and the marginal as its last row.
-
-    The number in a cell is P(next move | move) in per cent; its shade is how far that is from the marginal.
-    """
+    """Return the heat map of P(next move | move) in per cent; shades: how far that is from the marginal."""
     columns = [index for index, share in enumerate(matrix.marginal) if share]
     rows = []
     for index, counts in enumerate(matrix.counts):

@@ -15,9 +15,10 @@ from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 
 NUM_GROUPS = 32
 """Groups of deals. Leaving out one at a time gives the standard errors, which are then good to about one eighth."""
+_Hint = tuple[int, tuple[int, ...]]
+"""Its kind and the slots that it touched."""
 Row = defaultdict[Any, float]
 """Counters by their keys, see `count_game`."""
-_LEVELS = ("none", "color", "rank", "both")
 
 
 def hint_kind(spec: GameSpec, hint: Action) -> int:
@@ -82,7 +83,7 @@ def count_game(game: Game, row: Row) -> None:
       choice is a play of a touched card after a hint that touched at least two.
     """
     spec, table = game.spec, Game(game.spec, game.deck)
-    pending: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(spec.num_players)]
+    pending: list[list[_Hint]] = [[] for _ in range(spec.num_players)]
     before: tuple[int, int] | None = None
     for player, action, card, scored, touched in game.events:
         view = table.view(player)
@@ -113,9 +114,7 @@ def count_game(game: Game, row: Row) -> None:
     row["score_kept"] += game.score_kept
 
 
-def _count_answer(
-    row: Row, player: int, hints: list[tuple[int, tuple[int, ...]]], action: Action, scored: bool
-) -> None:
+def _count_answer(row: Row, player: int, hints: list[_Hint], action: Action, scored: bool) -> None:
     """Count a turn as the answer to the hints since the seat's turn before, or as one without a hint."""
     plays = action.kind == "play"
     if not hints:
@@ -144,11 +143,8 @@ def _count_card(row: Row, view: PlayerView, action: Action, card: Card | None, s
         row[player, "critical_discards"] += can_score and is_last
         return
     beliefs, known = Beliefs(view), view.own_hand[action.slot]
-    level = _LEVELS[(len(known.colors) == 1) + 2 * (len(known.ranks) == 1)]
     row[player, "plays"] += 1
     row[player, "bits"] += math.log2(beliefs.num_unseen() / beliefs.num_unseen(known))
     row[player, "chance"] += beliefs.chance_to_fit(known)
     row[player, "certain_plays"] += beliefs.surely_fits(known)
-    row[player, f"plays_{level}"] += 1
     row[player, "misplays"] += not scored
-    row[player, f"misplays_{level}"] += not scored

@@ -60,14 +60,6 @@ OF_PLAYS = {
     "chance_per_play": Figure("chance to fit of the card played, as its player could know", "chance", "plays"),
     "certain_plays": Figure("plays that were certain", "certain_plays", "plays"),
     "misplay_share": Figure("plays that failed", "misplays", "plays"),
-    "plays_knowing_none": Figure("plays knowing neither", "plays_none", "plays"),
-    "plays_knowing_color": Figure("plays knowing the colour only", "plays_color", "plays"),
-    "plays_knowing_rank": Figure("plays knowing the rank only", "plays_rank", "plays"),
-    "plays_knowing_both": Figure("plays knowing both", "plays_both", "plays"),
-    "misplays_knowing_none": Figure("failed, of plays knowing neither", "misplays_none", "plays_none"),
-    "misplays_knowing_color": Figure("failed, of those knowing the colour", "misplays_color", "plays_color"),
-    "misplays_knowing_rank": Figure("failed, of those knowing the rank", "misplays_rank", "plays_rank"),
-    "misplays_knowing_both": Figure("failed, of those knowing both", "misplays_both", "plays_both"),
     "wasted_share": Figure("hints that told nothing new", "wasted_hints", "hints"),
     "unhinted_plays": Figure("turns without a new hint that play", "unhinted_plays", "unhinted_turns"),
 }
@@ -87,11 +79,7 @@ OF_HINTS = {
 """Of one kind of hint to one seat."""
 
 PLAY_SIGNAL = Figure("play signal", "", "")
-"""P(plays a touched card | hinted) - P(plays | no new hint).
-
-A receiver that does not listen plays as often as before, and a touched card at most every time: its signal is 0 or
-less.
-"""
+"""P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does not listen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,16 +101,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveMatrix:
-    """What the next player does after each move: P(next move | move).
-
-    Hu, Lerer, Peysakhovich, Foerster (2020), "Other-Play for zero-shot coordination", show the conventions of trained
-    Hanabi agents by this matrix.
-    """
+    """What the next player does after each move, as in Hu et al. (2020), "Other-Play for zero-shot coordination"."""
 
     counts: tuple[tuple[int, ...], ...]
     """[move][next move]."""
     shares: tuple[tuple[float | None, ...], ...]
-    """Each row sums to 1; None in rows without observations."""
+    """P(next move | move): each row sums to 1; None in rows without observations."""
     errors: tuple[tuple[float | None, ...], ...]
     """Standard errors of `shares`."""
     marginal: tuple[float | None, ...]
@@ -152,7 +136,7 @@ class ConventionReport:
     num_unfinished: int
     """Games that were cut off before their end; they count as far as they went."""
     num_groups: int
-    """Groups of deals behind the standard errors; with few, these are rough."""
+    """Groups of deals behind the standard errors."""
     actions: tuple[tuple[str, str], ...]
     """Short and long name of each class of moves."""
     team: Side
@@ -189,20 +173,18 @@ def convention_json(report: ConventionReport) -> dict[str, Any]:
 
 
 def standard_error(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the standard error of a figure by the delete-a-group jackknife for groups of unequal size.
+    """Return the standard error [...] of a figure by the delete-a-group jackknife for groups of unequal size.
 
     With sizes m_j that sum to n, h_j = n / m_j, the figure t on everything and t_j without group j:
     s_j = h_j t - (h_j - 1) t_j, J = sum_j (m_j / n) s_j, variance = (1 / g) sum_j (s_j - J)^2 / (h_j - 1).
-    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n).
+    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n). NaN where a value is NaN
+    or there are fewer than two groups.
 
     Source: Busing, Meijer, van der Leeden (1999), "Delete-m jackknife for unequal m", Statistics and Computing 9.
 
     Args:
         values: [1 + group, ...], as `leave_one_out` orders them.
         sizes: [group], games of each group.
-
-    Returns:
-        [...]; NaN where a value is NaN or there are fewer than two groups.
     """
     if len(sizes) < 2:
         return np.full(values.shape[1:], np.nan)

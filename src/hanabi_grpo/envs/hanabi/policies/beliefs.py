@@ -17,14 +17,9 @@ _HIGH = _LOW << 1
 class Beliefs:
     """The cards of one view, counted.
 
-    Attributes:
-        view: What the player sees.
-        fits: Both bits of every kind that fits on its stack now.
-        unseen: How many cards of each kind are neither on the table nor in another player's hand: those of the
-            player's own hand and of the deck.
+    `fits` has both bits of every kind that fits on its stack now, `unseen` the cards that are neither on the table nor
+    in another player's hand: those of the player's own hand and of the deck.
     """
-
-    __slots__ = ("fits", "unseen", "view")
 
     def __init__(self, view: PlayerView) -> None:
         """Count what `view` shows."""

@@ -133,11 +133,9 @@ def tell_anything(beliefs: Beliefs, rng: random.Random) -> Action | None:
 
 
 def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Discard the first card that can no longer score.
+    """Discard the first card that can no longer score, see Osawa, "Solving Hanabi" (2015).
 
-    Source: Osawa, "Solving Hanabi: Estimating Hands by Opponent's Actions in Cooperative Game with Incomplete
-    Information" (2015). Cards whose known attributes show it come first, then cards of a known colour whose least
-    possible rank is out of reach.
+    Cards whose known attributes show it come first, then cards of a known colour whose least rank is out of reach.
     """
     view = beliefs.view
     if view.hints == view.max_hints:

@@ -51,6 +51,7 @@ def hint_rank(target: int, rank: int) -> Action:
     return Action("hint_rank", target=target, value=rank)
 
 
+@functools.lru_cache(maxsize=4096)  # asked for at every move
 def format_action(action: Action, *, style: str, num_players: int) -> str:
     """Return the text of a move.
 

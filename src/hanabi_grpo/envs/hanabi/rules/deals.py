@@ -44,22 +44,19 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     # NumPy's integers are welcome; bool is an int to Python but a mistake here.
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
         raise GameParameterError(f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1.")
-    deck = sorted_deck(spec.num_colors, spec.num_ranks)
-    identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
+    cards = sorted_deck(spec.num_colors, spec.num_ranks)
     board = f"{spec.num_colors}x{spec.num_ranks}"
-    side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
     held_out, halves = is_held_out(suite), deals_halves(spec, suite)
-    ranking = np.arange(len(deck))
+    deck = cards
     for attempt in range(_MAX_TRIES):
         stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{int(seed)}|{attempt}".encode())
-        ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
-        if not halves:
+        order = np.frombuffer(stream.digest(8 * len(cards)), dtype="<u8").argsort(kind="stable")
+        deck = tuple([cards[i] for i in order.tolist()])
+        identities = bytes([card.color * spec.num_ranks + card.rank for card in deck])
+        side = hashlib.sha256(f"hanabi side v1|{board}|".encode() + identities).digest()[0] & 1
+        if not halves or side == held_out:
             break
-        side = side_key.copy()
-        side.update(identities[ranking].tobytes())
-        if side.digest()[0] & 1 == held_out:
-            break
-    return tuple([deck[i] for i in ranking.tolist()])
+    return deck
 
 
 def deals_halves(spec: GameSpec, suite: str) -> bool:
@@ -72,9 +69,3 @@ def sorted_deck(num_colors: int, num_ranks: int) -> tuple[Card, ...]:
     """Return every card of a board, by colour and rank; equal cards are one object."""
     kinds = (Card(color, rank) for color in range(num_colors) for rank in range(num_ranks))
     return tuple(card for card in kinds for _ in range(num_copies(card.rank, num_ranks)))
-
-
-@functools.cache
-def sorted_identities(num_colors: int, num_ranks: int) -> bytes:
-    """Return OpenSpiel's number, color * num_ranks + rank, of each card of `sorted_deck`; ascending."""
-    return bytes(card.color * num_ranks + card.rank for card in sorted_deck(num_colors, num_ranks))

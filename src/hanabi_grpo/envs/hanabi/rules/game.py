@@ -2,14 +2,15 @@
 
 import copy
 import functools
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pyspiel
 
 from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
-from hanabi_grpo.envs.hanabi.rules.deals import sorted_identities
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
@@ -51,12 +52,6 @@ def load_rules(spec: GameSpec) -> Rules:
 class Game:
     """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which views share.
 
-    Example:
-        spec = make_spec("laptop")
-        game = Game(spec, shuffled_deck(spec, "train", 17))
-        while not game.is_over:
-            game.apply(random.choice(game.legal_actions()))
-
     Attributes:
         spec: The board.
         deck: All cards, first dealt first: seat 0's whole hand, then seat 1's, then the draws.
@@ -81,8 +76,13 @@ class Game:
         self._state = self._rules.game.new_initial_state()
         size = spec.hand_size
         self._num_dealt = spec.num_players * size
-        for card_id in _checked_ids(spec, self.deck)[: self._num_dealt]:
-            self._state.apply_action(card_id)
+        if Counter(self.deck) != Counter(sorted_deck(spec.num_colors, spec.num_ranks)):
+            raise GameParameterError(
+                f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
+                f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
+            )
+        for card in self.deck[: self._num_dealt]:
+            self._state.apply_action(card.color * spec.num_ranks + card.rank)
         starts = range(0, self._num_dealt, size)
         self.hand_positions = tuple(tuple(range(start, start + size)) for start in starts)
         self.hands = tuple(self.deck[start : start + size] for start in starts)
@@ -95,7 +95,7 @@ class Game:
         self.hints = spec.max_hints
         self.current_player = 0
         self.events: tuple[Event, ...] = ()
-        self._legal_ids: list[int] | None = None
+        self._legal: tuple[Action, ...] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -119,13 +119,10 @@ class Game:
 
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
-        return tuple(map(self._rules.actions[self.current_player].__getitem__, self.legal_ids()))
-
-    def legal_ids(self) -> list[int]:
-        """Return OpenSpiel's numbers of them, see `Rules.actions`."""
-        if self._legal_ids is None:
-            self._legal_ids = [] if self.is_over else self._state.legal_actions()
-        return self._legal_ids
+        if self._legal is None:
+            ids = [] if self.is_over else self._state.legal_actions()
+            self._legal = tuple(map(self._rules.actions[self.current_player].__getitem__, ids))
+        return self._legal
 
     def apply(self, action: Action) -> Event:
         """Make a move for the player whose turn it is, and return it as everybody saw it.
@@ -137,14 +134,13 @@ class Game:
         text = functools.partial(format_action, style="full", num_players=self.spec.num_players)
         if player < 0:
             raise IllegalActionError(f"{text(action)}: the game is over; start another one.")
-        action_id = self._rules.action_ids[player].get(action)
-        if action_id is None or action_id not in self.legal_ids():
+        if action not in self.legal_actions():
             legal = ", ".join(map(text, self.legal_actions()))
             raise IllegalActionError(
                 f"{text(action)}: not legal for {player_name(player)} now; choose one of: {legal}."
             )
-        self._state.apply_action(action_id)
-        self._legal_ids = None
+        self._state.apply_action(self._rules.action_ids[player][action])
+        self._legal = None
         if self._turns_left is not None:
             self._turns_left -= 1
         event = self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
@@ -229,19 +225,6 @@ class Game:
             self._turns_left = spec.num_players
 
 
-def _checked_ids(spec: GameSpec, deck: tuple[Card, ...]) -> list[int]:
-    """Return OpenSpiel's number of each card of a complete deck."""
-    card_ids = [card.color * spec.num_ranks + card.rank for card in deck]
-    right = list(sorted_identities(spec.num_colors, spec.num_ranks))
-    # A rank off the board could pass for a card of another colour.
-    if sorted(card_ids) != right or not all(0 <= card.rank < spec.num_ranks for card in deck):
-        raise GameParameterError(
-            f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
-            f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
-        )
-    return card_ids
-
-
 @functools.cache  # pure, and at most 25 boards
 def _unknown(num_colors: int, num_ranks: int) -> Knowledge:
     return Knowledge(tuple(range(num_colors)), tuple(range(num_ranks)), False, False)
@@ -253,8 +236,8 @@ def _told(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowle
     before = known.colors if is_color else known.ranks
     after = (value,) if touched else tuple(one for one in before if one != value)
     if is_color:
-        return Knowledge(after, known.ranks, known.color_hinted or touched, known.rank_hinted)
-    return Knowledge(known.colors, after, known.color_hinted, known.rank_hinted or touched)
+        return replace(known, colors=after, color_hinted=known.color_hinted or touched)
+    return replace(known, ranks=after, rank_hinted=known.rank_hinted or touched)
 
 
 def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
