@@ -7,6 +7,7 @@ from hanabi_grpo.envs.base import Observation, Policy, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import PRESETS, Action, Game, GameSpec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.types import Episode
 
@@ -62,3 +63,9 @@ def scripted_episodes(
     policies = dict(enumerate(script(one) if isinstance(one, str) else one for one in team))
     tasks = [Setup(HANABI, config).task(suite, seed) for seed in seeds]
     return [play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)]
+
+
+def swap_own_cards(game: Game, player: int, rng: random.Random) -> Game | None:
+    """Return another game that `player` cannot tell from this one, or None when no other hand of it is possible."""
+    other = with_other_cards(game, player, rng)
+    return None if other.hands[player] == game.hands[player] else other

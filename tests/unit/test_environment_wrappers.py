@@ -56,7 +56,7 @@ def test_the_agents_read_what_the_players_of_the_loop_read_and_a_bad_reply_costs
     while table.status is None:
         agent, [player] = aec.agent_selection, table.to_act()
         seen = table.see(player)
-        assert aec.render() == aec.observe(agent)["message"] == seen.message()
+        assert aec.observe(agent)["message"] == seen.message()
         assert aec.infos[agent]["legal"] == seen.legal()
         others = [other for other in aec.agents if other != agent]
         assert {aec.observe(other)["message"] for other in others} == {""}
@@ -84,16 +84,6 @@ def test_agents_that_act_at_the_same_time_are_asked_one_after_the_other_and_see_
     assert env.infos["player_0"]["rewards"] == {"prize": env.rewards["player_0"]}
 
 
-def test_with_memory_turn_a_message_tells_the_whole_state() -> None:
-    env = AECWrapper(KUHN, KuhnConfig(), memory="turn")
-    env.reset(options={"split": "eval", "seed": 3})
-    for reply in ("check", "bet"):
-        env.step(reply)
-    assert env.observe("player_0")["message"] == (
-        "Your card is J. The first player: check. The second player: bet. Your action: fold or call?"
-    )
-
-
 def test_the_aec_env_stops_at_max_turns() -> None:
     env = aec_env("full", max_turns=1)
     env.reset(seed=1)
@@ -117,17 +107,12 @@ def test_the_aec_env_says_what_it_was_given_wrongly() -> None:
         env.step(5)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="agent='player_2': this environment has player_0, player_1"):
         env.observe("player_2")
-    with pytest.raises(SettingsError, match="render_mode='human': give 'ansi'"):
-        AECWrapper(KUHN, KuhnConfig(), render_mode="human")
-    with pytest.raises(SettingsError, match="memory='none': give 'game' or 'turn'"):
-        AECWrapper(KUHN, KuhnConfig(), memory="none")
 
 
 # --- Gymnasium
 
 
-@pytest.mark.parametrize("partner", ["random", "hint-bot", "simple-bot", "piers"])
-@pytest.mark.parametrize("seat", [0, 2])
+@pytest.mark.parametrize(("seat", "partner"), [(0, "random"), (2, "simple-bot")])
 def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: int) -> None:
     config = HANABI.Config(preset="mini", players=3, observation="compact")
     env = seat_env("mini", 3, seat, partner, observation="compact")
@@ -144,16 +129,6 @@ def test_a_seat_env_plays_the_very_game_that_the_loop_plays(partner: str, seat: 
             assert ("kind" in info) == bool(episode.trajectory(seat))
         assert total == episode.reward(seat)
         assert info["result"] == episode.result
-
-
-def test_the_first_step_pays_what_partners_scored_before_it_and_a_bad_reply_costs_its_seat() -> None:
-    env = seat_env("laptop", 2, 1, "blind", observation="compact")
-    seed = next(seed for seed in range(50) if shuffled_deck(make_spec("laptop"), "train", seed)[0].rank == 0)
-    env.reset(options={"split": "train", "seed": seed})
-    *_, info = env.step("no move")
-    assert info["kind"] is ReplyKind.UNPARSABLE
-    assert info["rewards"]["score"] >= 1.0
-    assert info["rewards"]["unparsable"] == -0.5
 
 
 def test_a_game_that_partners_end_before_the_seats_first_turn_ends_at_its_first_step() -> None:
