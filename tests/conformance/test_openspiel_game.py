@@ -5,6 +5,10 @@ that OpenSpiel prints, and what a player sees is read from `observation_string`.
 """
 
 import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 
 import pyspiel
 import pytest
