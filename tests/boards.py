@@ -7,7 +7,7 @@ from hanabi_grpo.envs.base import Observation, Policy, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import PRESETS, Action, Game, GameSpec, shuffled_deck
-from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
+from hanabi_grpo.envs.hanabi.rules.game import with_other_cards
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.types import Episode
 

@@ -131,17 +131,14 @@ class Game(Protocol):
         return copy.deepcopy(self)
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what is true now and the player must not know, by name, as data with `==`; {} when it may know all.
-
-        Only tests read it. Example: `{"opponent's card": "K"}`.
-        """
+        """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`; only tests read it."""
         return {}
 
     def resampled(self, player: int, rng: random.Random) -> Self:
         """Return a game in which the player has lived through the same, with its `hidden` drawn anew.
 
         Only tests call it: what the player is shown must be equal in both games. So the new values must be possible,
-        given all that the player was told. They may equal the old ones now and then.
+        given all that the player was told, and may equal the old ones now and then.
         """
         raise NotImplementedError(f"{type(self).__name__} has hidden values: write resampled(player, rng).")
 

@@ -49,12 +49,10 @@ class Report:
 
     def __str__(self) -> str:
         """Return a few lines for people."""
-        lines = [
-            f"{self.env}, {self.preset}: {self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} "
-            f"steps, {self.num_copies} copies: as the interface says",
-            *(f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())),
-        ]
-        return "\n".join(lines if self.secrets else [*lines, "  hidden: nothing"])
+        played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
+        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: as the interface says"
+        hidden = [f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())]
+        return "\n".join([first, *(hidden or ["  hidden: nothing"])])
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:

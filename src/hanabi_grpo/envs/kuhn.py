@@ -31,11 +31,11 @@ class KuhnConfig(base.EnvConfig):
 
 
 class KuhnView(NamedTuple):
-    """What one player knows; the actions are those of both players, oldest first."""
+    """What one player knows."""
 
     player: int
     card: str
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # of both players, oldest first
 
 
 class KuhnGame(base.Game):

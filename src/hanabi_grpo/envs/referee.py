@@ -20,12 +20,8 @@ class Referee:
         while referee.status is None:
             referee.step({player: ask(referee.see(player).message()) for player in referee.to_act()})
 
-    Attributes:
-        task: What is played.
-        number: Number of the episode within the group of its task; feeds the randomness of replacing actions.
-        spec: Of the environment.
-        game: Knows everything; for records and tests, never for players.
-        status: How the episode ended; None while it goes on.
+    `number` is that of the episode within the group of its task; it feeds the randomness of replacing actions. `game`
+    knows everything: it is for records and tests, never for players. `status` is None while the episode goes on.
     """
 
     def __init__(self, task: Task[Any], *, number: int = 0) -> None:

@@ -6,8 +6,7 @@ whose value leads to the `Environment` object:
     [project.entry-points."hanabi_grpo.environments"]
     my_game = "my_package.my_game:MY_GAME"
 
-So code runs only if somebody installed it. A name is never a dotted path or a file, since it may come from a dataset
-row or a request.
+So code runs only if somebody installed it. A name is never a path, since it may come from a dataset row or a request.
 """
 
 import functools
@@ -42,11 +41,7 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Environment[Any]:
-    """Return the environment of this name.
-
-    Raises:
-        SettingsError: There is none, two packages register it, or it cannot be loaded.
-    """
+    """Return the environment of this name; `SettingsError` where there is none, or two, or it cannot be loaded."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SettingsError(
             f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, '_' and '-', never "
@@ -56,11 +51,7 @@ def get(name: str) -> Environment[Any]:
 
 
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
-    """Return an environment with the config that a dataset row, a request or a record holds.
-
-    Raises:
-        SettingsError: There is no such environment, or a key is missing, unknown or has a value that is not allowed.
-    """
+    """Return an environment with the config that a dataset row, a request or a record holds; raises `SettingsError`."""
     environment = get(env)
     found = Setup(environment, environment.Config.parse(env_config))
     _ = found.spec  # refuses fields that contradict each other

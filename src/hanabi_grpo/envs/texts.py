@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
-_KEPT = "\n\t"
 
 
 def split_reply(reply: str) -> tuple[str, str]:
@@ -56,7 +55,7 @@ def signed(value: float) -> str:
 
 
 def _shown(character: str) -> str:
-    if character in _KEPT:
+    if character in "\n\t":
         return character
     category = unicodedata.category(character)
     if category == "Cc":

@@ -59,13 +59,6 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
       `infos[agent]` then holds "result".
     - `reset(options={"split": "eval", "seed": 17})` chooses the start. Without options the split is "pettingzoo" and
       the start is drawn from a generator that `reset(seed=...)` seeds.
-
-    Example:
-        env = AECWrapper(HANABI, HANABI.presets["laptop"])
-        env.reset(seed=1)
-        for agent in env.agent_iter():
-            observation, reward, terminated, truncated, info = env.last()
-            env.step(None if terminated or truncated else reply_to(observation["message"]))
     """
 
     metadata = {"name": "hanabi_grpo_v1", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012 - as PettingZoo declares it
@@ -84,15 +77,14 @@ class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start a new episode; see the class for `options`. Warns of an option that it does not know."""
-        options = dict(options or {})
-        split, number = options.pop("split", "pettingzoo"), options.pop("seed", None)
-        if options:
+        options = options or {}
+        if unknown := sorted(set(options) - {"split", "seed"}):
             # PettingZoo's own check passes an unknown option and expects no error.
-            warnings.warn(f"reset options {sorted(options)}: unknown, ignored; allowed: split, seed.", stacklevel=2)
+            warnings.warn(f"reset options {unknown}: unknown, ignored; allowed: split, seed.", stacklevel=2)
         if seed is not None or self._generator is None:
             self._generator, _ = seeding.np_random(seed)
-        if number is None:
-            number = int(self._generator.integers(2**31))
+        number = options["seed"] if "seed" in options else int(self._generator.integers(2**31))
+        split = options.get("split", "pettingzoo")
         self._referee = Referee(Task(environment=self.environment, config=self.config, split=split, seed=number))
         self._replies = {}
         self.agents = self.possible_agents.copy()
@@ -207,12 +199,11 @@ class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start a new episode and let the partners before this seat act; see the class for `options`."""
         super().reset(seed=seed)
-        options = dict(options or {})
-        split, number, game = options.pop("split", "gymnasium"), options.pop("seed", None), options.pop("game", 0)
-        if options:
-            raise SettingsError(f"reset options {sorted(options)}: unknown; allowed: split, seed, game.")
-        if number is None:
-            number = int(self.np_random.integers(2**31))
+        options = options or {}
+        if unknown := sorted(set(options) - {"split", "seed", "game"}):
+            raise SettingsError(f"reset options {unknown}: unknown; allowed: split, seed, game.")
+        number = options["seed"] if "seed" in options else int(self.np_random.integers(2**31))
+        split, game = options.get("split", "gymnasium"), options.get("game", 0)
         task = Task(environment=self.environment, config=self.config, split=split, seed=number)
         self._referee = Referee(task, number=game)
         self._seats = {player: one.seat(player, task=task, game=game) for player, one in self._partners.items()}

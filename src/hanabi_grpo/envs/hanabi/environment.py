@@ -15,8 +15,7 @@ from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_pro
 from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
-from hanabi_grpo.envs.hanabi.rules.game import Game
-from hanabi_grpo.envs.hanabi.rules.possible_decks import with_other_cards
+from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable
 from hanabi_grpo.envs.hanabi.rules.view import Card, PlayerView
 from hanabi_grpo.envs.recording import Recording

@@ -106,10 +106,9 @@ def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return I(which hint; the receiver's next move) in bits, of the giver and of the team.
 
     A pair is a hint to the next seat and that seat's move right after it, both chosen by trained players. What pairs by
-    chance would show is taken off, so hints that nobody reads have 0 on average, sometimes a little less. It bounds
-    what the channel carried and does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of
-    measuring emergent communication". A step has few deals, and what a deal makes likely on both sides counts too:
-    compare it with other steps of the run.
+    chance would show is taken off, so hints that nobody reads have 0 on average. It bounds what the channel carried and
+    does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of measuring emergent communication".
+    What a deal makes likely on both sides counts too: compare it with other steps of the run.
 
     - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by pairs.
     - `hint_bits`: mean over givers, weighted by pairs.
@@ -151,9 +150,7 @@ class _Tally:
 def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how each trained player moves. Moves that it did not choose are left out (see `Move`).
 
-    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, for play,
-      discard, hint_color, hint_rank, and `hint` for both kinds of hints. A kind whose share goes to 0 is extinct: it is
-      no longer sampled, so no update can bring it back.
+    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, see `_KINDS`.
     - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target and value) / turns.
     - `<player>/top_slot_share` = plays and discards of its most frequent slot / plays and discards, of hands of two
       cards or more.

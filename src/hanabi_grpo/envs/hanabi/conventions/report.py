@@ -107,8 +107,6 @@ class MoveMatrix:
     """[move][next move]."""
     shares: tuple[tuple[float | None, ...], ...]
     """P(next move | move): each row sums to 1; None in rows without observations."""
-    errors: tuple[tuple[float | None, ...], ...]
-    """Standard errors of `shares`."""
     marginal: tuple[float | None, ...]
     """P(next move), whatever the move before; a row equal to it carries no information."""
 
@@ -231,23 +229,21 @@ def _side(name: str, groups: Sequence[Row], seats: Sequence[int], spec: GameSpec
         hints[short] = {key: ratio(figure, of_hints) for key, figure in OF_HINTS.items()}
         answered = of_hints("answered")
         hints[short]["play_signal"] = estimate(_divide(of_hints("plays_touched"), answered) - usual, answered[0])
-    return Side(name=name, matrix=_matrix(groups, seats, spec, sizes), figures=figures, hints=hints)
+    return Side(name=name, matrix=_matrix(groups, seats, spec), figures=figures, hints=hints)
 
 
-def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec, sizes: np.ndarray) -> MoveMatrix:
+def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec) -> MoveMatrix:
     num_moves = len(move_labels(spec))
-    each = np.zeros((len(groups), num_moves, num_moves))
-    for number, group in enumerate(groups):
+    pairs = np.zeros((num_moves, num_moves))
+    for group in groups:
         for key, count in group.items():
             if key[0] == "pair" and key[1] in seats:
-                each[number, key[2], key[3]] += count
-    pairs = leave_one_out(each)
+                pairs[key[2], key[3]] += count
     shares = _divide(pairs, pairs.sum(axis=-1, keepdims=True))
     return MoveMatrix(
-        counts=tuple(tuple(map(int, row)) for row in pairs[0]),
-        shares=_rows(shares[0]),
-        errors=_rows(standard_error(shares, sizes)),
-        marginal=tuple(map(_finite, _divide(pairs[0].sum(axis=0), pairs[0].sum().reshape(1)))),
+        counts=tuple(tuple(map(int, row)) for row in pairs),
+        shares=tuple(tuple(map(_finite, row)) for row in shares),
+        marginal=tuple(map(_finite, _divide(pairs.sum(axis=0), pairs.sum().reshape(1)))),
     )
 
 
@@ -255,10 +251,6 @@ def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotients; NaN where the denominator is 0."""
     shape = np.broadcast_shapes(numerator.shape, denominator.shape)
     return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=denominator != 0)
-
-
-def _rows(values: np.ndarray) -> tuple[tuple[float | None, ...], ...]:
-    return tuple(tuple(map(_finite, row)) for row in values)
 
 
 def _finite(value: Any) -> float | None:

@@ -128,11 +128,7 @@ class SimpleBotSeat:
 
 
 def _stall(view: PlayerView) -> Action:
-    """Tell the previous player the rank of its oldest card.
-
-    With hands of one card that player may hold none in the last round; then the nearest earlier one is told, and on a
-    board without hint tokens the oldest card is played.
-    """
+    """Tell the previous player that still holds a card the rank of its oldest one; without hint tokens, play."""
     if view.hints:
         for step in range(1, view.num_players):
             seat = (view.player - step) % view.num_players

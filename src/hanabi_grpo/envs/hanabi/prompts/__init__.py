@@ -14,35 +14,16 @@ __all__ = ["compact_vocabulary", "parse_reply", "system_prompt", "turn_prompt"]
 
 
 def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "zero") -> str:
-    """Return the rules as told to one player, or "" in the compact style: a tiny model learns them by playing.
-
-    Args:
-        spec: The board.
-        style: "full" or "compact".
-        player: Seat that is spoken to, from 0.
-        bomb_rule: "zero" or "keep": what losing the last life does to the score.
-    """
+    """Return the rules as told to one player, or "" in the compact style: a tiny model learns them by playing."""
     return "" if style == "compact" else full_system(spec, player, bomb_rule)
 
 
 def turn_prompt(view: PlayerView, *, style: str, legal_moves: bool) -> str:
-    """Return the message that asks `view.player` for its move: the whole current state, readable on its own.
-
-    Args:
-        view: What the player may see.
-        style: "full" or "compact".
-        legal_moves: Also list the legal moves (only when it is this player's turn).
-    """
+    """Return the message that asks `view.player` for its move: the whole current state, readable on its own."""
     return (compact_turn if style == "compact" else full_turn)(view, legal_moves=legal_moves)
 
 
 def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:
-    """Return the last line of any text that is a move, which the rules may still forbid, or None; see `answer_lines`.
-
-    Args:
-        text: Any string at all.
-        num_players: Decides whether a hint may leave out its target.
-        player: Seat that replied, from 0.
-    """
+    """Return the last line of any text that is a move, which the rules may forbid, or None; see `answer_lines`."""
     moves = (parse_action(line, num_players=num_players, player=player) for line in answer_lines(text))
     return next((move for move in moves if move is not None), None)

@@ -6,7 +6,6 @@ Map:
     view        the data: Card, Action, Event, Knowledge, PlayerView
     actions     a move as text and back
     game        Game: legal actions, moves, scores, what each player sees; OpenSpiel's numbers for moves and cards
-    possible_decks   decks that a player cannot tell apart
 """
 
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action

@@ -53,13 +53,7 @@ def hint_rank(target: int, rank: int) -> Action:
 
 @functools.lru_cache(maxsize=4096)  # asked for at every move
 def format_action(action: Action, *, style: str, num_players: int) -> str:
-    """Return the text of a move.
-
-    Args:
-        action: The move.
-        style: "full" (`Hint player_1 red`) or "compact" (`Hint player_1 R`, with two players `Hint R`).
-        num_players: Players in the game.
-    """
+    """Return the text of a move in style "full" (`Hint player_1 red`) or "compact" (`Hint player_1 R` or `Hint R`)."""
     if action.slot >= 0:
         return f"{action.kind.capitalize()} {action.slot}"
     colors = COLOR_NAMES if style == "full" else COLOR_LETTERS
@@ -68,13 +62,7 @@ def format_action(action: Action, *, style: str, num_players: int) -> str:
 
 
 def parse_action(text: str, *, num_players: int, player: int) -> Action | None:
-    """Return the move that a text is, legal or not, or None when it is none; any string at all is allowed.
-
-    Args:
-        text: One move on one line, nothing else.
-        num_players: Players in the game; with two, a hint needs no target.
-        player: Absolute seat of the player who speaks.
-    """
+    """Return the move that any text at all is when `player` says it, legal or not, or None when it is none."""
     match = _MOVE.fullmatch(text.strip())
     if match is None:
         return None

@@ -18,19 +18,18 @@ _MAX_TRIES = 64
 def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     """Return the deck of one deal, first card dealt first.
 
-    Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's generators may
-    change between versions. Each card gets 64 hashed bits and the cards are put in the order of those bits,
-    so every order is equally likely up to a bias of about 2**-50.
+    Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's generators may change
+    between versions. The cards are put in the order of 64 hashed bits each: every order is equally likely up to 2**-50.
 
     Half of all decks, chosen by a hash of their cards, belong to training and half are held out: no deck of a suite
     named like "eval" or "test" ever occurs in another suite. Boards with few decks (`GameSpec.deals_all_decks`) are the
-    exception: there, which decks can occur would tell players about the cards that they must not see. Every suite of
-    theirs deals from all decks, and suites differ in their seeds alone. What players do on decks that they never met is
-    asked there by the suites split-train and split-eval, which are halves on every board. (Boards with a handful of
-    decks, such as 1x1, may have none on one side; they deal what there is.)
+    exception: there, which decks can occur would tell players about the cards that they must not see, so every suite
+    deals from all decks. What players do on decks that they never met is asked there by the suites split-train and
+    split-eval, which are halves on every board. (Boards with a handful of decks, such as 1x1, may have none on one
+    side; they deal what there is.)
 
     Args:
-        spec: The board; only its colours and ranks matter, so all numbers of players share a deal's deck.
+        spec: The board; only its colours and ranks matter.
         suite: Name of a stream of deals, e.g. "train", "train-warm-start", "eval".
         seed: 0 to 2**63 - 1; the deal's number within the suite.
 

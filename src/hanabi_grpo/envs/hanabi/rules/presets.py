@@ -28,21 +28,12 @@ learn which ones never come."""
 
 def num_copies(rank: int, num_ranks: int) -> int:
     """Return how many cards of one colour carry `rank` (from 0): three 1s, one highest card, two of the rest."""
-    if rank == 0:
-        return 3
-    return 1 if rank == num_ranks - 1 else 2
+    return 3 if rank == 0 else 1 if rank == num_ranks - 1 else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameSpec:
-    """The parameters of one board; every instance is playable.
-
-    Example:
-        GameSpec(preset="laptop", num_players=2, num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1)
-
-    Raises:
-        GameParameterError: A parameter is no whole number or lies outside its range.
-    """
+    """The parameters of one board; every instance is playable, others raise `GameParameterError`."""
 
     preset: str
     num_players: int
@@ -91,8 +82,8 @@ class GameSpec:
     def max_turns(self) -> int:
         """A bound that no legal game exceeds.
 
-        Every undealt card is drawn after one play or discard and can pay back one hint; a complete colour
-        pays back one more; after the last draw each player moves once.
+        Every undealt card is drawn after one play or discard and can pay back one hint, a complete colour pays back one
+        more, and after the last draw each player moves once.
         """
         undealt = self.deck_size - self.num_players * self.hand_size
         return 2 * undealt + self.num_players + self.max_hints + self.num_colors
@@ -169,11 +160,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
-    """Return the checked parameters of a preset.
-
-    Args:
-        preset: A name in `PRESETS`.
-        num_players: 2 to 5 as far as the preset allows; None takes its smallest number.
+    """Return the checked parameters of a preset, by default for its smallest number of players.
 
     Raises:
         GameParameterError: Unknown name, or a number of players that it is not for.
