@@ -47,9 +47,3 @@ def test_a_bot_scores_on_full_what_others_measured(name: str, players: int, mean
 @pytest.mark.parametrize(("name", "preset", "mean"), [(n, p, m) for n, row in SMALL.items() for p, m in row.items()])
 def test_a_bot_scores_on_small_boards_what_others_measured(name: str, preset: str, mean: float) -> None:
     check(name, preset, 2, mean, 1000)
-
-
-def test_flawed_bombs_every_full_game() -> None:
-    for seed in range(50):
-        game = scripted_game(EnvConfig(preset="full"), ["flawed"] * 2, suite="test", seed=seed)
-        assert (game.is_bombed, game.score) == (True, 0)

@@ -176,16 +176,6 @@ def test_a_game_that_its_players_end_stops_there() -> None:
         assert notes == ["game: ended by its players, or by the clock, after 3 moves."]
 
 
-def test_actions_after_a_bomb_are_left_out_and_said() -> None:
-    deck = [*DECK[5:10], *DECK[:5], *DECK[10:]]
-    plays = [{"type": 0, "target": target} for target in (0, 6, 1, 7, 2, 5)]
-    # R3 misplays, R1 scores, R3 misplays, R1 misplays: the third life.
-    episode, notes = imported(deck=[{"suitIndex": card.color, "rank": card.rank + 1} for card in deck], actions=plays)
-    assert episode.status is EpisodeStatus.FINISHED
-    assert episode.result == {"score": 0, "score_kept": 1, "bombed": 1}
-    assert len(episode.turns) == 4 and notes == ["game: 2 actions after the end are left out."]
-
-
 def test_cards_that_were_never_dealt_may_be_missing() -> None:
     short = row()["deck"][:12]
     episode, _ = imported(deck=short)
@@ -202,19 +192,15 @@ def test_cards_that_were_never_dealt_may_be_missing() -> None:
         ({"options": {"variant": "Rainbow (6 Suits)"}}, "variant=Rainbow (6 Suits): the game has other rules"),
         ({"options": {"variantID": 5}}, "variantID=5"),
         ({"options": {"cardCycle": True}}, "cardCycle=True"),
-        ({"options": {"somethingNew": 3}}, "somethingNew=3"),
         ({"options": {"numPlayers": 3}}, "numPlayers=3"),
         ({"characters": [{"name": "Fuming", "metadata": 2}]}, "characters: detrimental characters"),
         ({"firstPlayer": 1}, "firstPlayer=1"),
         ({"players": ["a", "b", "c", "d", "e", "f"]}, "at most 5 items"),
-        ({"players": ["a", 5]}, "players.1=5"),
         ({"deck": [{"suitIndex": 5, "rank": 1}]}, "deck.0.suitIndex=5"),
         ({"deck": [{"suitIndex": 0, "rank": 1}] * 4}, "deck has too many R1"),
         ({"actions": [{"type": 7, "target": 0}]}, "action 0: {'type': 7, 'target': 0} is not allowed there"),
         ({"actions": [{"type": 0, "target": 5}]}, "allowed: {'type': 0, 'target': 0}, "),
-        ({"actions": [{"type": 1, "target": 0}]}, "is not allowed there"),
         ({"actions": [{"type": 2, "target": 0, "value": 0}]}, "is not allowed there"),
-        ({"actions": [{"type": 2, "target": 1, "value": 4}]}, "is not allowed there"),
     ],
 )  # fmt: skip
 def test_other_rules_and_broken_games_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

@@ -169,15 +169,3 @@ def test_openspiel_loads_a_nonsense_game_where_we_raise(values: dict[str, int]) 
     assert pyspiel.load_game("hanabi", FULL | values).num_players() == 2
     with pytest.raises(GameParameterError):
         replace(make_spec("full"), **{OUR_NAMES[name]: value for name, value in values.items()})
-
-
-def test_rewards_repeat_at_the_chance_node_after_a_play() -> None:
-    state = pyspiel.load_game("hanabi", FULL).new_initial_state()
-    for card in [0] * 3 + [1] * 2 + [5] * 3 + [6] * 2:  # player 0: R1 R1 R1 R2 R2
-        state.apply_action(card)
-    state.apply_action(5)  # play slot 0
-    assert state.rewards() == [1.0, 1.0]
-    assert state.is_chance_node()
-    state.apply_action(10)
-    assert state.rewards() == [1.0, 1.0]  # no move was made, and the same reward is there again
-    assert state.returns() == [1.0, 1.0]

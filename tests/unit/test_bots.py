@@ -64,27 +64,6 @@ def test_reference_scores_are_within_five_standard_errors(preset: str, name: str
     assert abs(fmean(scores) - mean) < 5 * stdev(scores) / len(scores) ** 0.5
 
 
-def test_the_hint_bot_plays_what_is_certain_else_hints_else_discards() -> None:
-    game = Game(LAPTOP.spec(), (R1, R2, Y2, Y1, R1, R1, Y1, Y1))
-    assert answer(hint_bot(), game) == "Hint 1"
-    game.apply(Action("hint_rank", target=1, value=0))
-    assert answer(hint_bot(), game) == "Play 0"
-
-    game = Game(LAPTOP.spec(), (R2, Y2, R1, Y1, R1, Y1, R1, Y1))
-    game.apply(Action("hint_rank", target=1, value=0))
-    game.apply(Action("play", slot=0))
-    assert answer(hint_bot(), game) == "Hint R", "the rank is known"
-    game.apply(Action("discard", slot=0))
-    # Its slot 0 is a 1 of either colour, and yellow 1 lies on the table: it helps the partner instead.
-    assert answer(hint_bot(), game) == "Hint 2"
-
-    game = Game(LAPTOP.spec(), (R2, Y2, Y1, R1, R1, Y1, R1, Y1))
-    game.apply(Action("play", slot=2))
-    for target, rank in ((0, 1), (1, 0), (0, 0)):
-        game.apply(Action("hint_rank", target=target, value=rank))
-    assert answer(hint_bot(), game) == "Discard 0", "no hint is left"
-
-
 def test_noise_one_is_random_play() -> None:
     scores = [scripted_game(LAPTOP, [hint_bot(1.0)] * 2, suite="train", seed=seed).score for seed in range(2000)]
     assert abs(fmean(scores) - 0.64) < 0.12

@@ -56,21 +56,6 @@ def test_a_game_goes_like_this() -> None:
     assert len(view.own_hand) == 2
 
 
-def test_a_bomb_scores_nothing_and_keeps_its_points_apart() -> None:
-    game = Game(make_spec("laptop"), DECK)
-    game.apply(Action("play", slot=0))
-    assert (game.score, game.score_kept) == (1, 1)
-    game.apply(Action("play", slot=1))
-    assert (game.is_over, game.is_bombed, game.score, game.score_kept) == (True, True, 0, 1)
-
-
-def test_a_finished_colour_pays_a_hint_back() -> None:
-    game, hint = Game(MINI, DECK), Action("hint_rank", target=1, value=0)
-    for move in (hint, Action("play", slot=1), hint, Action("play", slot=0)):
-        game.apply(move)
-    assert (game.hints, game.view(0).fireworks) == (2, (2, 0))
-
-
 @pytest.mark.parametrize(
     "action",
     [

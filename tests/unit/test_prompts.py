@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, parse_reply, system_prompt, turn_prompt
-from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, parse_action, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, parse_action
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card
 
 LAPTOP = make_spec("laptop")
@@ -82,31 +82,6 @@ def test_a_later_message_tells_what_happened_since_and_what_is_known() -> None:
     )
 
 
-def test_a_hint_is_told_with_the_slots_that_it_touched() -> None:
-    game = Game(LAPTOP, DECK)
-    game.apply(Action("hint_color", target=1, value=1))
-    assert full(game, 1).startswith(
-        "So far:\n- player_0 hinted yellow to you, touching slots 0 and 2 of the hand at that time.\nLives"
-    )
-    game.apply(Action("hint_rank", target=0, value=1))
-    assert full(game, 0).startswith(
-        "From your last move on:\n"
-        "- You hinted yellow to player_1, touching slots 0 and 2 of the hand at that time.\n"
-        "- player_1 hinted rank 2 to you, touching slot 2 of the hand at that time.\nLives"
-    )
-
-
-def test_a_misplay_and_a_complete_colour_are_named() -> None:
-    game = Game(make_spec("marshal-mini"), DECK)
-    game.apply(Action("play", slot=0))
-    game.apply(Action("play", slot=2))
-    game.apply(Action("play", slot=1))
-    text = full(game, 1)
-    assert "- You played slot 2, yellow 2: it did not fit and cost a life.\n" in text
-    assert "Lives: 2 of 3\n" in text
-    assert "Fireworks: red 2 (complete), yellow 0\nDiscarded: yellow 2\n" in text
-
-
 def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs() -> None:
     text = system_prompt(make_spec("hle-small"), "full", 1)
     assert "You are player_1 in a game of Hanabi for 2 players, player_0 to player_1" in text
@@ -132,15 +107,6 @@ def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
         "life1 info3 deck0 left2 nextR2 nextY1 me slot0 cRY r1 slot1 cRY r2 slot2 cRY r12 "
         "mate Y1 cRY r12 R2 cRY r12 Y1 cRY r12 disc Y1"
     )
-
-
-def test_with_three_players_the_line_names_seats_because_hints_do() -> None:
-    spec = make_spec("full", 3)
-    game = Game(spec, shuffled_deck(spec, "test", 1))
-    words = compact(game, 1).split()
-    assert words[words.index("me") + 1] == "player_1"
-    assert words[words.index("mate1") + 1] == "player_2"
-    assert words[words.index("mate2") + 1] == "player_0"
 
 
 def test_the_laptop_vocabulary_is_exactly_this() -> None:

@@ -140,13 +140,6 @@ def test_a_timeline_has_the_hands_of_the_deal_and_one_board_more_than_moves(pres
             assert all(move.prompt.startswith(("The game begins.", "So far", "From your")) for move in timeline.moves)
 
 
-def test_a_bad_reply_replays_the_move_that_took_its_place() -> None:
-    episode = with_reply(group()[0], 0, "I pass.")
-    move = make_timeline(Recording(episode=episode)).moves[0]
-    assert (move.turn.reply, move.turn.kind) == ("I pass.", ReplyKind.UNPARSABLE)
-    assert make_timeline(Recording(episode=group()[0])).moves[0].event == move.event
-
-
 def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
     episode = group()[0]
     turn = episode.turns[0]
