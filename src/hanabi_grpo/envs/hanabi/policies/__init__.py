@@ -10,8 +10,7 @@ from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 
 __all__ = ["POLICIES", "hint_bot"]
 
-_NAMES = ("random", "blind", "hint-bot", "simple-bot", "iggi", "piers", "outer", "flawed")
-"""Every table of a board carries the first three."""
 POLICIES: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
-    {name: partial(rule_bot, name) if name in RULE_BOTS else SimpleBot for name in _NAMES}
+    {name: partial(rule_bot, name) for name in ("random", "blind", "hint-bot")}  # every table of a board carries these
+    | {"simple-bot": SimpleBot, **{name: partial(rule_bot, name) for name in RULE_BOTS}}
 )
