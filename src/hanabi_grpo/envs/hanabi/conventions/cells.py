@@ -66,7 +66,7 @@ def matrix_rows(matrix: MoveMatrix, actions: Sequence[tuple[str, str]]) -> dict[
         for column in columns:
             share, usual = matrix.shares[index][column] or 0.0, matrix.marginal[column] or 0.0
             pair = f"{actions[index][1]} → {actions[column][1]}"
-            hover = f"{pair}: {counts[column]} of {total}, {100 * share:.1f}%; usually {100 * usual:.1f}%"
+            hover = f"{pair}: {counts[column]} of {total}; usually {100 * usual:.1f}%"
             style = "thin" if total < MIN_COUNT else shade(share - usual)
             cells.append(Cell(_percent(share) if counts[column] else "", style, hover if counts[column] else ""))
         rows.append({"name": actions[index], "count": total, "cells": cells})
