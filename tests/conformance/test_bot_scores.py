@@ -18,6 +18,9 @@ FULL = {
 }
 """Points on Full by number of players."""
 SMALL = {
+    "random": {"laptop": 0.64},
+    "blind": {"laptop": 0.133, "marshal-mini": 2.300},
+    "hint-bot": {"laptop": 2.65},
     "iggi": {"marshal-mini": 2.829, "marshal-simple": 2.945, "marshal-full": 7.593, "hle-small": 5.705},
     "piers": {"marshal-mini": 2.537, "marshal-simple": 2.518, "marshal-full": 7.853, "hle-small": 5.620},
     "outer": {"marshal-mini": 2.825, "marshal-simple": 2.945, "marshal-full": 6.939, "hle-small": 4.566},

@@ -1,7 +1,7 @@
 """All scripts together: legal on every board, blind to hidden cards, with the scores that tables print."""
 
 import random
-from statistics import fmean, stdev
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -47,21 +47,6 @@ def test_bots_make_only_legal_moves_on_every_board_with_any_partner(preset: str,
         scripted_game(config, [name] * num_players, seed=seed)
         strangers = ["random" if seat % 2 == seed % 2 else name for seat in range(num_players)]
         scripted_game(config, strangers, seed=seed)
-
-
-@pytest.mark.parametrize(
-    ("preset", "name", "mean"),
-    [
-        ("laptop", "random", 0.64),
-        ("laptop", "blind", 0.133),
-        ("laptop", "hint-bot", 2.65),
-        ("marshal-mini", "blind", 2.300),
-    ],
-)
-def test_reference_scores_are_within_five_standard_errors(preset: str, name: str, mean: float) -> None:
-    config = EnvConfig(preset=preset)
-    scores = [scripted_game(config, [name] * 2, suite="train-reference", seed=seed).score for seed in range(2000)]
-    assert abs(fmean(scores) - mean) < 5 * stdev(scores) / len(scores) ** 0.5
 
 
 def test_noise_one_is_random_play() -> None:
@@ -120,16 +105,6 @@ def test_simple_bot_means_play_this_by_its_hints(deck: str, num_players: int, mo
     game = deal(HAND + deck, num_players)
     made = [game.apply(simple_move(game)).action for _ in moves.split(", ")]
     assert ", ".join(format_action(move, style="full", num_players=num_players) for move in made) == moves
-
-
-@pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
-def test_a_team_of_simple_bots_never_loses_a_life(preset: str, num_players: int) -> None:
-    spec = make_spec(preset, num_players)
-    if spec.hand_size == 1:
-        return  # there a stall in the last round can reach a player that acts on it
-    for seed in range(20):
-        game = scripted_game(EnvConfig(preset=preset, players=num_players), ["simple-bot"] * num_players, seed=seed)
-        assert game.lives == spec.max_lives
 
 
 @pytest.mark.parametrize("num_players", [2, 5])

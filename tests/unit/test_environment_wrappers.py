@@ -166,17 +166,13 @@ def test_a_seat_env_is_truncated_at_max_turns() -> None:
     assert (terminated, truncated, info["legal"]) == (False, True, ())
 
 
-@pytest.mark.parametrize(
-    ("seat", "others", "message"),
-    [
+def test_a_seat_env_needs_one_partner_for_every_other_seat() -> None:
+    for seat, others, message in (
         (2, [0, 1], "seat=2: 2 players have seats 0 to 1"),
-        (0, [], r"partners for seats \[\]: with seat=0 give one each for \[1\]"),
-        (0, [0, 1], r"partners for seats \[0, 1\]"),
-    ],
-)
-def test_a_seat_env_needs_one_partner_for_every_other_seat(seat: int, others: list[int], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        SeatEnv(KUHN, KuhnConfig(), seat, dict.fromkeys(others, equilibrium(0.1)))
+        (0, [0, 1], r"partners for seats \[0, 1\]: with seat=0 give one each for \[1\]"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            SeatEnv(KUHN, KuhnConfig(), seat, dict.fromkeys(others, equilibrium(0.1)))
 
 
 def test_a_partner_that_breaks_the_rules_is_named() -> None:

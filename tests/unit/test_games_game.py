@@ -96,27 +96,6 @@ def test_a_deck_of_other_cards_is_refused(deck: tuple[Card, ...]) -> None:
 
 # --- Moves as text and back
 
-RED_TO_1 = Action("hint_color", target=1, value=0)
-THREE_TO_2 = Action("hint_rank", target=2, value=2)
-
-
-@pytest.mark.parametrize(
-    ("action", "style", "num_players", "text"),
-    [
-        (Action("play", slot=0), "full", 2, "Play 0"),
-        (Action("discard", slot=4), "compact", 5, "Discard 4"),
-        (RED_TO_1, "full", 2, "Hint player_1 red"),
-        (RED_TO_1, "compact", 2, "Hint R"),
-        (RED_TO_1, "compact", 3, "Hint player_1 R"),
-        (THREE_TO_2, "full", 3, "Hint player_2 3"),
-        (THREE_TO_2, "compact", 3, "Hint player_2 3"),
-        (Action("hint_rank", target=1, value=1), "compact", 2, "Hint 2"),
-        (Action("hint_color", target=0, value=4), "full", 4, "Hint player_0 blue"),
-    ],
-)
-def test_an_action_has_this_text(action: Action, style: str, num_players: int, text: str) -> None:
-    assert format_action(action, style=style, num_players=num_players) == text
-
 
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
 @pytest.mark.parametrize("style", ["full", "compact"])

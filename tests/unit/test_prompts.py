@@ -60,28 +60,6 @@ def test_the_opening_message_is_word_for_word_this() -> None:
     )
 
 
-def test_a_later_message_tells_what_happened_since_and_what_is_known() -> None:
-    assert full(later_game(), 1, legal_moves=False) == (
-        "From your last move on:\n"
-        "- You discarded slot 0, yellow 1.\n"
-        "- player_0 played slot 0, red 1: it was added to the firework.\n"
-        "Lives: 1 of 1\n"
-        "Hint tokens: 3 of 3\n"
-        "Deck: empty; moves left in the game, all players together: 2\n"
-        "Fireworks: red 1, yellow 0\n"
-        "Discarded: yellow 1\n"
-        "Hand of player_0:\n"
-        "- slot 0: yellow 1 (knows: colour any, rank any)\n"
-        "- slot 1: red 2 (knows: colour any, rank any)\n"
-        "- slot 2: yellow 1 (knows: colour any, rank any)\n"
-        "Your hand, as far as hints have told:\n"
-        "- slot 0: colour any, rank 1\n"
-        "- slot 1: colour any, rank 2 (hinted)\n"
-        "- slot 2: colour any, rank any\n"
-        "You are player_1. Your move?"
-    )
-
-
 def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs() -> None:
     text = system_prompt(make_spec("hle-small"), "full", 1)
     assert "You are player_1 in a game of Hanabi for 2 players, player_0 to player_1" in text
