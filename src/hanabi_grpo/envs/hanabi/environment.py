@@ -30,6 +30,7 @@ class HanabiGame(base.Game):
         """Play on a table where the cards are dealt."""
         self.config = config
         self.table = table
+        self._legal: tuple[str, ...] | None = None
 
     def to_act(self) -> tuple[int, ...]:
         """Return the one player whose turn it is."""
@@ -49,9 +50,12 @@ class HanabiGame(base.Game):
 
     def legal(self, player: int) -> tuple[str, ...]:
         """Return the moves in the words of the config's style."""
-        moves = self.table.legal_actions() if player == self.table.current_player else ()
-        style, num_players = self.config.observation, self.config.players
-        return tuple([format_action(move, style=style, num_players=num_players) for move in moves])
+        if player != self.table.current_player:
+            return ()
+        if self._legal is None:
+            style, moves = self.config.observation, self.table.legal_actions()
+            self._legal = tuple([format_action(one, style=style, num_players=self.config.players) for one in moves])
+        return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the last line that is a move, in the config's style where it is legal, else in full words."""
@@ -71,6 +75,7 @@ class HanabiGame(base.Game):
         if action is None or player != self.table.current_player:
             raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
         event = self.table.apply(action)
+        self._legal = None
         config, parts = self.config, {}
         if event.scored:
             parts["score"] = config.reward_score

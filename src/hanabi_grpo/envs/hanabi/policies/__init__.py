@@ -11,6 +11,7 @@ from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 __all__ = ["POLICIES", "hint_bot"]
 
 POLICIES: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
-    {name: partial(rule_bot, name) for name in ("random", "blind", "hint-bot")}  # every table of a board carries these
+    # Every table of a board carries the first three.
+    {"random": base.random_policy, **{name: partial(rule_bot, name) for name in ("blind", "hint-bot")}}
     | {"simple-bot": SimpleBot, **{name: partial(rule_bot, name) for name in RULE_BOTS}}
 )

@@ -15,25 +15,28 @@ _HIGH = _LOW << 1
 
 
 class Beliefs:
-    """The cards of one view, counted.
-
-    `fits` has both bits of every kind that fits on its stack now, `unseen` the cards that are neither on the table nor
-    in another player's hand: those of the player's own hand and of the deck.
-    """
+    """The cards of one view, counted when asked for."""
 
     def __init__(self, view: PlayerView) -> None:
-        """Count what `view` shows."""
+        """Look at `view`."""
         self.view = view
+
+    @functools.cached_property
+    def fits(self) -> int:
+        """Both bits of every kind that fits on its stack now."""
+        stacks, num_ranks = enumerate(self.view.fireworks), self.view.num_ranks
+        return sum(3 << 2 * (MAX_RANKS * color + height) for color, height in stacks if height < num_ranks)
+
+    @functools.cached_property
+    def unseen(self) -> int:
+        """The cards that are neither on the table nor in another player's hand: the player's own and the deck's."""
+        view = self.view
         unseen = _deck(view.num_colors, view.num_ranks)
-        fits = 0
         for color, height in enumerate(view.fireworks):
             unseen -= _LOW & _kinds((color,), tuple(range(height)))
-            if height < view.num_ranks:
-                fits |= 3 << 2 * (MAX_RANKS * color + height)
         for card in chain(view.discards, *view.hands):
             unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
-        self.unseen = unseen
-        self.fits = fits
+        return unseen
 
     def num_unseen(self, known: Knowledge | None = None) -> int:
         """Return the number of unseen cards, or of those that the hints on a card allow."""

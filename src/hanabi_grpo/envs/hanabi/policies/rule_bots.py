@@ -1,4 +1,4 @@
-"""Bots that are ordered lists of named rules: random and blind play, the hint bot, IGGI, Piers, Outer and Flawed.
+"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer and Flawed.
 
 Source of the last four: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left
 when one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point
@@ -17,7 +17,6 @@ from hanabi_grpo.envs.hanabi.rules.view import Action
 
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
-        "random": (),
         # A learned policy that scores no more than this says nothing about cooperation.
         "blind": (rules.play_oldest,),
         # The teacher of the warm start: it looks at hints alone, not at the cards in sight.

@@ -5,8 +5,8 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import pyspiel
 
@@ -21,15 +21,12 @@ _CHANCE = -1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(NamedTuple):
     """What one board looks like to OpenSpiel."""
 
     game: pyspiel.Game
     actions: tuple[tuple[Action, ...], ...]
     """Per seat: the action of each OpenSpiel number."""
-    action_ids: tuple[dict[Action, int], ...]
-    """Per seat: the inverse of `actions`."""
 
 
 @functools.lru_cache(maxsize=64)  # pure; loading a board takes longer than playing a game on it
@@ -46,8 +43,7 @@ def load_rules(spec: GameSpec) -> Rules:
         colors_told = [hint_color(seat, color) for seat in others for color in colors]
         ranks_told = [hint_rank(seat, rank) for seat in others for rank in ranks]
         actions.append((*map(discard, slots), *map(play, slots), *colors_told, *ranks_told))
-    ids = tuple({action: number for number, action in enumerate(seat)} for seat in actions)
-    return Rules(pyspiel.load_game("hanabi", spec.openspiel_parameters), tuple(actions), ids)
+    return Rules(pyspiel.load_game("hanabi", spec.openspiel_parameters), tuple(actions))
 
 
 class Game:
@@ -140,7 +136,7 @@ class Game:
             raise IllegalActionError(
                 f"{text(action)}: not legal for {player_name(player)} now; choose one of: {legal}."
             )
-        self._state.apply_action(self._rules.action_ids[player][action])
+        self._state.apply_action(self._rules.actions[player].index(action))
         self._legal = None
         if self._turns_left is not None:
             self._turns_left -= 1
