@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -53,9 +54,9 @@ def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         return {}
     games = replayed(episodes)
     return {
-        "score_kept/mean": _mean([episode.result["score_kept"] for episode in episodes]),
-        "bombs_per_game": _mean([episode.result["bombed"] for episode in episodes]),
-        "hints_per_game": _mean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
+        "score_kept/mean": fmean([episode.result["score_kept"] for episode in episodes]),
+        "bombs_per_game": fmean([episode.result["bombed"] for episode in episodes]),
+        "hints_per_game": fmean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
         **blind_figures(games),
         **hint_figures(games),
         **move_figures(games),
@@ -98,8 +99,8 @@ def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
             episode = game.episode
             blind = _blind_score(game.spec, episode.suite, episode.seed)
             pairs.setdefault(episode.preset, []).append((blind, episode.result["score"] - blind))
-    figures = {f"blind/{board}": _mean([blind for blind, _ in values]) for board, values in pairs.items()}
-    return figures | {f"over_blind/{board}": _mean([over for _, over in values]) for board, values in pairs.items()}
+    figures = {f"blind/{board}": fmean([blind for blind, _ in values]) for board, values in pairs.items()}
+    return figures | {f"over_blind/{board}": fmean([over for _, over in values]) for board, values in pairs.items()}
 
 
 def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
@@ -244,10 +245,6 @@ def _blind_score(spec: GameSpec, suite: str, seed: int) -> int:
     while not game.is_over:
         game.apply(play(0))
     return game.score
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _weighted(pairs: Sequence[tuple[int, float]]) -> float:

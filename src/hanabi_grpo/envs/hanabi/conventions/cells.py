@@ -23,7 +23,6 @@ NUM_SHADES = 8
 """Steps of colour on either side of "as usual"."""
 _FULL_SHADE = 0.5
 """Difference of two shares that has the strongest colour; the same for every line-up."""
-_NOTHING = "–"
 _FIGURES = OF_GAMES | PER_GAME | OF_PLAYS
 
 
@@ -40,7 +39,7 @@ class Cell:
 def figure_cell(estimate: Estimate, unit: Unit, what: str = "observations") -> Cell:
     """Return a figure with its standard error; its count shows on hovering."""
     if estimate.value is None:
-        return Cell(_NOTHING, "thin", f"0 {what}")
+        return Cell("–", "thin", f"0 {what}")
     text = number(estimate.value, unit)
     if estimate.error is not None:
         text += f" ± {number(estimate.error, unit)}"
