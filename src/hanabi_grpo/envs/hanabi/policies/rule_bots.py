@@ -1,6 +1,6 @@
 """Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer and Flawed.
 
-The last four are of Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
+The last four: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
 one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point lower.
 """
 
