@@ -10,8 +10,8 @@ from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 
 __all__ = ["POLICIES", "hint_bot"]
 
-POLICIES: Mapping[str, Callable[[], base.Policy]] = MappingProxyType(
-    # Every table of a board carries the first three.
-    {"random": base.random_policy, **{name: partial(rule_bot, name) for name in ("blind", "hint-bot")}}
-    | {"simple-bot": SimpleBot, **{name: partial(rule_bot, name) for name in RULE_BOTS}}
-)
+Maker = Callable[[], base.Policy]
+_BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
+_FIRST: Mapping[str, Maker] = {"random": base.random_policy, **{name: _BOTS[name] for name in ("blind", "hint-bot")}}
+"""Every table of a board carries these."""
+POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, "simple-bot": SimpleBot, **_BOTS})
