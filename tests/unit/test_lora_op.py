@@ -38,36 +38,6 @@ def _peft(*, bias: bool = False, dtype: torch.dtype = torch.float32, dropout: fl
     return model
 
 
-def _run(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    model.zero_grad()
-    x = x.clone().requires_grad_()
-    y = model(x)
-    y.square().sum().backward()
-    assert x.grad is not None
-    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-    return y.detach(), {"x": x.grad, **gradients}
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5, 8), (3, 7, 8), (1, 0, 8), (8,)])
-def test_outputs_and_all_gradients_are_pefts_whichever_adapter_is_in_use(bias: bool, shape: tuple[int, ...]) -> None:
-    plain = _peft(bias=bias)
-    joined = copy.deepcopy(plain)
-    assert join_lora_products(joined) == 2
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    with adapters.base_only(plain), adapters.base_only(joined):
-        torch.testing.assert_close(joined(x), plain(x))
-    for used, other in (NAMES, NAMES[::-1]):
-        for model in (plain, joined):
-            adapters.use_adapter(model, used)
-        (out, gradients), (expected, plain_gradients) = _run(joined, x), _run(plain, x)
-        torch.testing.assert_close(out, expected)
-        assert gradients.keys() == plain_gradients.keys()
-        assert not any(other in name for name in gradients)
-        for name, value in plain_gradients.items():
-            torch.testing.assert_close(gradients[name], value, atol=1e-5, rtol=1e-4)
-
-
 def test_the_written_out_gradient_is_the_numerical_one() -> None:
     seeded = torch.Generator().manual_seed(0)
     shapes = ((3, 5), (4, 5), (4,), (2, 5), (4, 2))

@@ -11,10 +11,9 @@ from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import metrics as step_metrics
-from hanabi_grpo.training.advantages import ESTIMATORS
-from hanabi_grpo.training.advantages.estimators import grpo
-from hanabi_grpo.training.answers import check_stamps
+from hanabi_grpo.training.advantages.estimators import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.training.deals import check_stamps, with_length_penalty
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 
@@ -58,7 +57,7 @@ SELF_PLAY = [
 
 
 def plan(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any) -> list[dict[str, Any]]:
-    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": grpo, "pad_id": 0}
+    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": ESTIMATORS["grpo"], "pad_id": 0}
     return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
 
 
@@ -133,13 +132,6 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
     assert not {"player_0/reward", "player_1/reward", "player_1/entropy_estimate"} & set(metrics)
     # One deal of self-play beside it is enough to train.
     assert players_with_data([group, SELF_PLAY], OWN) == {"player_0", "player_1"}
-
-
-def test_a_shared_adapter_is_trained_in_every_seat_but_the_partner_s() -> None:
-    own = own_seats(2, ("shared",), 3)
-    group = [replace(episode, seats=("shared@3", "iggi")) for episode in with_frozen()]
-    assert players_with_data([group], own) == {"player_0"}
-    assert players_with_data([[replace(episode, seats=own) for episode in group]], own) == {"player_0", "player_1"}
 
 
 def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
@@ -217,3 +209,12 @@ def test_other_seats_than_asked_for_are_refused() -> None:
         check_stamps(group, ("iggi", OWN[1]), "here")
     with pytest.raises(ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"):
         check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")
+
+
+def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
+    plain = game(OWN, turn(0, 4, 4), turn(1, *(4,) * 5), turn(0, *(4,) * 10))
+    priced = with_length_penalty(plain, per_token=0.5, free=4)
+    assert [one.rewards[one.player].get("length") for one in priced.turns] == [None, -0.5, -3.0]
+    assert (priced.reward(0), priced.reward(1)) == (-3.0, -0.5)
+    assert with_length_penalty(plain, per_token=0.0, free=0) == plain
+    assert with_length_penalty(plain, per_token=0.5, free=10) == plain

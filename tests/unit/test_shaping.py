@@ -42,17 +42,6 @@ def test_the_parts_follow_the_exact_gradients_of_kl_and_entropy_whatever_the_con
         assert torch.allclose(step, 0.3 * _exact("entropy"), atol=1e-12) and step.abs().max() > 0.01
 
 
-def test_parts_are_zero_where_nothing_was_sampled() -> None:
-    logps, reference = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-3.0, float("nan")]])
-    mask = torch.tensor([[True, False]])
-    assert kl_part(logps, reference, mask, 0.5).tolist() == [[-1.0, 0.0]]
-    assert entropy_part(logps, mask, 0.5, -2.0).tolist() == [[-0.5, 0.0]]
-    batch = _batch("player_0", [[0.0, 0.0]], [[False, False]])
-    settings = Settings(beta=0.5, kl="reward", entropy_bonus=0.1)
-    assert shape_advantages([batch], settings, [], ("player_0@0", "player_1@0")) == []
-    assert batch["grpo_batch"].advantages.tolist() == [[1.0, 1.0]]
-
-
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
     turns = (made_turn(player, *(1,) * len(values), logprobs=values) for player, values in logprobs.items())
     return made_episode(*turns, seats=seats)
@@ -85,6 +74,7 @@ def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> Non
         gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"))
         return batch["grpo_batch"].advantages.tolist(), gaps
 
+    # The second token was not sampled.
     assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
     assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
     assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])

@@ -16,7 +16,7 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 π is this trainer's forward pass (`model.forward`) at the temperature of sampling. π_old is the same pass before the
 step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`overlap`). π_sampler came with the
 tokens; `mismatch` has checked that both say the same. Under HANABI_UPDATE=sequential A is also multiplied by a weight
-of the game (`sequential`).
+of the game (`updates`).
 
 ms-swift computes the same with `loss_type=dapo`, among 280 lines for other losses: `_compute_loss_and_metrics` and
 `_apply_rollout_importance_sampling` of `GRPOTrainer` in swift/rlhf_trainers/grpo_trainer.py.
@@ -196,7 +196,6 @@ def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, be
 def entropy_part(logps: torch.Tensor, mask: torch.Tensor, weight: float, mean: float) -> torch.Tensor:
     """Return −c (log π(a) − mean) on sampled tokens, 0 elsewhere; the expected step is c ∇H(π(·|s)).
 
-    It is the part −log π(a) of Williams and Peng (1991); the constant `mean`, of the player's tokens in the step,
-    changes no expectation and lowers the variance.
+    Source: Williams and Peng 1991; the constant `mean` changes no expectation and lowers the variance.
     """
     return torch.where(mask, -weight * (logps - mean), 0.0)

@@ -1,4 +1,4 @@
-"""When a trainer saves, what goes into a checkpoint, what it says of a failed save, what an interrupted run keeps."""
+"""What goes into a checkpoint, what is said of a failed save, and what an interrupted run keeps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,40 +7,20 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from peft import PeftModel
+from trl import GRPOTrainer
 
 from hanabi_grpo.errors import ParityError, RunFolderError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
-from hanabi_grpo.runs.resume import TRAINER_STATE, ResumePoint
-from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.isolation import PlayerGuard
+from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.training_state import OptimizerState, random_state, save_training_state
+from hanabi_grpo.training.training_state import OptimizerState, TrainingState, random_state
 
 SAVE_TRIES = 3
 """Failed saves in a row after which a run stops; the steps after a failed one try again."""
 
 
-class CheckpointSaving:
-    """Mixed into ms-swift's trainer, before it: ms-swift saves an adapter named `default` only."""
-
-    settings: Settings
-    link: Link
-    guard: PlayerGuard
-    adapter_names: tuple[str, ...]
-    started_from: dict[str, Any]
-    resume: ResumePoint | None
-    failed_saves: int
-    baselines: dict[int, dict[str, float]]
-    """Moving baselines by the number of steps before them; an interrupt may come within a step."""
-    accelerator: Any
-    model: Any
-    optimizer: Any
-    state: Any
-    _base_checksum: str
-    _resumable: bool
-    _incident: Any
-    _whole_adapters: Any
+class CheckpointSaving(GRPOTrainer):
+    """A trainer that saves every player; ms-swift's own saves an adapter named `default` only."""
 
     @property
     def first_step(self) -> int:
@@ -50,14 +30,19 @@ class CheckpointSaving:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         # Gathering is for all ranks, writing for one; how it went, for all again.
         step = int(self.state.global_step)
-        state = OptimizerState(self.accelerator.unwrap_model(self.model), self.optimizer) if self._resumable else None
-        moments = state.collect() if state else None
-        random_states = gather_object([random_state()])
-        problem = None
+        state, problem = None, None
+        if self._resumable:
+            optimizer = OptimizerState(self.accelerator.unwrap_model(self.model), self.optimizer)
+            state = TrainingState(
+                moments=optimizer.collect(),
+                groups=optimizer.groups,
+                random_states=gather_object([random_state()]),
+                baselines=self.baselines.get(step, {}),
+            )
         with self._whole_adapters():
             if self.accelerator.is_main_process:
                 try:
-                    self._write_checkpoint(step, moments, state.groups if state else [], random_states)
+                    self._write_checkpoint(step, state)
                 except RunFolderError as error:
                     problem = str(error)
         problem = broadcast_object_list([problem], from_process=0)[0]
@@ -71,7 +56,7 @@ class CheckpointSaving:
                 "then go on with RESUME=latest."
             )
 
-    def _write_checkpoint(self, step: int, moments: Any, groups: list[Any], random_states: list[Any]) -> None:
+    def _write_checkpoint(self, step: int, state: TrainingState | None) -> None:
         model = self.accelerator.unwrap_model(self.model)
         checksum = adapters.base_checksum(model)
         if checksum != self._base_checksum:
@@ -87,11 +72,7 @@ class CheckpointSaving:
             **({"started_from": self.started_from} if self.started_from else {}),
             **self.link.server_facts,
         }
-        state = {"moments": moments, "groups": groups, "random_states": random_states}
-        baselines = self.baselines.get(step, {})
-        folder = save_checkpoint(
-            model, self.adapter_names, self.link.run_folder, step, facts, baselines=baselines, **state
-        )
+        folder = save_checkpoint(model, self.adapter_names, self.link.run_folder, step, facts, state)
         self.state.last_model_checkpoint = str(folder)
         rotate(self.link.run_folder, self.settings.save_total_limit)
 
@@ -117,16 +98,12 @@ def save_checkpoint(
     run_folder: Path,
     step: int,
     facts: Mapping[str, object],
-    *,
-    moments: dict[str, torch.Tensor] | None,
-    groups: list[dict[str, object]],
-    random_states: list[dict[str, object]],
-    baselines: Mapping[str, float] | None = None,
+    state: TrainingState | None = None,
 ) -> Path:
     """Write `checkpoint-<step>`: `<adapter>/` in PEFT's format, `trainer/`, and a manifest with hashes and `facts`.
 
-    It appears in `run_folder` by a rename once all of it is on disk. Without `moments` (`OptimizerState.collect`) it
-    has no `trainer/`, and the run cannot be resumed from here. `random_states` are per rank.
+    It appears in `run_folder` by a rename once all of it is on disk. Without `state` it has no `trainer/`, and the run
+    cannot be resumed from here.
 
     Raises:
         RunFolderError: The disk is full, or another reason of the file system; nothing is left behind.
@@ -135,10 +112,10 @@ def save_checkpoint(
     def fill(partial: Path) -> None:
         for name in names:
             adapters.save_adapter(model, name, partial / name)
-        if moments is not None:
-            save_training_state(partial / TRAINER_STATE, moments, groups, random_states, baselines=baselines)
+        if state is not None:
+            state.save(partial / TRAINER_STATE)
 
-    tensors = [*(moments or {}).values()]
+    tensors = [*state.moments.values()] if state is not None else []
     for name in names:
         tensors += adapters.adapter_tensors(model, name, torch.float32).values()
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

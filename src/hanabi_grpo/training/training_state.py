@@ -7,7 +7,8 @@ DeepSpeed stage may differ at the resume, and no file can run code.
 import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,40 @@ from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.errors import RunFolderError
 
-OPTIMIZER, GROUPS, RANDOM = "optimizer.safetensors", "groups.json", "random.json"
-BASELINES = "baselines.json"
+OPTIMIZER, GROUPS, RANDOM, BASELINES = "optimizer.safetensors", "groups.json", "random.json", "baselines.json"
 _MASTER = "master"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """The folder `trainer/` of a checkpoint."""
+
+    moments: Mapping[str, torch.Tensor]
+    """Of `OptimizerState.collect`."""
+    groups: Sequence[Mapping[str, Any]]
+    """Of `OptimizerState`; each player's count of updates and rate are kept."""
+    random_states: Sequence[Mapping[str, Any]]
+    """Per rank, of `random_state`."""
+    baselines: Mapping[str, float]
+    """Of `estimators.moved`."""
+
+    def save(self, folder: Path) -> None:
+        """Write the folder."""
+        folder.mkdir(parents=True)
+        save_file(dict(self.moments), folder / OPTIMIZER, metadata={"format": "pt"})
+        kept = [{key: group[key] for key in ("player", "updates", "lr")} for group in self.groups]
+        (folder / GROUPS).write_text(json.dumps(kept, indent=1))
+        (folder / RANDOM).write_text(json.dumps(self.random_states))
+        # Python writes the shortest decimal that reads back as the same number, bit by bit.
+        (folder / BASELINES).write_text(json.dumps(dict(self.baselines), indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> "TrainingState":
+        """Read the folder; checkpoints from before there were moving baselines have none."""
+        groups, states = (json.loads((folder / name).read_text()) for name in (GROUPS, RANDOM))
+        path = folder / BASELINES
+        baselines = json.loads(path.read_text()) if path.exists() else {}
+        return cls(moments=load_file(folder / OPTIMIZER), groups=groups, random_states=states, baselines=baselines)
 
 
 class OptimizerState:
@@ -59,14 +91,14 @@ class OptimizerState:
                 found[f"{name}|{_MASTER}"] = _on_cpu(self._full(parameter, None))
         return found
 
-    def restore(self, saved: dict[str, torch.Tensor]) -> None:
-        """Put collected values back, bit by bit.
+    def restore(self, saved: TrainingState) -> None:
+        """Put moments and each player's count of updates back, bit by bit.
 
         Raises:
-            RunFolderError: The file is of another model or of other adapters.
+            RunFolderError: They are of another model or of other adapters.
         """
         by_parameter: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-        for key, value in saved.items():
+        for key, value in saved.moments.items():
             name, _, moment = key.rpartition("|")
             by_parameter[name][moment] = value
         unknown = sorted(set(by_parameter) - {name for name, _ in self._parameters})
@@ -89,6 +121,9 @@ class OptimizerState:
             if self._zero is not None and parameter.dtype == torch.float32:
                 # ZeRO steps a copy of its own; the adapter that was just loaded is the truth.
                 parameter.set_full_hp_param(parameter.data)
+        updates = {group["player"]: group["updates"] for group in saved.groups}
+        for group in self.groups:
+            group["updates"] = updates[group["player"]]
 
     def _holder(self, parameter: torch.Tensor) -> torch.Tensor:
         if self._zero is None:
@@ -124,42 +159,6 @@ class OptimizerState:
             self._zero._lazy_init_hp_params_optimizer_state()
 
 
-def save_training_state(
-    folder: Path,
-    moments: dict[str, torch.Tensor],
-    groups: list[dict[str, Any]],
-    random_states: list[dict[str, Any]],
-    *,
-    baselines: Mapping[str, float] | None = None,
-) -> None:
-    """Write the folder `trainer/` of a checkpoint; of the groups each player's count of updates and rate are kept."""
-    folder.mkdir(parents=True)
-    save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
-    kept = [{key: group[key] for key in ("player", "updates", "lr")} for group in groups]
-    (folder / GROUPS).write_text(json.dumps(kept, indent=1))
-    (folder / RANDOM).write_text(json.dumps(random_states))
-    # Python writes the shortest decimal that reads back as the same number, bit by bit.
-    (folder / BASELINES).write_text(json.dumps(dict(baselines or {}), indent=1))
-
-
-def load_baselines(folder: Path) -> dict[str, float]:
-    """Return the moving baselines as they were saved; none for a checkpoint from before there were any."""
-    path = folder / BASELINES
-    return {name: float(value) for name, value in json.loads(path.read_text()).items()} if path.exists() else {}
-
-
-def load_moments(folder: Path) -> dict[str, torch.Tensor]:
-    """Return what `OptimizerState.collect` returned when the checkpoint was written."""
-    return load_file(folder / OPTIMIZER)
-
-
-def restore_counts(folder: Path, groups: list[dict[str, Any]]) -> None:
-    """Give each player its count of updates back."""
-    saved = {entry["player"]: entry["updates"] for entry in json.loads((folder / GROUPS).read_text())}
-    for group in groups:
-        group["updates"] = saved[group["player"]]
-
-
 def random_state() -> dict[str, Any]:
     """Return this process's generators (Python, NumPy, torch) as JSON-able values."""
     version, internal, gauss = random.getstate()
@@ -175,12 +174,8 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def restore_random_state(folder: Path, rank: int) -> bool:
-    """Set this process's generators; False when the checkpoint was written by fewer processes."""
-    states = json.loads((folder / RANDOM).read_text())
-    if rank >= len(states):
-        return False
-    state = states[rank]
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set this process's generators."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *place = state["numpy"]
@@ -188,7 +183,6 @@ def restore_random_state(folder: Path, rank: int) -> bool:
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
-    return True
 
 
 def _on_cpu(value: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ R_i is the player's undiscounted return of game i. Games in which it had no turn
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -22,11 +22,7 @@ Formula = Callable[[Sequence[Episode], int, bool], Values]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """One estimator as it is set up for a run.
-
-    Example:
-        grpo(games_of_one_deal, 0) == [[0.93, 0.93], [-1.06], [0.13]]
-    """
+    """One estimator as it is set up for a run: `grpo(games_of_one_deal, 0) == [[0.93, 0.93], [-1.06], [0.13]]`."""
 
     name: str
     """Of HANABI_ADVANTAGE."""
@@ -149,26 +145,34 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     return over_turns(found, scaled)
 
 
-grpo = Estimator(name="grpo", formula=group_relative, pool="group", scaled=True)
-turn = Estimator(name="turn", formula=turn_credit, pool="group", scaled=True)
-rloo = Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False)
-return_to_go = Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False)
-reinforce_pp = Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True)
+ESTIMATORS = {
+    one.name: one
+    for one in (
+        Estimator(name="grpo", formula=group_relative, pool="group", scaled=True),
+        Estimator(name="turn", formula=turn_credit, pool="group", scaled=True),
+        Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False),
+        Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
+        Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
+        Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
+    )
+}
+"""By name; `baseline` without any earlier step."""
 
 
-def moving_baseline(baselines: Mapping[str, float]) -> Estimator:
-    """Return the estimator with the baselines of the steps before, see `moved`."""
-    formula = partial(above_baseline, baselines=dict(baselines))
-    return Estimator(name="baseline", formula=formula, pool="step", scaled=False)
+def choose_estimator(
+    name: str, scale: Literal["std", "none"] | None = None, baselines: Mapping[str, float] | None = None
+) -> Estimator:
+    """Return the estimator of a run, scaled as its source does unless `scale` says; `baselines` are of `moved`."""
+    found = ESTIMATORS[name]
+    if name == "baseline":
+        found = replace(found, formula=partial(above_baseline, baselines=dict(baselines or {})))
+    return found if scale is None else replace(found, scaled=scale == "std")
 
 
 def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: int) -> dict[str, float]:
     """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board of its games, mean R at the first time.
 
-    Args:
-        baselines: Before the step, {"player_0 9f3c…": 1.75}: player and board.
-        episodes: The step's games in which the player's seat is trained, of any boards.
-        player: Number of the seat.
+    `baselines` are by player and board, {"player_0 9f3c…": 1.75}; `episodes` those in which the seat is trained.
     """
     after = dict(baselines)
     for board in dict.fromkeys(episode.spec_hash for episode in episodes):
@@ -201,7 +205,7 @@ def over_games(
 
 
 def over_turns(values: Values, scaled: bool) -> Values:
-    """Return the values of turns, compared with those of all turns."""
+    """Return the values of turns `centred` among all turns."""
     flat = iter(centred([value for game in values for value in game], scaled))
     return [[next(flat) for _ in game] for game in values]
 

@@ -1,8 +1,10 @@
-"""One player's advantages over a whole step: which games are compared, whitening, and weights of tokens."""
+"""Advantages over a whole step or a file of games: which are compared, whitening, and weights of tokens."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
+from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.training.advantages.estimators import Estimator, Values, over_turns
 from hanabi_grpo.types import Episode
 
@@ -14,13 +16,9 @@ def step_advantages(
 ) -> list[Values]:
     """Return per group, per game, per own turn of a player its advantage.
 
-    Games of different boards are never compared: their returns have other ranges.
-
-    Args:
-        groups: Per group its games in which the player's seat is trained.
-        player: Number of the seat.
-        estimator: Its pool says which games are compared.
-        whiten: Bring the player's turns of the step, over all boards, to mean 0 and standard deviation 1.
+    `groups` are the games in which the player's seat is trained. Games of different boards are never compared: their
+    returns have other ranges. `whiten` brings the player's turns of the step, over all boards, to mean 0 and standard
+    deviation 1.
     """
     pools: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
     for number, group in enumerate(groups):
@@ -39,7 +37,7 @@ def step_advantages(
 
 
 def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[float]]:
-    """Return per sequence and turn the weight of each of that turn's tokens: what has equal weight in the loss.
+    """Return per sequence and turn the weight of each of that turn's tokens, from `turns`, their numbers of tokens.
 
     A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, and ℓ_t = −min(ρ_t A_t, clip(ρ_t) A_t) is linear
     in A_t under positive factors. A_t w_t in the place of A_t thus gives 1/N Σ_t w_t ℓ_t, and with these weights the
@@ -52,10 +50,6 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
 
     Σ_t w_t = N for each, so the size of the loss does not depend on the unit. A KL term in the loss is no part of ℓ and
     stays a mean over tokens.
-
-    Args:
-        turns: Per sequence of one player the number of reply tokens of each turn.
-        unit: What has equal weight.
     """
     total = sum(map(sum, turns))
     if unit == "turn":
@@ -65,3 +59,29 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
         count = sum(sum(lengths) > 0 for lengths in turns)
         return [[total / (count * sum(lengths)) if length else 0.0 for length in lengths] for lengths in turns]
     return [[1.0] * len(lengths) for lengths in turns]
+
+
+def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
+    """Return per game the advantage of each turn, None for a game that is alone with its deal.
+
+    Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
+    games of one file and one board are compared, per player those in which the same policy had its seat.
+    """
+
+    def pool(one: Recording) -> tuple[Any, ...]:
+        deal = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
+        return (one.source, one.episode.spec_hash, *deal)
+
+    compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, one in enumerate(recordings):
+        for player in range(one.episode.num_players):
+            compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
+    values: dict[tuple[int, int], Iterator[float]] = {}
+    for (player, *_), places in compared.items():
+        games = estimate([recordings[place].episode for place in places], player)
+        values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
+    sizes = Counter(map(pool, recordings))
+    return [
+        tuple(next(values[place, turn.player]) for turn in one.episode.turns) if sizes[pool(one)] > 1 else None
+        for place, one in enumerate(recordings)
+    ]

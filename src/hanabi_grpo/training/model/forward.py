@@ -1,10 +1,10 @@
 """The forward pass of a micro-batch, computed where the loss reads it.
 
-A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss (`token_wise`).
+A sequence is a whole game of one player, and most of its tokens are prompts, which carry no loss (`shared_prefixes`).
 `tests/conformance/test_forward_seams.py` holds values and gradients equal to those of ms-swift's own pass.
 
 Sequences are padded on the right, where causal attention never looks, so no mask is handed on and the attention kernel
-may use its causal shortcut. Shared prefixes are computed once, where the model allows it (`shared_prefixes`).
+may use its causal shortcut.
 """
 
 import torch
@@ -12,8 +12,7 @@ from peft import PeftModel
 from trl.trainer.utils import selective_log_softmax
 
 from hanabi_grpo.training.model.prefix_tree import PrefixTree
-from hanabi_grpo.training.model.shared_prefixes import reply_logits
-from hanabi_grpo.training.model.token_wise import only_at
+from hanabi_grpo.training.model.shared_prefixes import only_at, reply_logits
 
 
 def reply_logps(
@@ -29,7 +28,7 @@ def reply_logps(
     Args:
         model: What is called: the model, or DDP's or DeepSpeed's wrapper of it.
         unwrapped: The model itself; its active adapter is used.
-        ids: [rows, tokens] token ids, padded on the right.
+        ids: [rows, tokens], padded on the right.
         mask: [rows, tokens - 1], True where the token at the next position is a reply's.
         temperature: That the replies were sampled at.
         tree: Of `ids` and `mask`, for a model that shares prefixes; None: each row by itself.

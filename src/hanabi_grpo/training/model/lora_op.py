@@ -18,12 +18,9 @@ from hanabi_grpo.training.model.adapters import lora_layers
 
 
 def join_lora_products(model: torch.nn.Module) -> int:
-    """Let every LoRA layer over a plain linear layer use the joined operation where it holds.
+    """Let every LoRA layer over a plain linear layer use the joined operation where it holds; returns their number.
 
     Not for ZeRO-3, which gathers the weights of a module when it is called, and here no inner module is.
-
-    Returns:
-        The number of such layers.
     """
     layers = [one for one in lora_layers(model) if type(one) is Linear and type(one.base_layer) is torch.nn.Linear]
     for layer in layers:
