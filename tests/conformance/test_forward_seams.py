@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import token_wise
 
 NAMES = ("player_0", "player_1")

@@ -83,7 +83,7 @@ def _batch(**values: Any) -> PlayerBatch:
 def _gradient(batch: PlayerBatch, **values: Any) -> tuple[float, list[list[float]]]:
     """Return the loss, and the factor that multiplies ∇log π of each token, times the number of tokens."""
     logps = (torch.tensor(RATIOS).log() - 2.0).requires_grad_()
-    loss, _ = PolicyLoss.from_settings(Settings(**values))(logps, batch)
+    loss, _ = PolicyLoss(Settings(**values))(logps, batch)
     loss.backward()
     assert logps.grad is not None
     return 6 * float(loss), (6 * logps.grad).tolist()
@@ -150,7 +150,7 @@ SAMPLER = torch.tensor([[-2.0 - LOG(4.0), -2.0, -2.0 + LOG(2.0)], [-2.0, -2.0, -
 def test_the_sampler_correction_weighs_tokens_by_trainer_over_sampler(
     mode: str, limit: float, weights: list[float]
 ) -> None:
-    loss = PolicyLoss.from_settings(Settings(sampler_correction=mode, sampler_correction_limit=limit))
+    loss = PolicyLoss(Settings(sampler_correction=mode, sampler_correction_limit=limit))
     logps = torch.full((2, 3), -2.0, requires_grad=True)
     value, _ = loss(logps, _batch(rollout_per_token_logps=SAMPLER))
     value.backward()
@@ -200,7 +200,7 @@ def test_loss_gradient_and_measures_are_ms_swifts_bit_by_bit(tmp_path: Path, val
     for seed, on_policy, num_processes in ((0, True, 1), (1, False, 1), (2, False, 3)):
         drawn, batch = _drawn(seed, on_policy)
         ours, theirs = drawn.clone().requires_grad_(), drawn.clone().requires_grad_()
-        loss, measured = PolicyLoss.from_settings(Settings(**values))(ours, batch, num_processes)
+        loss, measured = PolicyLoss(Settings(**values))(ours, batch, num_processes)
         swift = _SwiftLoss(options, theirs, num_processes)
         expected, found = swift._compute_loss_and_metrics(swift.model, {}, batch)
         loss.backward()

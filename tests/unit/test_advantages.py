@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.advantages.estimators import ESTIMATORS, Estimator, choose_estimator, moved
-from hanabi_grpo.training.advantages.step import step_advantages, token_weights
+from hanabi_grpo.training.advantages import (
+    ESTIMATORS,
+    Estimator,
+    choose_estimator,
+    moved,
+    step_advantages,
+    token_weights,
+)
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn

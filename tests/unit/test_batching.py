@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages.estimators import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.batching import (
     next_baselines,
     plan_batches,

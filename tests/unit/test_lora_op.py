@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.lora_op import _JoinedLora, join_lora_products
+from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products
 
 NAMES = ("player_0", "player_1")
 

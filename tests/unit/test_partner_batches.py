@@ -11,7 +11,7 @@ from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import metrics as step_metrics
-from hanabi_grpo.training.advantages.estimators import ESTIMATORS
+from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
 from hanabi_grpo.training.deals import check_stamps, with_length_penalty
 from hanabi_grpo.types import Episode, Turn, player_names

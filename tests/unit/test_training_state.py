@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.training.training_state import OptimizerState, TrainingState, random_state, restore_random_state
+from hanabi_grpo.training.saving import OptimizerState, TrainingState, random_state, restore_random_state
 
 
 class _Model(torch.nn.Module):

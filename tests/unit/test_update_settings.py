@@ -24,7 +24,7 @@ from hanabi_grpo.settings import (
     trained_players,
     update_notes,
 )
-from hanabi_grpo.training.advantages.estimators import ESTIMATORS
+from hanabi_grpo.training.advantages import ESTIMATORS
 
 
 def test_alternating_players_take_turns_of_so_many_steps() -> None:

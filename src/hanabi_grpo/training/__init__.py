@@ -5,6 +5,6 @@ A step, in order: `deals` are played through `link` (`fleet_link` with several s
 `partner_seats` with partners) and checked, `batching` makes micro-batches that hold one player each with `advantages`,
 `mismatch` compares sampler and trainer, `loss` is what is optimised, `updates` says which micro-batches make which
 optimizer update, `isolation` keeps players from moving each other, `metrics` counts.
-State: `saving` writes checkpoints, `training_state` is what they hold for a resume.
+State: `saving` writes checkpoints and what they hold for a resume.
 `trainer` puts these into ms-swift's trainer, and `model` is what is trained.
 """

@@ -16,8 +16,7 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages.estimators import Estimator, moved
-from hanabi_grpo.training.advantages.step import LossUnit, step_advantages, token_weights
+from hanabi_grpo.training.advantages import Estimator, LossUnit, moved, step_advantages, token_weights
 from hanabi_grpo.training.model.prefix_tree import (
     PrefixOrder,
     PrefixTree,
@@ -104,7 +103,7 @@ def sequences_of(
     whiten: bool = False,
     unit: LossUnit = "token",
 ) -> list[TokenRow]:
-    """Return a player's sequences over all groups; `whiten` and `unit`: see `advantages.step`.
+    """Return a player's sequences over all groups; `whiten` and `unit`: see `advantages`.
 
     Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
 

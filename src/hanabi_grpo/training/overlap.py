@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,16 +37,8 @@ class StepGames:
     wait_seconds: float
 
 
-def play_now(link: Link, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
-    """Play a step's games while the trainer waits, see `ServerLink.play`."""
-    start = time.perf_counter()
-    result = link.play(deals, names, version)
-    seconds = time.perf_counter() - start
-    return StepGames(result=result, version=version, rollout_seconds=seconds, wait_seconds=seconds)
-
-
 class PlayAhead:
-    """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
+    """Hands each step exactly its own deals' games, in the main process; with `ask`, of games that it has asked for.
 
     A request that the server did not answer with games (it died, was replaced, or the next sync overtook it) is made
     again in the plain way, with the version that is served then. What else goes wrong in the thread, `take` raises.
@@ -81,8 +73,10 @@ class PlayAhead:
                         result=result, version=request.version, rollout_seconds=seconds, wait_seconds=waited
                     )
             self._again(request.version, reason)
-        now = play_now(self._link, deals, self._names, version)
-        return replace(now, wait_seconds=time.perf_counter() - start)
+        again = time.perf_counter()
+        result = self._link.play(deals, self._names, version)
+        end = time.perf_counter()
+        return StepGames(result=result, version=version, rollout_seconds=end - again, wait_seconds=end - start)
 
     def ask(self, deals: list[dict[str, Any]], version: int) -> None:
         """Ask for the games of the next step with the version that is served now, and return at once."""

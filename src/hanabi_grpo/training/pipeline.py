@@ -33,11 +33,12 @@ _SAME = (
     *("temperature", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "seed", "save_steps"),
 )
 """Options that are called as the setting is."""
-_FALSE = (
-    *("add_version", "create_checkpoint_symlink", "dataset_shuffle", "train_dataloader_shuffle"),
-    # Asks a hub whether the local model is the newest, and waits through its retries.
-    "check_model",
-)
+_FIXED = """
+    rlhf_type=grpo tuner_type=lora use_vllm=true vllm_mode=server vllm_server_pass_dataset=true use_hf=true
+    split_dataset_ratio=0 dataset_shuffle=false train_dataloader_shuffle=false dataloader_num_workers=0
+    top_p=1.0 top_k=-1 logging_steps=1 report_to=none disable_tqdm=true save_strategy=steps eval_strategy=no
+    add_version=false create_checkpoint_symlink=false
+"""
 
 
 @dataclass
@@ -55,67 +56,48 @@ def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num
     """Return the command line that ms-swift is started with."""
     plan = batch_plan(settings)
     model = resolve_model(settings.model)
-    on_cpu = settings.device == "cpu"
+    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
+    architecture = json.loads((model / "config.json").read_text()).get("model_type")
+    on_cpu, corrects = settings.device == "cpu", settings.sampler_correction != "none"
     options: dict[str, object] = {
         **{name: getattr(settings, name) for name in _SAME},
-        **dict.fromkeys(_FALSE, "false"),
+        **dict(word.split("=") for word in _FIXED.split()),
         "hanabi_settings": settings_path,
-        "rlhf_type": "grpo",
+        "output_dir": run_folder,
         "model": model,
+        "model_type": architecture if architecture in MODEL_MAPPING else None,
+        # Asks a hub whether the local model is the newest, and waits through its retries.
+        "check_model": "false",
         "torch_dtype": settings.dtype,
         # Left alone, ms-swift trains a float32 model in mixed float16.
         "bf16": settings.dtype == "bfloat16",
         "fp16": settings.dtype == "float16",
         # Rows are ours; ms-swift only wants a name.
         "dataset": settings.dataset or settings.preset,
-        "split_dataset_ratio": 0,
-        "output_dir": run_folder,
-        "use_hf": "true",
-        "tuner_type": "lora",
-        "use_vllm": "true",
-        "vllm_mode": "server",
-        "vllm_server_pass_dataset": "true",
+        # Never encodes anything here: token ids come from the rollout server.
+        "template": "dummy",
         "per_device_train_batch_size": plan.per_device_train_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "max_steps": num_steps,
         "max_length": settings.max_model_len,
-        "top_p": 1.0,
-        "top_k": -1,
         # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
         "weight_decay": 0.0,
+        # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
+        "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
         # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
+        "loss_type": "dapo",
         "kl_in_reward": "true" if settings.kl == "reward" else "false",
         "epsilon": settings.clip_low,
         "epsilon_high": settings.clip_high,
-        # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
-        "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
-        # Normalised by tokens of the whole step: the cut into micro-batches does not change the gradient.
-        "loss_type": "dapo",
-        "logging_steps": 1,
-        "save_strategy": "steps",
-        "eval_strategy": "no",
-        "report_to": "none",
-        "dataloader_num_workers": 0,
+        "delta": settings.clip_dual,
+        "rollout_importance_sampling_mode": settings.sampler_correction if corrects else None,
+        "rollout_importance_sampling_threshold": settings.sampler_correction_limit if corrects else None,
         "gradient_checkpointing": "false" if on_cpu else "true",
-        "disable_tqdm": "true",
+        "use_cpu": "true" if on_cpu else None,
+        "attn_impl": "sdpa" if on_cpu else None,
+        "deepspeed": settings.deepspeed if settings.deepspeed != "none" else None,
     }
-    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
-    architecture = json.loads((model / "config.json").read_text()).get("model_type")
-    if architecture in MODEL_MAPPING:
-        options["model_type"] = architecture
-    # Never encodes anything here: token ids come from the rollout server.
-    options["template"] = "dummy"
-    if settings.clip_dual is not None:
-        options["delta"] = settings.clip_dual
-    if settings.sampler_correction != "none":
-        options["rollout_importance_sampling_mode"] = settings.sampler_correction
-        options["rollout_importance_sampling_threshold"] = settings.sampler_correction_limit
-    if on_cpu:
-        options["use_cpu"] = "true"
-        options["attn_impl"] = "sdpa"
-    if settings.deepspeed != "none":
-        options["deepspeed"] = settings.deepspeed
-    return [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    return [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
 
 
 class HanabiPipeline(SwiftRLHF):

@@ -40,7 +40,7 @@ from hanabi_grpo.settings import (
     update_notes,
 )
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.advantages.estimators import choose_estimator
+from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import (
     PlayerBatch,
     next_baselines,
@@ -56,13 +56,11 @@ from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
 from hanabi_grpo.training.metrics import episode_metrics, step_warnings
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
-from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames, play_now
-from hanabi_grpo.training.saving import CheckpointSaving
-from hanabi_grpo.training.training_state import OptimizerState, TrainingState, restore_random_state
+from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
+from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.types import Episode, adapter_of, player_name
 
@@ -79,8 +77,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self.plan = batch_plan(self.settings)
         self.setups = {one.spec.hash: one for one in played_setups(training_rows(self.settings))}
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
-        self.loss = PolicyLoss.from_settings(self.settings)
-        self.ahead = PlayAhead(self.link, self.adapter_names) if self.settings.overlap else None
+        self.loss = PolicyLoss(self.settings)
+        self.ahead = PlayAhead(self.link, self.adapter_names)
         self.kept = KeptAdapters()
         self.resume = read_resume(self.link.run_folder)
         self.started_from = recorded_start(self.settings, self.resume)
@@ -165,7 +163,6 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         version = self.sync_weights()
         synced = time.perf_counter()
         games, partner_names = self._play(inputs, version)
-        waited = time.perf_counter() - synced
         groups, problems = usable_groups(games.result.groups, games.result.dropped)
         own = own_seats(self.settings.players, self.adapter_names, games.version)
         active = active_players(self.settings, version)
@@ -197,9 +194,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         moving = {adapter_of(player, self.adapter_names) for player in players_with_data(groups, trained)}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(groups, problems, version, own, partner_names)
-        rollout = games.rollout_seconds if self.ahead else waited
-        self._time({"push": synced - start, "rollout": rollout, "train": start - self._played_at})
-        if self.ahead:
+        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": start - self._played_at})
+        if self.settings.overlap:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
         self._played_at = time.perf_counter()
@@ -214,7 +210,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.synced_version = version
-            if self.ahead:
+            if self.settings.overlap:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
 
@@ -226,13 +222,10 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str]]:
         answer = None
         if self.accelerator.is_main_process:
-            if self.ahead:
-                games = self.ahead.take(deals, version)
-                if version + 1 < self.args.max_steps:
-                    following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
-                    self.ahead.ask(following, version)
-            else:
-                games = play_now(self.link, deals, self.adapter_names, version)
+            games = self.ahead.take(deals, version)
+            if self.settings.overlap and version + 1 < self.args.max_steps:
+                following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
+                self.ahead.ask(following, version)
             answer = (games, self.link.partner_names)
         return broadcast_object_list([answer], from_process=0)[0]
 
