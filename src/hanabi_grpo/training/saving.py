@@ -200,6 +200,9 @@ def _on_cpu(value: Any) -> torch.Tensor:
 class CheckpointSaving(GRPOTrainer):
     """A trainer that saves every player; ms-swift's own saves an adapter named `default` only."""
 
+    failed_saves = 0
+    """In a row."""
+
     @property
     def first_step(self) -> int:
         """Steps that were made before this process started."""

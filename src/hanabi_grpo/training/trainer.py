@@ -84,7 +84,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self.started_from = recorded_start(self.settings, self.resume)
         self.synced_version: int | None = None
         self._played_at = time.perf_counter()
-        self._empty_steps = self.failed_saves = 0
+        self._empty_steps = 0
         stage = deepspeed_stage(self.settings)
         self.guard = PlayerGuard(
             max_norm=None if stage == 3 else self.settings.max_grad_norm,

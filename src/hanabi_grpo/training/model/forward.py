@@ -103,9 +103,6 @@ def _holds(layer: Linear, x: torch.Tensor) -> bool:
         x.dtype == layer.base_layer.weight.dtype == down.weight.dtype == up.weight.dtype == torch.float32
         and not torch.is_autocast_enabled(x.device.type)
         and not layer.base_layer.weight.requires_grad
-        and isinstance(layer.lora_dropout[names[0]], torch.nn.Identity)
-        and names[0] not in layer.lora_variant
-        and up.bias is None
     )
 
 
