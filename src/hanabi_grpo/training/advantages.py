@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
 
 LossUnit = Literal["token", "turn", "sequence"]
