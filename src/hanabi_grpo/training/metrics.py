@@ -1,4 +1,4 @@
-"""Numbers of one step, from its games, and what they warn of."""
+"""Numbers of one step, from its games."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,6 @@ import numpy as np
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
-
-ALL_BAD_SHARE = 0.5
-"""Share of games without a single legal reply from which on a step warns."""
 
 
 def episode_metrics(
@@ -76,35 +73,6 @@ def episode_metrics(
         found |= _reply_figures(replies, reply_limit, end_id)
         metrics |= {f"{player_name(player)}/{name}": value for name, value in found.items()}
     return metrics
-
-
-def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
-    """Return one sentence for each thing that makes a step of so many groups teach less than it seems to."""
-    games = int(metrics["games"])
-    dropped, groups_dropped = int(metrics["games_dropped"]), int(metrics["groups_dropped"])
-    all_bad, flat = int(metrics["games_all_bad"]), int(metrics["groups_without_spread"])
-    found = []
-    if dropped or groups_dropped:
-        found.append(
-            f"{dropped} game(s) and {groups_dropped} whole group(s) were dropped; this step has {games} game(s) in "
-            f"{num_groups} group(s)."
-        )
-    if games and all_bad >= ALL_BAD_SHARE * games:
-        found.append(
-            f"all replies were illegal or unparsable in {all_bad} of {games} games; look at the newest file in "
-            "episodes/, and compare the prompt's format with what the model was trained on."
-        )
-    if games and not any(name.endswith("/reward") for name in metrics):
-        found.append(
-            f"no trained player had a turn in any of {games} games, so nothing moves in this step; does a partner end "
-            "them on its first move?"
-        )
-    elif num_groups and flat >= num_groups:
-        found.append(
-            f"every group has zero variance in rewards ({num_groups} of {num_groups}): comparing their games teaches "
-            "nothing in this step; a higher TEMPERATURE or an easier board gives games that differ."
-        )
-    return found
 
 
 def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:

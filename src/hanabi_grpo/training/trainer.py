@@ -53,7 +53,7 @@ from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
-from hanabi_grpo.training.metrics import episode_metrics, step_warnings
+from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
@@ -194,6 +194,9 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         moving = {adapter_of(player, self.adapter_names) for player in players_with_data(groups, trained)}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(groups, problems, version, own, partner_names)
+        if groups and not moving:
+            said = "no trained player had a turn in any game; does a partner end them on its first move?"
+            logger.warning("step %d: nothing moves: %s", version + 1, said)
         self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": start - self._played_at})
         if self.settings.overlap:
             self._time({"wait": games.wait_seconds})
@@ -332,8 +335,6 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._metrics["train"][name].append(value)
         for problem in problems:
             self._incident("games_dropped", problem, step=version)
-        for warning in step_warnings(metrics, len(groups)):
-            logger.warning("step %d: %s", version + 1, warning)
         if self.accelerator.is_main_process:
             try:
                 self.link.copy_log()
