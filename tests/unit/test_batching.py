@@ -11,7 +11,6 @@ from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estima
 from hanabi_grpo.training.batching import (
     next_baselines,
     plan_batches,
-    players_with_data,
     sequences_of,
     usable_groups,
     useful_share,
@@ -154,16 +153,14 @@ def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
     ]
 
 
-def test_players_with_data_have_said_something_in_any_game_on_whatever_rank() -> None:
-    one_of_player_1 = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
-    assert players_with_data(one_of_player_1, OWN) == {"player_0", "player_1"}
-    shares = [
-        {batch["grpo_batch"].player for batch in _plan(rank, 2, 1, one_of_player_1) if _has_loss(batch)}
-        for rank in range(2)
-    ]
-    assert shares == [{"player_0", "player_1"}, {"player_0"}]
+def test_a_player_has_data_where_it_said_something_in_any_game_on_whatever_rank() -> None:
+    groups = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
+    plans = [[batch["grpo_batch"] for batch in _plan(rank, 2, 1, groups)] for rank in range(2)]
+    assert [[one.has_data for one in plan] for plan in plans] == [[True, True]] * 2
+    assert [[bool(one.completion_mask.any()) for one in plan] for plan in plans] == [[True, True], [True, False]]
     said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
-    assert players_with_data([[_episode(_turn(0, 1), said_nothing)]], OWN) == {"player_0"}
+    plan = _plan(groups=[[_episode(_turn(0, 1), said_nothing)] * 2])
+    assert [batch["grpo_batch"].has_data for batch in plan] == [True, False]
 
 
 def _has_loss(batch: dict) -> bool:

@@ -52,6 +52,8 @@ class PlayerBatch(GRPOBatch):
     """ms-swift's batch, and whose it is."""
 
     player: str = ""
+    has_data: bool = False
+    """Whether the player has a token in the loss on any rank."""
     games: tuple[int, ...] = ()
     """Per row the number of its game, see `TokenRow`."""
     shaping: torch.Tensor | None = None
@@ -80,20 +82,6 @@ def usable_groups(
     return [list(group) for group in groups if len(group) >= MIN_GAMES], sentences
 
 
-def players_with_data(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> set[str]:
-    """Return the players that are trained on something of any game on any rank, e.g. {"player_0"}.
-
-    `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
-    """
-    return {
-        player_name(turn.player)
-        for group in groups
-        for episode in group
-        for turn in episode.turns
-        if turn.reply_ids and is_trained(episode, turn.player, own)
-    }
-
-
 def sequences_of(
     groups: Sequence[Sequence[Episode]],
     player: int,
@@ -104,6 +92,8 @@ def sequences_of(
     unit: LossUnit = "token",
 ) -> list[TokenRow]:
     """Return a player's sequences over all groups; `whiten` and `unit`: see `advantages`.
+
+    `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
 
     Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
 
@@ -176,7 +166,7 @@ def plan_batches(
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
-        num_tokens = max(sum(sum(one.mask) for one in rows), 1)
+        num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
         shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)
         batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
@@ -239,9 +229,10 @@ def collate(
             advantages=column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:],
             # The loss divides by this player's tokens of the whole step, so that neither the cut into
             # micro-batches nor another player's data changes its gradient.
-            num_items_in_batch=torch.tensor(num_tokens, device=device),
+            num_items_in_batch=torch.tensor(max(num_tokens, 1), device=device),
             logits_to_keep=width - 1,
             player=player,
+            has_data=num_tokens > 0,
             games=tuple(row.game for row in rows),
             tree=prefix_tree(ids, mask) if shared else None,
         ),

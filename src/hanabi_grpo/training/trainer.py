@@ -45,7 +45,6 @@ from hanabi_grpo.training.batching import (
     PlayerBatch,
     next_baselines,
     plan_batches,
-    players_with_data,
     usable_groups,
     useful_share,
 )
@@ -191,7 +190,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._add_reference(batches)
         for gap in shape_advantages(batches, self.settings, groups, trained):
             self._metrics["train"]["kl"].append(gap)
-        moving = {adapter_of(player, self.adapter_names) for player in players_with_data(groups, trained)}
+        data = [batch["grpo_batch"] for batch in batches]
+        moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(groups, problems, version, own, partner_names)
         if groups and not moving:
