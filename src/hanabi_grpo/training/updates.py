@@ -147,10 +147,12 @@ class StepUpdates(GRPOTrainer):
         state = self.accelerator.gradient_state
         closes = state.sync_gradients or closes_early
         loss = torch.zeros((), device=self.accelerator.device)
+        # DeepSpeed asks the flag instead.
+        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         try:
             state._set_sync_gradients(False)
             for self._micro_batch in earlier:
-                with self._not_yet_shared(model):
+                with contextlib.nullcontext() if is_deepspeed else self.accelerator.no_sync(model):
                     # Not trl's: it counts micro-steps.
                     loss += Trainer.training_step(self, model, inputs, num_items_in_batch)
             state._set_sync_gradients(closes)
@@ -182,12 +184,6 @@ class StepUpdates(GRPOTrainer):
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         return super()._prepare_inputs(inputs) if self._micro_batch is None else self._micro_batch
-
-    def _not_yet_shared(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        # DeepSpeed asks the flag instead.
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            return contextlib.nullcontext()
-        return self.accelerator.no_sync(model)
 
     def _weigh_next(self, done: Update) -> None:
         # All ranks hold the same players' rows, but of different games; a game's rows may be on different ranks.
