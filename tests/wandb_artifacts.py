@@ -7,26 +7,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from local_service import LocalService, QuietHandler, graphql_operation, served
-from wandb_backend import KEY
+from local_service import served
+from wandb_backend import Backend
 
 TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"
 
 
-class Store(LocalService):
+class Store(Backend):
     """Serves a folder as version 3 of `team/hanabi/<name>`, alias `best`.
 
     Attributes:
-        seen: GraphQL operations and paths, in order.
         kind: The artifact's type.
     """
 
     def __init__(self, folder: Path, name: str, kind: str = "model") -> None:
         import wandb
 
-        super().__init__(_Handler)
+        super().__init__("good")
         self.folder, self.name, self.kind = folder, name, kind
-        self.seen: list[str] = []
         artifact = wandb.Artifact(name, type=kind)
         artifact.add_dir(str(folder), skip_cache=True, policy="immutable")
         artifact.finalize()
@@ -35,33 +33,41 @@ class Store(LocalService):
             entry.pop("local_path", None)
         self.digest, self.size = artifact.digest, artifact.size
 
-    @property
-    def environ(self) -> dict[str, str]:
-        return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
+    def answer(self, what: str, variables: dict[str, Any]) -> Any:
+        if what.startswith("/"):
+            return {}
+        viewer = {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}
+        found = variables.get("name") in (f"{self.name}:{alias}" for alias in ("best", "v3", "latest"))
+        member = self._membership() if found and variables.get("project") == PROJECT else None
+        nodes = [
+            {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
+            for name in self.manifest["contents"]
+        ]
+        files = {
+            "artifactMembership": {"files": {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": nodes}}
+        }
+        manifest = {"id": "m", "file": {"id": "f", "directUrl": f"{self.url}/manifest"}}
+        known = {
+            "Viewer": {"viewer": viewer},
+            "GetDefaultEntity": {"viewer": viewer},
+            "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+            "ArtifactMembershipByName": {"project": {"artifactCollectionMembership": member}},
+            "FetchArtifactManifest": {"artifact": {"currentManifest": manifest}},
+            "GetArtifactMembershipFileUrls": {
+                "project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}
+            },
+        }
+        return {"data": known[what]} if what in known else {"errors": [{"message": f"{what} is not known here"}]}
 
-    def answer(self, operation: str, variables: dict[str, Any]) -> Any:
-        if operation == "Viewer":
-            return {"viewer": {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}}
-        if operation == "GetDefaultEntity":
-            return {"viewer": {"id": "u", "entity": "team"}}
-        if operation == "ServerFeaturesQuery":
-            return {"serverInfo": {"features": []}}
-        if operation == "ArtifactMembershipByName":
-            found = variables["name"] in (f"{self.name}:best", f"{self.name}:v3", f"{self.name}:latest")
-            member = self._membership() if found and variables["project"] == PROJECT else None
-            return {"project": {"artifactCollectionMembership": member}}
-        if operation == "FetchArtifactManifest":
-            url = {"id": "f", "directUrl": f"{self.url}/manifest"}
-            return {"artifact": {"currentManifest": {"id": "m", "file": url}}}
-        if operation == "GetArtifactMembershipFileUrls":
-            nodes = [
-                {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
-                for name in self.manifest["contents"]
-            ]
-            page = {"hasNextPage": False, "endCursor": None}
-            files = {"artifactMembership": {"files": {"pageInfo": page, "edges": nodes}}}
-            return {"project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}}
-        return None
+    def file(self, path: str) -> bytes:
+        if path == "/manifest":
+            return json.dumps(self.manifest).encode()
+        name = unquote(path).removeprefix("/files/")
+        for entry, content in self.manifest["contents"].items():
+            # A single file is asked for by its digest.
+            if b64decode(content["digest"]).hex() in path.split("/"):
+                name = entry
+        return (self.folder / name).read_bytes()
 
     def _membership(self) -> dict[str, Any]:
         project = {"id": "p", "internalId": "i", "name": PROJECT, "entity": TEAM}
@@ -98,31 +104,6 @@ class Store(LocalService):
             "artifactCollection": sequence,
             "artifact": artifact,
         }
-
-
-class _Handler(QuietHandler):
-    server: Store
-
-    def do_POST(self) -> None:
-        body = self.body()
-        if self.path != "/graphql":
-            return self.give_json({})
-        operation = graphql_operation(body)
-        self.server.seen.append(operation)
-        data = self.server.answer(operation, json.loads(body).get("variables") or {})
-        known = {"data": data} if data is not None else {"errors": [{"message": f"{operation} is not known here"}]}
-        self.give_json(known)
-
-    def do_GET(self) -> None:
-        self.server.seen.append(self.path)
-        if self.path == "/manifest":
-            return self.give_json(self.server.manifest)
-        name = unquote(self.path).removeprefix("/files/")
-        for entry, content in self.server.manifest["contents"].items():
-            # A single file is asked for by its digest.
-            if b64decode(content["digest"]).hex() in self.path.split("/"):
-                name = entry
-        self.give((self.server.folder / name).read_bytes())
 
 
 def artifact_store(folder: Path, name: str, kind: str = "model") -> AbstractContextManager[Store]:

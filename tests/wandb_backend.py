@@ -35,6 +35,13 @@ class Backend(LocalService):
     def environ(self) -> dict[str, str]:
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
 
+    def answer(self, what: str, variables: dict[str, Any]) -> Any:
+        return _good(what, variables)
+
+    def file(self, path: str) -> bytes | None:
+        """Return what a GET asks for; None: it is answered as a POST."""
+        return None
+
 
 class _Handler(QuietHandler):
     server: Backend
@@ -56,10 +63,17 @@ class _Handler(QuietHandler):
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
             return self.give_json({"errors": [{"message": text}]}, int(mode))
-        variables = json.loads(body).get("variables", {}) if self.path == "/graphql" else {}
-        self.give_json(_good(what, variables))
+        variables = json.loads(body).get("variables") or {} if self.path == "/graphql" else {}
+        self.give_json(self.server.answer(what, variables))
 
-    do_GET = do_PUT = do_POST
+    def do_GET(self) -> None:
+        content = self.server.file(self.path)
+        if content is None:
+            return self.do_POST()
+        self.server.seen.append(self.path)
+        self.give(content)
+
+    do_PUT = do_POST
 
 
 def _good(what: str, variables: dict[str, Any]) -> Any:

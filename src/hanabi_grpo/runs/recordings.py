@@ -27,11 +27,7 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write games to a new file, all or none.
-
-    Raises:
-        SettingsError: The file exists already or cannot be written.
-    """
+    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -69,13 +65,10 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
-    """Return the files of games that a path stands for.
+    """Return the files of games that a path stands for; a SettingsError where there are none.
 
     A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
     steps stands for all its `*.jsonl` files.
-
-    Raises:
-        SettingsError: There is nothing to read, or no such step.
     """
     if path.is_file():
         if step is not None:
@@ -101,10 +94,8 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Return the games of some files, numbered through, and notes about what was left out.
 
-    A last line that was cut off (its writer was killed) is left out with a note.
-
-    Raises:
-        SettingsError: A file cannot be read, a line is no game, or there is no game at all.
+    A last line that was cut off (its writer was killed) is left out with a note; any other that is no game raises a
+    SettingsError.
     """
     found: list[Recording] = []
     notes: list[str] = []

@@ -1,10 +1,11 @@
-"""W&B without a network: what lies in the run folder, after a whole run, a killed trainer and an upload."""
+"""Runs at W&B with its real library: recorded on this disk, sent afterwards, and its bad days with a stand-in."""
 
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import TrainerState
 
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings import read_settings
+from hanabi_grpo.tracking import mirror
+from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
-from wandb_backend import KEY, wait_until
+from wandb_backend import KEY, Backend, backend, wait_until
 from wandb_files import artifacts, history, offline_records
 
 COMMAND = str(Path(sys.executable).with_name("hanabi-grpo"))
@@ -62,10 +69,6 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     assert rows[0]["player_1/reward"] == 1.5 and rows[0]["play/illegal_per_game"] == 0.5
     assert any("samples/games" in key for row in history(records) for key in row)
     assert any("samples/replay" in key for row in history(records) for key in row)
-    # These rows have no figure that an alarm watches.
-    pictures = {key.split("/")[1] for row in history(records) for key in row if key.startswith("charts/")}
-    assert pictures == {"score", "phases"}
-    assert (run / "charts/score.png").read_bytes().startswith(b"\x89PNG")
     logged = [one for one in artifacts(records) if one.kind == "model"]
     assert {one.name for one in logged} == {"team"}
     by_step = {
@@ -94,23 +97,19 @@ def _holds_a_key(path: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("log_model", "upload", "expected"),
+    ("log_model", "expected"),
     [
-        ("checkpoint", "false", [("checkpoint_global_step_2",), ("checkpoint_global_step_3",)]),
-        ("end", "false", [("checkpoint_global_step_3", "latest", "end")]),
-        ("false", "false", []),
+        ("checkpoint", [{"checkpoint_global_step_2"}, {"checkpoint_global_step_3"}]),
+        ("end", [{"checkpoint_global_step_3", "end"}]),
+        ("false", []),
     ],
 )
-def test_the_settings_say_which_checkpoints_go_up(
-    tmp_path: Path, log_model: str, upload: str, expected: list[tuple[str, ...]]
-) -> None:
-    variables = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": log_model, "UPLOAD_CKPT_TO_WANDB": upload}
+def test_the_settings_say_which_checkpoints_go_up(tmp_path: Path, log_model: str, expected: list[set[str]]) -> None:
+    variables = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": log_model, "UPLOAD_CKPT_TO_WANDB": "false"}
     run = tracked_run(tmp_path / "run", steps=3, checkpoints=(2, 3), games=False, **variables)
     mirrored(run, 0)
     # W&B's library itself adds `latest` to everything.
-    assert [set(aliases) - {"best", "latest"} for _, aliases, _ in models(run)] == [
-        set(aliases) - {"latest"} for aliases in expected
-    ]
+    assert [set(aliases) - {"best", "latest"} for _, aliases, _ in models(run)] == expected
 
 
 def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path: Path) -> None:
@@ -122,6 +121,19 @@ def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path
     assert {record.run.run_id for record in records if record.HasField("run")} == {first.id}
     assert [row["step"] for row in history(records) if "score/mean" in row] == [1, 2, 3]
     assert [one.step for one in read_record(run).artifacts] == [2]
+
+
+def test_tensorboard_has_the_curves_of_the_rows(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=0, games=False, REPORT_TO="tensorboard")
+    tracking, state = TrackingCallback(read_settings(run / "settings.json"), run), TrainerState(max_steps=2)
+    tracking.on_train_begin(None, state, None)
+    for step, score in ((1, 0.5), (2, float("nan")), (3, 1.5)):
+        state.global_step = step
+        tracking.on_log(None, state, None, {"games": 16.0, "score/mean": score})
+    tracking.close()
+    board = EventAccumulator(str(run / "tensorboard"))
+    board.Reload()
+    assert [(one.step, one.value) for one in board.Scalars("score/mean")] == [(1, 0.5), (3, 1.5)]
 
 
 _SILENT = """
@@ -196,3 +208,116 @@ def test_upload_refuses_what_it_cannot_send_in_one_line(tmp_path: Path) -> None:
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 2
         assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "4")
+    monkeypatch.setenv("WANDB_FINISH_TIMEOUT", "4")
+    monkeypatch.setattr(mirror, "MARGIN_SECONDS", 2.0)
+
+
+def use(service: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in service.environ.items():
+        monkeypatch.setenv(name, value)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def has_ended(started: Mirror) -> bool:
+    """Tell whether the mirror and W&B's own process, which is in its group, are gone."""
+    try:
+        os.killpg(started._process.pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def files_with(folder: Path, secret: str) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+@pytest.mark.usefixtures("short_limits")
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        pytest.param("401", "error 401", id="wrong-key"),
+        pytest.param("no", "permission denied", id="errors-with-status-200"),
+    ],
+)
+def test_what_the_service_refuses_ends_the_run_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, reason: str
+) -> None:
+    run = tracked_run(tmp_path / "run", games=False, WANDB_PROJECT="hanabi", WANDB_ENTITY="team")
+    with backend(answer) as service:
+        use(service, monkeypatch)
+        with pytest.raises(SettingsError, match=rf"WANDB_PROJECT='hanabi' WANDB_ENTITY='team': W&B refuses .*{reason}"):
+            Mirror(run, 0)
+    assert not (run / "wandb.json").exists()
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tracked_run(tmp_path / "run", steps=3, games=False)
+    # Nothing is waited for in vain here; the pictures of the run are drawn meanwhile.
+    monkeypatch.setattr(mirror, "MARGIN_SECONDS", 120.0)
+    with backend("500") as service, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        use(service, monkeypatch)
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        with caplog.at_level(logging.INFO):
+            started = Mirror(run, 0)
+            add_row(run, 4)
+            add_checkpoint(run, 4)
+            started.close(0)
+    assert len(warnings(caplog)) == 1
+    assert "does not answer" in warnings(caplog)[0] and f"hanabi-grpo upload {run}" in warnings(caplog)[0]
+    [made] = {one.name for one in artifacts(offline_records(run)) if one.kind == "model"}
+    assert made == "run-adapters"
+    assert ".venv/bin/wandb sync " in caplog.messages[-1]
+    assert has_ended(started)
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in_vain_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tracked_run(tmp_path / "run", steps=2)
+    monkeypatch.setenv("HANABI_API_KEY", SECRET)
+    with backend("good") as service:
+        use(service, monkeypatch)
+        started = Mirror(run, 0)
+        assert wait_until(lambda: any(b"score/mean" in body for body in service.bodies), 60)
+        assert not warnings(caplog)
+        service.mode = "hang"
+        for step in range(3, 6):
+            add_row(run, step)
+            started.check()
+        add_checkpoint(run, 5)
+        started.close(0)
+        bodies = b"".join(service.bodies)
+    said = warnings(caplog)
+    assert said[-1] == f"W&B: not everything was sent (see {run}/wandb.log). Later: hanabi-grpo upload {run}"
+    assert len(said) <= 2, said
+    assert has_ended(started)
+    assert SECRET.encode() not in bodies and KEY.encode() not in bodies
+    assert files_with(run, KEY) == [] and files_with(run, SECRET) == []
+    assert json.loads((run / "wandb.json").read_text())["mode"] == "online"
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_mirror_that_dies_is_reported_when_training_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tracked_run(tmp_path / "run", games=False, WANDB_MODE="offline")
+    started = Mirror(run, 0)
+    started._process.kill()
+    started._process.wait()
+    started.check()
+    started.close(0)
+    assert warnings(caplog)[-1].startswith("W&B: not everything was sent")
+    assert has_ended(started)
