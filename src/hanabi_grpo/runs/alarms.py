@@ -15,8 +15,7 @@ from hanabi_grpo.runs.history import number
 _PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
 _BOARD = re.compile(r"games/(.+)", re.ASCII)
 _SCORE = "score/normalized"
-_JUMPS = 50
-"""Jumps between readings from which the noise of a figure is estimated."""
+_JUMPS = 50  # Jumps between readings from which the noise of a figure is estimated
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:

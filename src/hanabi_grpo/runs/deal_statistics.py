@@ -18,8 +18,7 @@ from hanabi_grpo.errors import SettingsError
 RESAMPLES = 2000
 COVERAGE = 0.95
 _BOOTSTRAP_SEED = 20240229
-_BLOCK = 1 << 21
-"""Draws that are held at once, so that memory does not grow with the number of deals."""
+_BLOCK = 1 << 21  # Draws that are held at once, so that memory does not grow with the number of deals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ TINY_MANIFEST = "tiny_model.json"
 """Of a tiny model's folder: the recipe that made it, and the sha256 of its files."""
 CARD = "README.md"
 """The one file of it that may change: nothing is computed from it."""
-_LARGE = 64 << 20
-"""Bytes above which a file's digest is kept: reading a smaller one takes a moment."""
+_LARGE = 64 << 20  # Bytes above which a file's digest is kept: reading a smaller one takes a moment
 
 
 def model_fingerprint(folder: Path) -> str:

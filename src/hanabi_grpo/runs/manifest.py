@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -127,7 +126,6 @@ def check_checkpoint(folder: Path) -> Manifest:
                 raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
             if sizes[name] != entry.bytes:
                 raise RunFolderError(f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}.")
-        for name, entry in sorted(manifest.files.items()):
             if (sha256 := file_sha256(folder / name)) != entry.sha256:
                 raise RunFolderError(f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}.")
     except RunFolderError:
@@ -140,13 +138,12 @@ def check_checkpoint(folder: Path) -> Manifest:
 def file_sizes(folder: Path) -> dict[str, int]:
     """Return path with slashes to size of every file below a checkpoint but its manifest; all must be plain files."""
     sizes = {}
-    for parent, _, names in os.walk(folder, onerror=_raise):
-        for path in (Path(parent, name) for name in names):
-            relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise RunFolderError(f"{folder}: {relative} is not a plain file.")
-            if relative != MANIFEST:
-                sizes[relative] = path.stat().st_size
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{folder}: {relative} is not a plain file.")
+        if path.is_file() and relative != MANIFEST:
+            sizes[relative] = path.stat().st_size
     return sizes
 
 
@@ -154,7 +151,3 @@ def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -38,12 +38,10 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
 CARD, SCORE, SETTINGS, EVALUATIONS = "README.md", "training_score.json", "settings.json", "evaluation"
-_MOST_GAMES = 4_000_000
-"""Bytes of sample games; tasks that would not fit are left out."""
+_MOST_GAMES = 4_000_000  # Bytes of sample games; tasks that would not fit are left out
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
-_MOST_NAME = 128
-"""Characters of a name that W&B takes."""
+_MOST_NAME = 128  # Characters of a name that W&B takes
 _CARD = """\
 # Players of {env}
 

@@ -6,14 +6,13 @@ Folders are under `outputs/downloads/`: W&B's files themselves, links into the h
 import contextlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.run_folder import run_home, sync_folder
+from hanabi_grpo.runs.run_folder import new_folder, run_home
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.settings import LoadedSettings, load_settings
 from hanabi_grpo.settings.refs import CheckpointRef, HubPlace, Place, Ref, WandbPlace, is_remote, parse_checkpoint
@@ -191,18 +190,9 @@ def _from_service(wanted: WandbPlace) -> Path:
 
 def _download(artifact: Any, target: Path) -> Path:
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.", suffix=".partial") as partial:
-            whole = Path(partial) / target.name
-            artifact.download(root=str(whole), skip_cache=True)
-            read_adapters(whole)
-            try:
-                os.rename(whole, target)
-            except OSError:
-                # Another command was faster; a version is the same whoever fetches it.
-                if not target.is_dir():
-                    raise
-            sync_folder(target.parent)
+        with new_folder(target) as folder:
+            artifact.download(root=str(folder), skip_cache=True)
+            read_adapters(folder)
     except OSError as error:
         reason = error.strerror or error
         raise SettingsError(f"{target}: was not downloaded ({reason}); nothing is left of it.") from error

@@ -20,12 +20,9 @@ from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, time_limit, wandb_env
 logger = logging.getLogger(__name__)
 
 LOG = "wandb.log"
-_TROUBLE_SECONDS = 10.0
-"""For the rest, once something did not reach W&B."""
-_EXIT_SECONDS = 5.0
-"""For a mirror that said its last word."""
-_START_SECONDS = 45.0
-"""For the interpreter and W&B's own process to come up, beyond the service's time."""
+_TROUBLE_SECONDS = 10.0  # For the rest, once something did not reach W&B
+_EXIT_SECONDS = 5.0  # For a mirror that said its last word
+_START_SECONDS = 45.0  # For the interpreter and W&B's own process to come up, beyond the service's time
 
 
 class Mirror:
@@ -35,6 +32,7 @@ class Mirror:
         """Start the process and wait until W&B answered, refused (a SettingsError), or had its time."""
         self.run_folder = run_folder
         self.environ = wandb_environ(run_folder, os.environ)
+        self.upload_command = f"hanabi-grpo upload {shlex.quote(str(run_folder))}"
         self._in_trouble = False
         self._messages: queue.Queue[tuple[str, str]] = queue.Queue()
         """Kind and text: first one of ready, offline, refused or trouble; later trouble, and done or incomplete."""
@@ -65,11 +63,6 @@ class Mirror:
             logger.info("W&B: %s; should this process be killed: %s", text, self.upload_command)
         else:
             self._report(kind, text)
-
-    @property
-    def upload_command(self) -> str:
-        """What sends this run afterwards."""
-        return f"hanabi-grpo upload {shlex.quote(str(self.run_folder))}"
 
     def check(self) -> None:
         """Log what the mirror said meanwhile; waits for nothing."""

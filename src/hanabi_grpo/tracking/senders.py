@@ -22,7 +22,7 @@ from types import ModuleType
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint
 from hanabi_grpo.runs.run_folder import lock_run_folder
-from hanabi_grpo.settings import LoadedSettings, Settings, read_settings, variables
+from hanabi_grpo.settings import LoadedSettings, read_settings, variables
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.publisher import Publisher
 from hanabi_grpo.tracking.record import read_record
@@ -105,7 +105,17 @@ def upload_run(
         SettingsError: There are no settings in the folder, W&B refuses, or does not answer.
         RunFolderError: A trainer works in the folder.
     """
-    settings = _upload_settings(run_folder, loaded)
+    settings = read_settings(run_folder / "settings.json")
+    given = {
+        variable.field: getattr(loaded.settings, variable.field)
+        for variable in variables(settings.env)
+        if variable.section == "tracking" and not loaded.origins[variable.field].startswith("default")
+    }
+    settings = settings.model_copy(update={"wandb_mode": "online", **given})
+    if settings.wandb_mode == "disabled":
+        raise SettingsError(
+            "WANDB_MODE=disabled: nothing is uploaded; set online, or offline to record it on this disk."
+        )
     with lock_run_folder(run_folder):
         # Nobody waits for this command but the one who typed it.
         os.environ.update(wandb_environ(run_folder, {"WANDB_FINISH_TIMEOUT": "0", **os.environ}))
@@ -132,18 +142,3 @@ def upload_run(
     if whole and run.mode == "offline" and unsent:
         say(sync_line(unsent))
     return whole
-
-
-def _upload_settings(run_folder: Path, loaded: LoadedSettings) -> Settings:
-    settings = read_settings(run_folder / "settings.json")
-    given = {
-        variable.field: getattr(loaded.settings, variable.field)
-        for variable in variables(settings.env)
-        if variable.section == "tracking" and not loaded.origins[variable.field].startswith("default")
-    }
-    mode = given.pop("wandb_mode", "online")
-    if mode == "disabled":
-        raise SettingsError(
-            "WANDB_MODE=disabled: nothing is uploaded; set online, or offline to record it on this disk."
-        )
-    return settings.model_copy(update={**given, "wandb_mode": mode})

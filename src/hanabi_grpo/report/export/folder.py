@@ -13,7 +13,6 @@ PEFT makes one model of base and adapter, for software without PEFT:
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.export.card import write_card
 from hanabi_grpo.report.export.origin import PUBLISHED, Origin
 from hanabi_grpo.runs.manifest import write_manifest
-from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic
+from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
 from hanabi_grpo.tracking.artifact import HUB_NAME, base_name, write_sample_games
 
@@ -55,9 +54,7 @@ def export(
     if not is_on_hub:
         say(f"the base model is called {base} in the cards; --base-model ORG/NAME says what it is on the hub.")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as partial:
-            whole = Path(partial) / "whole"
+        with new_folder(out) as whole:
             for name in players:
                 folder = whole / name
                 _write_adapter(origin, name, folder, base)
@@ -66,8 +63,6 @@ def export(
             any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
             write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
             _seal(whole, origin, players)
-            whole.rename(out)
-            sync_folder(out.parent)
     except OSError as error:
         raise SettingsError(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
