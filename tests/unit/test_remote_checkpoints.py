@@ -33,8 +33,7 @@ from hanabi_grpo.types import player_names
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
 from training_runs import LAPTOP
-from wandb_artifacts import artifact_store
-from wandb_backend import backend
+from wandb_backend import artifact_store, backend
 
 LOOK_UP = """
 import sys

@@ -43,10 +43,15 @@ def models(run: Path) -> list[tuple[str, tuple[str, ...], int]]:
     return [(one.name, one.aliases, one.metadata["step"]) for one in found]
 
 
-def mirrored(run: Path, from_step: int, *, then: Callable[[], object] = lambda: None, exit_code: int = 0) -> None:
+def mirrored(run: Path, from_step: int, *, then: Callable[[], object] = lambda: None) -> None:
     started = Mirror(run, from_step)
     then()
-    started.close(exit_code)
+    started.close(0)
+
+
+def files_with(folder: Path, *secrets: str) -> list[Path]:
+    contents = [(path, path.read_bytes()) for path in folder.rglob("*") if path.is_file()]
+    return [path for path, content in contents if any(secret.encode() in content for secret in secrets)]
 
 
 def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them(
@@ -67,33 +72,23 @@ def test_an_offline_run_holds_rows_games_and_artifacts_and_says_how_to_send_them
     rows = [row for row in history(records) if "score/mean" in row]
     assert [row["step"] for row in rows] == list(range(1, 14))
     assert rows[0]["player_1/reward"] == 1.5 and rows[0]["play/illegal_per_game"] == 0.5
-    assert any("samples/games" in key for row in history(records) for key in row)
-    assert any("samples/replay" in key for row in history(records) for key in row)
+    for name in ("samples/games", "samples/replay"):
+        assert any(name in key for row in history(records) for key in row)
     logged = [one for one in artifacts(records) if one.kind == "model"]
     assert {one.name for one in logged} == {"team"}
-    by_step = {
-        step: {alias for one in logged if one.metadata["step"] == step for alias in one.aliases} for step in (12, 13)
-    }
-    assert {"checkpoint_global_step_12", "best"} <= by_step[12]
-    assert by_step[13] == {"checkpoint_global_step_13", "latest", "end"}
-    assert set(logged[-1].files) == {
-        "README.md",
-        "manifest.json",
-        "settings.json",
-        "training_score.json",
-        "episodes/step_000012.jsonl",
-        *(f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")),
-    }
+    twelve, thirteen = (
+        {alias for one in logged if one.metadata["step"] == step for alias in one.aliases} for step in (12, 13)
+    )
+    assert {"checkpoint_global_step_12", "best"} <= twelve
+    assert thirteen == {"checkpoint_global_step_13", "latest", "end"}
+    adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
+    notes = {"README.md", "manifest.json", "settings.json", "training_score.json", "episodes/step_000012.jsonl"}
+    assert set(logged[-1].files) == adapters | notes
     assert all(path.is_file() for path in logged[-1].files.values()), "wandb sync needs them later"
     assert next(record.run.display_name for record in records if record.HasField("run")) == "one"
-    assert not [path for path in run.rglob("*") if path.is_file() and _holds_a_key(path)]
+    assert files_with(run, KEY, SECRET) == []
     [folder] = unsent_folders(run)
     assert caplog.messages[-1].endswith(f".venv/bin/wandb sync {folder}")
-
-
-def _holds_a_key(path: Path) -> bool:
-    data = path.read_bytes()
-    return KEY.encode() in data or SECRET.encode() in data
 
 
 @pytest.mark.parametrize(
@@ -235,18 +230,8 @@ def has_ended(started: Mirror) -> bool:
     return False
 
 
-def files_with(folder: Path, secret: str) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
-
-
 @pytest.mark.usefixtures("short_limits")
-@pytest.mark.parametrize(
-    ("answer", "reason"),
-    [
-        pytest.param("401", "error 401", id="wrong-key"),
-        pytest.param("no", "permission denied", id="errors-with-status-200"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "reason"), [("401", "error 401"), ("no", "permission denied")])
 def test_what_the_service_refuses_ends_the_run_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, reason: str
 ) -> None:
@@ -263,7 +248,7 @@ def test_a_service_that_is_away_at_the_start_leaves_an_offline_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tracked_run(tmp_path / "run", steps=3, games=False)
-    # Nothing is waited for in vain here; the pictures of the run are drawn meanwhile.
+    # Nothing is waited for in vain here.
     monkeypatch.setattr(mirror, "MARGIN_SECONDS", 120.0)
     with backend("500") as service, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -305,7 +290,7 @@ def test_a_service_that_fails_during_training_is_reported_once_and_waited_for_in
     assert len(said) <= 2, said
     assert has_ended(started)
     assert SECRET.encode() not in bodies and KEY.encode() not in bodies
-    assert files_with(run, KEY) == [] and files_with(run, SECRET) == []
+    assert files_with(run, KEY, SECRET) == []
     assert json.loads((run / "wandb.json").read_text())["mode"] == "online"
 
 
