@@ -27,8 +27,8 @@ from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
+from small_models import SHIPPED
 from tracked_runs import LAPTOP, SECRET, scripted_games
 from training_runs import LAPTOP as SETUP
 
@@ -39,7 +39,7 @@ PLAYERS = ("player_0", "player_1")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, and in `run` two adapters on it that change its logits."""
     place = tmp_path_factory.mktemp("somebody")
-    model = build_tiny_model(place / "model", Recipe.of("hanabi", seed=3, steps=2, num_games=40))
+    model = Path(shutil.copytree(SHIPPED, place / "model"))
     peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
     generator = torch.Generator().manual_seed(5)
     for layer in lora_layers(peft):
