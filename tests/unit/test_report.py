@@ -33,7 +33,7 @@ from hanabi_grpo.report.run_views.evaluations import evaluation_tables, evaluati
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_result
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
 from training_runs import LAPTOP
