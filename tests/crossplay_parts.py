@@ -6,9 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.evaluation.crossplay.cells import CellStore
 from hanabi_grpo.evaluation.crossplay.entries import parse_entries
+
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise
 from hanabi_grpo.evaluation.matches import Served

@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from hanabi_grpo.report.charts.heat_map import color_at, contrast, draw_heat_map, ink_on
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.image import imread
@@ -14,7 +15,6 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.heat_map import color_at, contrast, draw_heat_map, ink_on
 from hanabi_grpo.report.charts.run import PICTURES, Point, RunPictures, small_figure
 from hanabi_grpo.runs.alarms import alarms_of
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hanabi_grpo.report.charts.labels import spread
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
@@ -14,7 +15,6 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
-from hanabi_grpo.report.charts.labels import spread
 from training_runs import made_evaluation, made_run
 
 RUNNER = CliRunner()

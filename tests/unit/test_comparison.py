@@ -6,17 +6,17 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
-
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.conditions import condition_notes
 from hanabi_grpo.evaluation.comparison.curves import Axis, arm_curve, common_end, last_mean
 from hanabi_grpo.evaluation.comparison.held_out import held_out
 from hanabi_grpo.evaluation.comparison.runs import Arm, load_arms
 from hanabi_grpo.evaluation.comparison.seeds import over_seeds, welch_difference
 from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hanabi_grpo.errors import SettingsError
 from training_runs import made_evaluation, made_run
 
 SAMPLED = "sampled.json"

@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries, unit_of
+from hanabi_grpo.evaluation.crossplay.tables import all_sheets
 
 from crossplay_parts import plan_of, play, save_checkpoint, summary_of
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -11,9 +13,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries, unit_of
 from hanabi_grpo.evaluation.crossplay.summary import summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.lineups import parse_line_up

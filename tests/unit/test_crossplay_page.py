@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hanabi_grpo.evaluation.crossplay.tables import entries_table, number, show, whole_table
+from hanabi_grpo.report.charts.heat_map import contrast
 
 from crossplay_parts import summary_of
 from hanabi_grpo.envs.base import Setup
@@ -12,8 +14,6 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import entries_table, number, show, whole_table
-from hanabi_grpo.report.charts.heat_map import contrast
 from hanabi_grpo.report.cross_play_page import markdown_report, render_cross_play, write_cross_play
 
 
