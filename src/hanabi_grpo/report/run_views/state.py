@@ -14,7 +14,6 @@ from hanabi_grpo.report.run_views.figures import (
     series,
     team_figures,
 )
-from hanabi_grpo.report.run_views.last_game import LastGame
 from hanabi_grpo.runs.alarms import AlarmChange, Reading
 from hanabi_grpo.runs.run_folder import finite
 
@@ -30,6 +29,24 @@ class Incident:
     kind: str
     message: str
     step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastGame:
+    """The newest recorded game in words."""
+
+    file: str
+    """e.g. "step_000190"."""
+    number: int
+    """Among the games of the file; `hanabi-grpo view RUN --game` takes it."""
+    deal: str
+    outcome: str
+    moves: tuple[dict[str, str], ...]
+    """Per turn its player, what it did and earned, and "illegal" or "unparsable" in `bad` where that was put in."""
+    table: str
+    """The last frame; "" where this version does not know what was played."""
+    versions: tuple[int, ...]
+    """Of the adapters that played, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +101,9 @@ class RunState:
 
     @property
     def version(self) -> int | None:
-        """Version that played the games of the last step; None where no row says it."""
-        if not self.rows:
-            return None
-        return max(0, self.step - 1 - round(recent(self.rows[-1:], "staleness") or 0))
+        """Version that played the games of the last step; None without one."""
+        staleness = round(recent(self.rows[-1:], "staleness") or 0)
+        return max(0, self.step - 1 - staleness) if self.rows else None
 
     @property
     def incident_counts(self) -> dict[str, int]:
