@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hanabi_grpo.envs.base import EnvSpec, Setup
+from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import HALF, Served, is_held_out, play_line_up, start_numbers
+from hanabi_grpo.evaluation.matches import HALF, Served, play_line_up, start_numbers
 from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
@@ -99,11 +99,7 @@ def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str =
 
 
 def check_deals(num_deals: int, suite: str) -> None:
-    """Refuse deals that say nothing about held-out play.
-
-    Raises:
-        SettingsError: Fewer than two, or a suite that training uses.
-    """
+    """Refuse, by a SettingsError, fewer than two deals and those of a suite that training uses."""
     if num_deals < 2:
         raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
@@ -189,29 +185,15 @@ def summarise(
     key: dict[str, Any],
     label: str | None = None,
 ) -> EvaluationResult:
-    """Return the figures of one line-up.
-
-    Args:
-        line_up: Who played.
-        setup: The game.
-        deals: 0 to n-1.
-        key: Of the evaluation, see `line_up_key`.
-        label: What tables call it; None: see `LineUp.label`.
-    """
+    """Return the figures of one line-up, given those of its deals 0 to n-1 and its `line_up_key`."""
     spec, suite = setup.spec, key["suite"]
     seeds = tuple(deal.seed for deal in deals)
     starts = start_numbers(setup, suite, seeds)
     orders = []
     for number, order in enumerate(line_up.orders(rotate=key["rotate"])):
         found = estimate(tuple(deal.scores[number] for deal in deals), starts)
-        orders.append(
-            SeatOrder(
-                words=tuple(map(str, order)),
-                seats=tuple(key["seats"][number]),
-                mean=found.mean,
-                standard_error=found.standard_error,
-            )
-        )
+        words, seats = tuple(map(str, order)), tuple(key["seats"][number])
+        orders.append(SeatOrder(words=words, seats=seats, mean=found.mean, standard_error=found.standard_error))
     return EvaluationResult(
         label=label or line_up.label,
         line_up=line_up.text,
@@ -257,9 +239,7 @@ def _finished(book: Ledger, num_orders: int) -> dict[int, DealFigures]:
     try:
         rows = TypeAdapter(list[DealFigures]).validate_python(book.rows)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SettingsError(f"{book.path}: damaged ({where}: {first['msg']}); move it away.") from error
+        raise SettingsError(f"{book.path}: damaged ({error.errors()[0]['msg']}); move it away.") from error
     if any(len(row.scores) != num_orders for row in rows):
         raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
     return {row.seed: row for row in rows}

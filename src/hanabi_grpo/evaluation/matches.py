@@ -3,12 +3,12 @@
 Whoever counts or collects games takes them from here.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
@@ -17,8 +17,6 @@ from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 
-HELD_OUT = ("eval", "test")
-"""What the names of suites for evaluation begin with."""
 HALF = "split-"
 """What the name of a suite begins with that has only some of the starts, in environments that can deal so."""
 SCRIPTED_GAMES = 50
@@ -27,20 +25,11 @@ SERVED_GAMES = 200
 _MAX_REASONS = 3
 
 
-class Player(Protocol):
-    """The one call of `RolloutClient` that plays games."""
-
-    def play(
-        self, deals: Sequence[Mapping[str, Any]], *, num_games: int, max_tokens: int, temperature: float
-    ) -> RolloutResult:
-        """Play each deal `num_games` times."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """How the games of models are played."""
 
-    client: Player
+    client: RolloutClient
     resolver: SeatResolver
     max_tokens: int
     """Per reply."""
@@ -48,18 +37,11 @@ class Served:
     """Of sampling; 0 is greedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One deal and who plays it."""
+class Table(NamedTuple):
+    """One deal and who plays it, in turn order."""
 
     seed: int
     refs: tuple[Ref, ...]
-    """In turn order."""
-
-
-def is_held_out(suite: str) -> bool:
-    """Tell whether a suite is for evaluation: no run trains on its deals."""
-    return suite.removeprefix(HALF).startswith(HELD_OUT)
 
 
 def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
@@ -95,8 +77,8 @@ def play_line_up(
         rotate: Whether a list of different players changes seats.
 
     Raises:
-        SettingsError: A model has to play and there is no server, or the line-up is for another number of players.
-        ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
+        SettingsError: As `play_tables`.
+        ServerError: As `play_tables`.
     """
     orders = line_up.orders(rotate=rotate)
     tables = [Table(seed, order) for seed in seeds for order in orders]
@@ -127,8 +109,9 @@ def play_tables(
         together: Tables that are never told apart.
 
     Raises:
-        SettingsError: As `play_line_up`, or a checkpoint cannot be used.
-        ServerError: As `play_line_up`.
+        SettingsError: A model has to play and there is no server, the seats are those of another number of players, or
+            a checkpoint cannot be used.
+        ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
     """
     num_players = setup.spec.num_players
     for table in tables:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.smoothing import trailing_mean
 from hanabi_grpo.report.charts.alarms import alarm_figure
 from hanabi_grpo.report.charts.canvas import (
@@ -21,7 +22,7 @@ from hanabi_grpo.report.charts.canvas import (
     save_figure,
     tidy,
 )
-from hanabi_grpo.report.played import score_range
+from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
 
@@ -85,8 +86,8 @@ class RunPictures:
         score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         if min([*scores, *self.levels.values(), *(mean for _, mean, _ in self.points)]) >= 0:
             score.set_ylim(bottom=0)
-        possible = score_range(self.settings)
-        score.set_ylabel("mean score" + (f", {possible[0]:g} to {possible[1]:g}" if possible else ""))
+        setup = run_setup(self.settings)
+        score.set_ylabel("mean score" + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))))
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         for key, (name, color) in _BAD_REPLIES.items():
             at, values = series(self.rows, key)
