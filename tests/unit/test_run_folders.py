@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.report.run_views.evaluations import read_evaluations
+from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.resume import plan_resume

@@ -65,13 +65,14 @@ def render_cross_play(summary: Summary) -> str:
 
 def heat_map(summary: Summary) -> "Figure":
     """Return mean ± standard error of every cell as a picture, from the least to the most points of the game."""
-    labels, estimates, limits = summary.labels, summary.estimates, score_range(summary.plan.setup.spec)
+    labels, estimates = summary.labels, summary.estimates
+    low, high = score_range(summary.plan.setup.spec)
     names = [_wrapped(label) for label in labels]
     side = max(_CELL_INCHES * len(labels), 3.2)
     size = min(12.0, 6.0 * side / len(labels) + 5.0)
     figure = make_figure(side + 3.6, side + 2.7)
     axes = figure.subplots()
-    image = axes.imshow(np.ma.masked_invalid(summary.matrix.means), cmap="viridis", vmin=limits[0], vmax=limits[1])
+    image = axes.imshow(np.ma.masked_invalid(summary.matrix.means), cmap="viridis", vmin=low, vmax=high)
     axes.set_facecolor("#d9d9d9")
     for (i, j), mean in np.ndenumerate(summary.matrix.means):
         error = estimates[i][j].error
@@ -79,7 +80,7 @@ def heat_map(summary: Summary) -> "Figure":
         if math.isfinite(error) and len(labels) <= _ERRORS_UP_TO:
             text += f"\n±{error:.2f}"
         # The bright half of viridis begins at its middle.
-        ink = "black" if not math.isfinite(mean) or image.norm(mean) > 0.5 else "white"
+        ink = "black" if not math.isfinite(mean) or mean > (low + high) / 2 else "white"
         weight = "bold" if i == j else "normal"
         axes.text(j, i, text, ha="center", va="center", fontsize=0.9 * size, color=ink, fontweight=weight)
     turned = 90 if any(len(name) > 10 for name in labels) else 0

@@ -109,7 +109,9 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 
 
 def _cell_json(result: EvaluationResult | None) -> dict[str, Any] | None:
-    return result and {"seats": result.seats[0], **result.estimate.to_json(), "figures": result.figures}
+    if result is None:
+        return None
+    return {"seats": result.seats[0], **result.estimate.to_json(), "figures": result.figures}
 
 
 def describe(summary: Summary) -> list[str]:
@@ -191,7 +193,7 @@ def _entries_sheet(summary: Summary) -> Sheet:
         worst = UNKNOWN
         if entry.worst_partner is not None:
             worst = f"{with_error(*entry.worst)} ({summary.labels[entry.worst_partner]})"
-        cells = [with_error(*getattr(entry, name), "+" if name == "gap" else "") for name in names]
+        cells = [with_error(*getattr(entry, name), sign="+" if name == "gap" else "") for name in names]
         mean = getattr(entry, ranked).mean
         rows.append((-mean if math.isfinite(mean) else math.inf, (label, *cells, worst)))
     return Sheet(

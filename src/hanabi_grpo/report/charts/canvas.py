@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
@@ -54,7 +54,8 @@ def draw_level(axes: "Axes", name: str, height: float) -> None:
 
 def name_lines(axes: "Axes") -> None:
     """Write the names of the named lines to the right of their axes, those that end highest first."""
-    lines = sorted(axes.get_legend_handles_labels()[0], key=lambda line: -line.get_ydata()[-1])
+    lines: list[Any] = axes.get_legend_handles_labels()[0]
+    lines.sort(key=lambda line: -line.get_ydata()[-1])
     legend = axes.legend(
         handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor"
     )

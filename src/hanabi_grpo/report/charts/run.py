@@ -80,9 +80,9 @@ class RunPictures:
         for name, value in self.levels.items():
             draw_level(score, name, value)
         if self.points:
-            at, means, errors = zip(*self.points, strict=True)
-            score.errorbar(at, means, yerr=[2 * error for error in errors], fmt="none", ecolor=ALERT, capsize=4)
-            score.plot(at, means, "o", color=ALERT, zorder=5, label=f"held-out deals {means[-1]:.2f}")
+            places, means, errors = zip(*self.points, strict=True)
+            score.errorbar(places, means, yerr=[2 * error for error in errors], fmt="none", ecolor=ALERT, capsize=4)
+            score.plot(places, means, "o", color=ALERT, zorder=5, label=f"held-out deals {means[-1]:.2f}")
         score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
         if min([*scores, *self.levels.values(), *(mean for _, mean, _ in self.points)]) >= 0:
             score.set_ylim(bottom=0)
