@@ -45,32 +45,15 @@ def test_tables_stand_on_standard_output_with_every_reference() -> None:
     assert max(map(len, answer.stdout.splitlines())) <= 120
 
 
-def test_one_line_up_writes_a_result_that_report_reads_and_leaves_nothing_else(tmp_path: Path) -> None:
-    answer = evaluate("piers", "--preset", "small", "--players", "3", "--deals", "20", "--out", "new/a.json")
-    assert answer.exit_code == 0, answer.output
-    result = read_result(tmp_path / "new" / "a.json")
-    assert (result.label, result.num_players, result.preset, result.num_deals) == ("piers", 3, "small", 20)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
-
-
-def test_several_line_ups_write_one_file(tmp_path: Path) -> None:
-    answer = evaluate("iggi", "blind", "--preset", "laptop", "--deals", "20", "--out", "a.json")
+def test_several_line_ups_write_one_file_and_json_is_all_that_standard_output_holds(tmp_path: Path) -> None:
+    answer = evaluate("iggi", "blind", "--preset", "laptop", "--deals", "20", "--out", "a.json", "--json")
     assert answer.exit_code == 0, answer.output
     document = json.loads(Path("a.json").read_text())
+    assert document == json.loads(answer.stdout)
     assert [one["label"] for one in document["results"]] == ["iggi", "blind"]
     assert [one["label"] for one in document["references"]] == ["random", "hint-bot"], "blind is there already"
     assert [(one["of"], one["minus"]) for one in document["differences"]] == [("blind", "iggi")]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_json_is_all_that_standard_output_holds() -> None:
-    answer = evaluate("iggi", "hint-bot,iggi", "--preset", "laptop", "--deals", "300", "--json")
-    assert answer.exit_code == 0, answer.output
-    document = json.loads(answer.stdout)
-    assert document["results"][0]["summary"]["num_starts"] == 300
-    assert document["results"][1]["orders"][0]["seats"] == ["hint-bot", "iggi"]
-    assert document["differences"][0]["interval_95"][0] < document["differences"][0]["mean"]
-    assert "300/300" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -83,10 +66,8 @@ def test_json_is_all_that_standard_output_holds() -> None:
         (["iggi", "--deals", "1"], "--deals 1: a mean with an error needs at least 2 deals"),
         (["iggi", "--suite", "train"], "training may have seen its deals"),
         (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
-        (["iggi", "--temperature", "nan"], "--temperature nan: must be 0 (greedy) or more"),
         (["iggi", "--players", "9"], "players"),
         (["human,iggi"], "hanabi-grpo play"),
-        ([""], "line-up ''"),
     ],
 )
 def test_bad_options_are_one_message(words: list[str], message: str) -> None:

@@ -26,7 +26,7 @@ from hanabi_grpo.evaluation.evaluate import (
     paired_difference,
     summarise,
 )
-from hanabi_grpo.evaluation.matches import Served, check_replay, is_held_out, play_line_up, start_numbers
+from hanabi_grpo.evaluation.matches import Served, check_replay, play_line_up, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -151,9 +151,6 @@ def test_deals_of_one_start_are_one_cluster_where_a_suite_has_only_some_of_the_s
         for other in range(one):
             assert (numbers[one] == numbers[other]) == (decks[one] == decks[other])
     assert start_numbers(LAPTOP, "eval", (3, 5, 3000)) == start_numbers(POKER, "eval", range(3)) == (0, 1, 2)
-    assert [is_held_out(suite) for suite in ("eval", "test-2", "split-eval", "train", "split-train")] == [True] * 3 + [
-        False
-    ] * 2
 
 
 def test_the_figures_of_a_deal_are_what_its_games_hold() -> None:
@@ -188,73 +185,44 @@ def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
 
 
 def test_where_one_wins_what_the_other_loses_the_score_is_the_first_words_return() -> None:
-    one, other = (
-        evaluate_line_up(parse_line_up(text, 2, env="kuhn"), POKER, 200)
-        for text in (
-            "equilibrium-0,random",
-            "random,equilibrium-0",
-        )
-    )
+    texts = ("equilibrium-0,random", "random,equilibrium-0")
+    one, other = (evaluate_line_up(parse_line_up(text, 2, env="kuhn"), POKER, 200) for text in texts)
     assert one.mean == pytest.approx(-other.mean) and one.mean > 0.1
     assert (one.score, one.score_range, "perfect" in one.figures) == ("return", (-2.0, 2.0), False)
     [deal] = played("equilibrium-0,random", POKER, 1)
-    assert [line_up_score(POKER.spec, game, number) for number, game in enumerate(deal)] == [
-        deal[0].reward(0),
-        deal[1].reward(1),
-    ]
-
-
-def test_a_line_up_without_rotation_keeps_its_seats() -> None:
-    result = evaluate_line_up(MIXED, LAPTOP, 20, rotate=False)
-    assert result.seats == (("iggi", "random"),)
-    rotated = evaluate_line_up(MIXED, LAPTOP, 20)
-    assert rotated.seats == (("iggi", "random"), ("random", "iggi"))
-    assert rotated.orders[0].mean == result.mean
+    scores = [line_up_score(POKER.spec, game, number) for number, game in enumerate(deal)]
+    assert scores == [deal[0].reward(0), deal[1].reward(1)]
 
 
 def test_differences_know_that_deals_share_starts() -> None:
     one, other = (evaluate_scripted(bot, LAPTOP, 600, "split-eval") for bot in ("hint-bot", "iggi"))
     difference = paired_difference(one, other)
     assert difference.num_deals == 600 and difference.num_starts < 400 and one.attainable is None
-    values = [b - a for a, b in zip(one.scores, other.scores, strict=True)]
-    naive = (sum((value - difference.mean) ** 2 for value in values) / 599 / 600) ** 0.5
-    assert difference.standard_error > 1.15 * naive
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [({"seeds": (0, 2)}, "deals"), ({"suite": "test"}, "suites"), ({"spec_hash": "0" * 12}, "games")],
-)
-def test_other_games_are_not_compared(changed: dict[str, Any], what: str) -> None:
-    other = dataclasses.replace(result_of("other", 1, 3), **changed)
-    with pytest.raises(SettingsError, match=f"one and other played different {what}"):
-        paired_difference(result_of("one", 1, 3), other)
+def test_other_games_are_not_compared() -> None:
+    one, other = result_of("one", 1, 3), result_of("other", 1, 3)
+    for field, value, what in (("seeds", (0, 2), "deals"), ("suite", "test", "suites"), ("spec_hash", "0", "games")):
+        with pytest.raises(SettingsError, match=f"one and other played different {what}"):
+            paired_difference(one, dataclasses.replace(other, **{field: value}))
 
 
-def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
-    for name, result in {"team": evaluate_scripted("random", LAPTOP, 20), "mixed": result_of("é ↔", 1, 2)}.items():
-        write_result(tmp_path / "new" / f"{name}.json", result)
-        assert read_result(tmp_path / "new" / f"{name}.json") == result
-
-
-def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+def test_a_result_comes_back_from_its_file_and_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    write_result(path, result_of("é ↔", 1, 2))
+    assert read_result(path) == result_of("é ↔", 1, 2)
     for text, message in (
-        ("{", "not an evaluation"),
-        ("", "not an evaluation"),
         ("[]", "not an evaluation"),
         ("[" * 100_000, "not an evaluation"),
         ('{"label": "x"}', r"\(line_up: "),
-        ('{"decks": 3, "scores_kept": "x"}', r"\(label: "),
         ('{"results": [{"label": "iggi"}, {"label": "x"}]}', r"holds 2 line-ups \(iggi, x\)"),
     ):
         path.write_text(text)
         with pytest.raises(SettingsError, match=message):
             read_result(path)
     data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
-    for field in ("seeds", "starts", "scores"):
-        with pytest.raises(ValueError, match="they need the same number"):
-            result_of_json({**data, field: [*data[field], 9]})
+    with pytest.raises(ValueError, match="they need the same number"):
+        result_of_json({**data, "starts": [*data["starts"], 9]})
     with pytest.raises(ValueError, match="no finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
     write_document(path, {**data, "scores": [1.0]})

@@ -133,18 +133,6 @@ def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[
     assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
 
 
-def test_every_page_has_the_same_style(tmp_path: Path) -> None:
-    styles = []
-    for number, (name, make) in enumerate(PAGES.items()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        page = make(folder, "name")
-        styles.append(re.search("<style>(.*?)</style>", page, re.DOTALL)[1])  # type: ignore[index]
-        assert f'<body class="{"replay" if name.startswith("games") else name}">' in page
-    # Cross-play has its colours behind it.
-    assert len(set(styles[:-1])) == 1 and styles[-1].startswith(styles[0])
-
-
 def test_a_page_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "file" / "page.html"):

@@ -193,7 +193,8 @@ def _entries_sheet(summary: Summary) -> Sheet:
         worst = UNKNOWN
         if entry.worst_partner is not None:
             worst = f"{with_error(*entry.worst)} ({summary.labels[entry.worst_partner]})"
-        cells = [with_error(*getattr(entry, name), sign="+" if name == "gap" else "") for name in names]
+        estimates = [(name, getattr(entry, name)) for name in names]
+        cells = [with_error(one.mean, one.error, "+" if name == "gap" else "") for name, one in estimates]
         mean = getattr(entry, ranked).mean
         rows.append((-mean if math.isfinite(mean) else math.inf, (label, *cells, worst)))
     return Sheet(
