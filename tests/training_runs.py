@@ -9,10 +9,17 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
+
+
+def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = "eval") -> EvaluationResult:
+    """Let one script fill every seat."""
+    team = parse_line_up(name, setup.spec.num_players, env=setup.env)
+    return evaluate_line_up(team, setup, num_deals, suite=suite)
 
 
 def made_run(

@@ -244,14 +244,11 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
 
 def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
-    (run / "several.json").write_text('{"results": [{"label": "x"}, {"label": "y"}]}')
     for words, message in (
         (["--x", "hours"], "--x hours: must be steps or games"),
         (["--window", "0"], "--window 0: must be at least 1"),
         (["--reference", "x"], "--reference 'x': give NAME=SCORE"),
         (["--reference", "a=nan"], "--reference 'a=nan': give NAME=SCORE"),
-        (["--evaluation", "greedy.json"], "--evaluation greedy.json: no run has this file"),
-        (["--evaluation", "several.json"], "holds 2 line-ups (x, y)"),
         (["--out-json", f"{run}/metrics.jsonl/c.json"], "c.json: cannot be written ("),
         (["--out-png", f"{run}/metrics.jsonl/c.png"], "choose another place"),
     ):

@@ -16,7 +16,6 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.conventions.report import convention_report
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions
@@ -30,6 +29,7 @@ from hanabi_grpo.runs.incidents import IncidentLog
 from hanabi_grpo.types import Episode
 from pages import Reader
 from tracked_runs import add_row, scripted_games, tracked_run
+from training_runs import evaluate_scripted
 
 NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"

@@ -16,7 +16,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.evaluation.evaluate import evaluate_line_up, evaluate_scripted
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE_SOURCE,
@@ -32,7 +32,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json,
 from hanabi_grpo.runs.incidents import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
-from training_runs import LAPTOP
+from training_runs import LAPTOP, evaluate_scripted
 
 
 def command(*words: object) -> Result:

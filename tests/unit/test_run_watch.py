@@ -1,7 +1,6 @@
 """`hanabi-grpo watch`: a run folder looked at while it is written, frames of any size, and a real terminal."""
 
 import fcntl
-import json
 import os
 import pty
 import select
@@ -15,7 +14,6 @@ import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.report.run_views.figures import duration, phases, shown
+from hanabi_grpo.report.run_views.figures import duration, phases, series, shown
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen, braille_curve, spark_line
 from hanabi_grpo.report.run_views.state import RunState
@@ -85,11 +83,10 @@ def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: P
         )
     state = watch.look()
     assert state.step == 3
-    assert state.to_json()["curve"] == [[1, 1.0], [2, 1.1]]
+    assert series(state.rows, "score/mean") == ([1, 2], [1.0, 1.1])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('mes": 1.0, "score/mean": 2.0}\n')
-    assert watch.look().to_json()["curve"][-1] == [4, 2.0]
-    json.dumps(watch.look().to_json(), allow_nan=False)
+    assert series(watch.look().rows, "score/mean")[1][-1] == 2.0
 
 
 def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Path) -> None:
@@ -101,7 +98,7 @@ def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Pat
     for step in (5, 6, 7):
         add_row(folder, step, **{"score/mean": 9.0})
     state = watch.look()
-    assert [score for _, score in state.to_json()["curve"]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
+    assert series(state.rows, "score/mean")[1] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
     assert state.game is None
     cut_records(folder, 2)
     assert watch.look().step == 2
@@ -194,8 +191,7 @@ def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> 
     state = RunWatch(tmp_path).look()
     text = frame(state)
     assert "step 7" in text and "no value yet" in text and "no times in these rows" in text
-    data: dict[str, Any] = state.to_json()
-    assert (data["curve"], data["players"], data["phases"], data["version"]) == ([], {}, {}, 6)
+    assert state.version == 6
 
 
 def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
@@ -232,24 +228,13 @@ def test_every_point_of_a_braille_curve_is_inside(values: list[float], width: in
     assert any(character != "⠀" for line in lines for character in line)
 
 
-def test_one_frame_for_people_and_one_as_json(tmp_path: Path) -> None:
-    folder = tracked_run(tmp_path / "my-run", steps=3)
-    answer = CliRunner().invoke(app, ["watch", str(folder), "--once"])
-    assert answer.exit_code == 0, answer.output
+def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"])
+    assert answer.exit_code == 0 and SECRET not in answer.output
     assert answer.output.splitlines()[0].startswith("my-run") and "last recorded game: step_000003" in answer.output
-    data = json.loads(CliRunner().invoke(app, ["watch", str(folder), "--json"]).output)
-    assert data["curve"] == [[1, 1.0], [2, 1.1], [3, 1.2]]
-    assert data["players"]["player_1"]["reward"] == 1.5
-    assert data["phases"] == {"push": pytest.approx(0.1)}
-    assert data["game"]["moves"][0]["player"] == "player_0"
-    assert SECRET not in answer.output + json.dumps(data)
-
-
-def test_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for words, code, message in (
         ([str(tmp_path / "none"), "--once"], 1, "No run there yet"),
-        ([str(tmp_path / "none"), "--json"], 1, '"is_there": false'),
         ([str(tmp_path / "file"), "--once"], 2, "is a file; give the folder of a run"),
         ([str(tmp_path), "--every", "0"], 2, "--every 0.0: must be 0.1 to 3600 seconds"),
     ):

@@ -19,10 +19,6 @@ def compare(
     x: Annotated[str, typer.Option("--x", help="steps or games: what curves are drawn against, and cut at.")] = "steps",
     window: Annotated[int, typer.Option(help="Steps of which a curve and the training mean are the mean.")] = 10,
     reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
-    evaluation: Annotated[
-        list[str] | None,
-        typer.Option(help="File name of an evaluation in each run, e.g. sampled.json; all when left out."),
-    ] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
     out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
@@ -45,14 +41,12 @@ def compare(
         raise SettingsError(f"--x {x}: must be steps or games.")
     if window < 1:
         raise SettingsError(f"--window {window}: must be at least 1 step.")
-    files = evaluation or []
-    name, loaded = load_arms(parse_arms(arms), by_games=x == "games", evaluations=files)
+    name, loaded = load_arms(parse_arms(arms), by_games=x == "games")
     found = compare_arms(
         name,
         loaded,
         axis=x,
         window=window,
-        evaluations=files,
         references=dict(map(parse_reference, reference or [])),
     )
     console = make_console()

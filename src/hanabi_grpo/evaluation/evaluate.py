@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, play_line_up, start_numbers
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
+from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
@@ -48,7 +48,6 @@ def evaluate_line_up(
     label: str | None = None,
     ledger: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
-    clear: bool = True,
 ) -> EvaluationResult:
     """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
 
@@ -60,9 +59,9 @@ def evaluate_line_up(
         served: Needed unless scripts fill every seat.
         rotate: Whether a list of different players changes seats.
         label: What tables call it; None: see `LineUp.label`.
-        ledger: File for finished deals: an interrupted evaluation goes on from it. It is removed at the end.
+        ledger: File for finished deals: an interrupted evaluation goes on from it. The caller removes it, once the
+            result is kept.
         progress: Receives the number of deals done.
-        clear: Whether a complete ledger is removed; a command with more to do before its end does that itself.
 
     Raises:
         SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
@@ -88,14 +87,7 @@ def evaluate_line_up(
         with Ledger(ledger, key) as book:
             deals.update(_finished(book, len(key["seats"])))
             play(book)
-            if clear:
-                book.remove()
     return summarise(line_up, setup, [deals[seed] for seed in range(num_deals)], key=key, label=label)
-
-
-def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = SUITE) -> EvaluationResult:
-    """Let one script fill every seat; see `evaluate_line_up`."""
-    return evaluate_line_up(parse_line_up(name, setup.spec.num_players, env=setup.env), setup, num_deals, suite=suite)
 
 
 def check_deals(num_deals: int, suite: str) -> None:

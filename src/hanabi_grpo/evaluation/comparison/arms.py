@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -112,21 +113,14 @@ def parse_reference(text: str) -> tuple[str, float]:
     return name.strip(), value
 
 
-def load_arms(
-    folders: Mapping[str, Sequence[Path]], *, by_games: bool = False, evaluations: Sequence[str] = ()
-) -> tuple[str, tuple[Arm, ...]]:
+def load_arms(folders: Mapping[str, Sequence[Path]], *, by_games: bool = False) -> tuple[str, tuple[Arm, ...]]:
     """Read every run and return the preset, empty where runs do not say it, and the arms.
 
     A folder is a run folder, or holds one as `train/` with evaluations beside it, as `tools/demo.sh` leaves it.
-
-    Args:
-        folders: By name of the arm.
-        by_games: Whether `Run.x` is games seen, not steps.
-        evaluations: File names of evaluations; empty: every one that a run has.
+    `by_games` tells whether `Run.x` is games seen, not steps.
 
     Raises:
-        SettingsError: A folder is no run or has no step; the presets differ; a named evaluation is nowhere or no
-            evaluation.
+        SettingsError: A folder is no run or has no step, or the presets differ.
     """
     rows = {folder: _rows(folder) for group in folders.values() for folder in group}
     presets = {folder: _presets(found) for folder, found in rows.items()}
@@ -134,14 +128,9 @@ def load_arms(
         what = "; ".join(f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items())
         raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
     arms = tuple(
-        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games, evaluations) for folder in group))
+        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games) for folder in group))
         for name, group in folders.items()
     )
-    for name in evaluations:
-        if not any(name in run.evaluations for arm in arms for run in arm.runs):
-            raise SettingsError(
-                f"--evaluation {name}: no run has this file; hanabi-grpo evaluate --out RUN/{name} makes it."
-            )
     return next(iter(presets.values())), arms
 
 
@@ -195,7 +184,7 @@ def _presets(rows: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(sorted(name for name in names if any(f"score/{name}" in row for row in rows)))
 
 
-def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool, evaluations: Sequence[str]) -> Run:
+def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool) -> Run:
     seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
     points = [
         (float(games) if by_games else float(row["step"]), score)
@@ -214,24 +203,18 @@ def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool, evalua
         num_games=float(seen[-1]),
         seconds=sum(parts) if parts else None,
         settings=recorded_settings(run_home(folder)),
-        evaluations=_evaluations([folder, folder.parent] if folder.name == TRAIN else [folder], evaluations),
+        evaluations=_evaluations([folder.parent, folder] if folder.name == TRAIN else [folder]),
     )
 
 
-def _evaluations(places: Sequence[Path], names: Sequence[str]) -> dict[str, EvaluationResult]:
-    found: dict[str, EvaluationResult] = {}
-    for place in places:
-        for path in [place / name for name in names] if names else sorted(place.glob("*.json")):
-            if path.name not in found and (path.is_file() if names else _is_evaluation(path)):
+def _evaluations(places: Sequence[Path]) -> dict[str, EvaluationResult]:
+    """Return the evaluations in some folders by file name; of two of one name the last."""
+    found = {}
+    for path in (path for place in places for path in sorted(place.glob("*.json"))):
+        with suppress(OSError, ValueError, RecursionError):
+            if is_result(json.loads(path.read_bytes())):
                 found[path.name] = read_result(path)
     return found
-
-
-def _is_evaluation(path: Path) -> bool:
-    try:
-        return is_result(json.loads(path.read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return False
 
 
 def _values(arm: Arm) -> dict[str, list[str]]:

@@ -57,25 +57,16 @@ def compare_arms(
     *,
     axis: str = "steps",
     window: int = 10,
-    evaluations: Sequence[str] = (),
     references: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Compute curves, means and differences; `preset` and `arms` are what `load_arms` returns, by `axis`.
-
-    Args:
-        preset: Of the training games.
-        arms: At least one.
-        axis: What the curves are drawn against.
-        window: Steps of the trailing mean.
-        evaluations: File names in the order wanted; empty: all that occur, ascending.
-        references: Level lines by label.
+    """Compute curves, means and differences of what `load_arms` returns, by `axis`; see `Comparison`.
 
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
     """
     end = min(float(run.x[-1]) for arm in arms for run in arm.runs)
-    files = evaluations or sorted({file for arm in arms for run in arm.runs for file in run.evaluations})
-    kinds = tuple(held_out(arms, file) for file in dict.fromkeys(files))
+    files = {file for arm in arms for run in arm.runs for file in run.evaluations}
+    kinds = tuple(held_out(arms, file) for file in sorted(files))
     levels = dict(sorted((references or {}).items(), key=lambda level: level[1]))
     known = [kind.example.attainable for kind in kinds if kind.example.preset == preset]
     if known and known[0] is not None:

@@ -233,7 +233,6 @@ def play_cells(
             label=cell.label,
             ledger=ledger,
             progress=progress,
-            clear=False,
         )
         write_document(path, {"key": cell.key, **result_to_json(result)})
         ledger.unlink(missing_ok=True)

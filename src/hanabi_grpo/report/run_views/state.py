@@ -2,22 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from hanabi_grpo.report.run_views.figures import (
-    SCORE,
-    player_figures,
-    players,
-    recent,
-    recent_phases,
-    series,
-    team_figures,
-)
+from hanabi_grpo.report.run_views.figures import recent
 from hanabi_grpo.runs.alarms import AlarmChange, Reading
-from hanabi_grpo.runs.run_folder import finite
-
-_MOST_INCIDENTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,31 +98,3 @@ class RunState:
     def incident_counts(self) -> dict[str, int]:
         """Incidents by kind."""
         return Counter(one.kind for one in self.incidents)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON: figures are means over the last steps, the curve has every step."""
-        data = {
-            "run": self.name,
-            "is_there": self.is_there,
-            "trainer": self.trainer or None,
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "version": self.version,
-            "step_seconds": self.step_seconds,
-            "seconds_left": self.seconds_left,
-            "age_seconds": self.age,
-            "curve": list(zip(*series(self.rows, SCORE), strict=True)),
-            "team": {one.name: recent(self.rows, one.name) for one in team_figures(self.rows)},
-            "players": {
-                name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in player_figures(self.rows)}
-                for name in players(self.rows)
-            },
-            "phases": recent_phases(self.rows),
-            "alarms": [{"name": name, "subject": of, "since": since} for (name, of), since in self.raised.items()],
-            "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},
-            "checkpoints": self.checkpoints,
-            "game": self.game and asdict(self.game),
-            "notes": self.notes,
-        }
-        found: dict[str, Any] = finite(data)
-        return found
