@@ -226,5 +226,5 @@ def test_the_command_leaves_every_file_and_is_gone_on_with(tmp_path: Path) -> No
     assert str(tmp_path) not in (out / "cross_play.html").read_text() + (out / "cross_play.json").read_text()
     again = CliRunner().invoke(app, [*words, "30", "blind"])
     assert again.exit_code == 0 and "4 of 9 cells are in" in again.stderr
-    for text in ("30 deals of suite eval", "Self-play and cross-play", "Best first", f"wrote {out}"):
+    for text in ("30 deals of suite eval", "Self-play and cross-play", "best first", f"wrote {out}"):
         assert text in again.output

@@ -121,10 +121,8 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(monkeypatch: p
 
 
 def test_a_dropped_game_is_no_figure() -> None:
-    with (
-        running_app() as app,
-        pytest.raises(ServerError, match=r"1 of 3 games were not played \(deal eval/0: lightning\)"),
-    ):
+    message = r"1 of 3 games were not played \(deal eval/0: lightning\)"
+    with running_app() as app, pytest.raises(ServerError, match=message):
         played("base", LAPTOP, 3, served=served_by(app, Interrupting(app.url, drops=True)))
 
 
@@ -146,9 +144,7 @@ def test_deals_of_one_start_are_one_cluster_where_a_suite_has_only_some_of_the_s
     numbers = start_numbers(LAPTOP, "split-eval", range(1000))
     assert (len(set(numbers)), numbers[0]) == (451, 0)
     decks = [LAPTOP.environment.start_id(LAPTOP.config, split="split-eval", seed=seed) for seed in range(60)]
-    for one in range(60):
-        for other in range(one):
-            assert (numbers[one] == numbers[other]) == (decks[one] == decks[other])
+    assert len(set(zip(numbers, decks, strict=False))) == len(set(numbers[:60])) == len(set(decks))
     assert start_numbers(LAPTOP, "eval", (3, 5, 3000)) == start_numbers(POKER, "eval", range(3)) == (0, 1, 2)
 
 
@@ -175,7 +171,6 @@ def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
     assert (result.seeds, result.starts, result.scores) == ((0, 1, 2), (0, 1, 2), (2.5, 2.5, 1.0))
     assert result.figures == {"bombed": pytest.approx(1 / 6)}
     assert [order.words for order in result.orders] == [("iggi", "random"), ("random", "iggi")]
-    assert [order.mean for order in result.orders] == pytest.approx([2.0, 2.0])
     assert [order.standard_error for order in result.orders] == pytest.approx([1 / 3**0.5, 2 / 3**0.5])
     assert result.standard_error == pytest.approx(0.5), "the deal is the unit: three scores, not six"
     assert (result.env, result.preset, result.num_players, result.score) == ("hanabi", "laptop", 2, "score")

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from boards import ALL_BOARDS
-from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
@@ -18,7 +16,6 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi import replay_page
 from hanabi_grpo.report.hanabi.replay_page import board_data
-from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.types import ReplyKind
 from tracked_runs import scripted_games
 
@@ -52,18 +49,6 @@ def test_a_page_of_128_full_games_stays_below_a_megabyte() -> None:
     games = [replace(one, number=number) for number, one in enumerate(found * 32)]
     assert sum(len(one.episode.turns) for one in games) > 5000
     assert len(page_of(games).encode()) < 1_000_000
-
-
-def test_the_command_writes_the_page(tmp_path: Path) -> None:
-    games, page = tmp_path / "games.jsonl", tmp_path / "pages" / "games.html"
-    write_recordings(games, recordings(EnvConfig(preset="laptop")))
-    answer = CliRunner().invoke(app, ["view", str(games), "--html", str(page), "--best", "1"])
-    assert answer.exit_code == 0 and f"wrote {page}" in answer.output
-    text = page.read_text()
-    assert text.startswith("<!doctype html>") and "1 of 2 games" in text and str(tmp_path) not in text
-    assert list(page.parent.iterdir()) == [page]
-    answer = CliRunner().invoke(app, ["view", str(games), "--html", str(tmp_path)])
-    assert answer.exit_code == 2 and "cannot be written" in answer.stderr
 
 
 def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:

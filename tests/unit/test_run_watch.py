@@ -136,7 +136,6 @@ def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path) -> None:
         ("pid {own} on {here}\n", "running"),
         ("pid 999999999 on {here}\n", "not running"),
         ("pid {own} on another-machine\n", "elsewhere"),
-        ("", ""),
         ("pid x", ""),
     ):
         (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
@@ -163,16 +162,15 @@ def test_the_last_game_is_the_newest_whole_line_and_one_that_does_not_replay_is_
 
 
 def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
-    watch = RunWatch(tmp_path)
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "settings.json").write_text('{"settings": [')
-    state = watch.look()
+    state = RunWatch(tmp_path).look()
     assert not state.is_there
     assert state.notes == (f"{tmp_path / 'metrics.jsonl'}: cannot be read (Is a directory)",)
     assert "Is a directory" in frame(state)
-    (tmp_path / "metrics.jsonl").rmdir()
-    tracked_run(tmp_path / "train", steps=2, games=False)
-    assert (watch.look().step, watch.look().name) == (2, tmp_path.name)
+    tracked_run(tmp_path / "demo" / "train", steps=2, games=False)
+    state = RunWatch(tmp_path / "demo").look()
+    assert (state.step, state.name) == (2, "demo")
 
 
 def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:

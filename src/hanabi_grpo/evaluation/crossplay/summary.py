@@ -185,8 +185,8 @@ def _entries_sheet(summary: Summary) -> Sheet:
     first, others = seat_titles(summary)
     names, ranked = {"first_seat": "return against others"}, "first_seat"
     if summary.plan.is_team:
-        names = {"first_seat": f"with others, {first}", "other_seats": f"with others, {others}"}
-        names = {"self_play": "self-play", **names, "cross_play": "cross-play", "gap": "self minus cross"}
+        names = {"self_play": "self-play", "first_seat": first, "other_seats": others, "cross_play": "cross-play"}
+        names |= {"gap": "self − cross"}
         ranked = "cross_play"
     rows = []
     for label, entry in zip(summary.labels, summary.entries, strict=True):
@@ -201,5 +201,5 @@ def _entries_sheet(summary: Summary) -> Sheet:
         title="Entries",
         columns=("entry", *names.values(), "worst with"),
         groups=[[row for _, row in sorted(rows, key=lambda one: one[0])]],
-        note="Best first. The worst is chosen by the same deals, which its ± does not count.",
+        note="With the others, best first. The worst is chosen by the same deals, which its ± does not count.",
     )

@@ -46,7 +46,8 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
     lines = -(-len(pictures) // columns)
     figure = make_figure(_CELL[0] * columns, _CELL[1] * lines + 0.8)
     grid = figure.subplots(lines, columns, squeeze=False).flat
-    subjects = sorted({subject for picture in pictures for _, subject in picture}, reverse=True)
+    found_subjects = {subject for picture in pictures for _, subject in picture}
+    subjects = sorted(found_subjects, key=lambda name: (not name.startswith("player_"), name))
     color_of = dict(zip(subjects, COLORS * len(subjects), strict=False))
     for axes, picture in zip(grid, pictures, strict=False):
         _draw(axes, picture, color_of)

@@ -180,8 +180,10 @@ def spark_line(values: Sequence[float], width: int) -> str:
     Example:
         spark_line([0.0, 7.0], 8) == "▁█"
     """
+    if not values:
+        return ""
     means = bin_means(values, width)
-    low, high = min(means, default=0.0), max(means, default=0.0)
+    low, high = min(means), max(means)
     return "".join(_BLOCKS[round((mean - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for mean in means)
 
 
