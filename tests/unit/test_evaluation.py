@@ -25,7 +25,7 @@ from hanabi_grpo.evaluation.evaluate import (
     paired_difference,
     summarise,
 )
-from hanabi_grpo.evaluation.matches import Served, check_replay, play_line_up, start_numbers
+from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -60,9 +60,12 @@ def served_by(app: RunningApp, client: Any = None, temperature: float = 1.0) -> 
     return Served(client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=temperature)
 
 
-def played(text: str, setup: Setup[Any], num_deals: int, **options: Any) -> list[tuple[Episode, ...]]:
-    line_up = parse_line_up(text, setup.spec.num_players, env=setup.env)
-    return [deal for some in play_line_up(line_up, setup, range(num_deals), suite="eval", **options) for deal in some]
+def played(text: str, setup: Setup[Any], num_deals: int, served: Served | None = None) -> list[tuple[Episode, ...]]:
+    orders = parse_line_up(text, setup.spec.num_players, env=setup.env).orders()
+    tables = [Table(seed, order) for seed in range(num_deals) for order in orders]
+    played = play_tables(tables, setup, suite="eval", label=text, together=len(orders), served=served)
+    games = [game for groups in played for [game] in groups]
+    return [tuple(games[start : start + len(orders)]) for start in range(0, len(games), len(orders))]
 
 
 class Interrupting:

@@ -4,6 +4,7 @@ Every line-up plays the same deals, so a difference is taken deal by deal and th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import HALF, Served, play_line_up, start_numbers
+from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
 from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
@@ -49,7 +50,7 @@ def evaluate_line_up(
     ledger: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> EvaluationResult:
-    """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
+    """Let a line-up play deals 0 to `num_deals - 1` of a held-out suite, each once in every seat order.
 
     Args:
         line_up: Who plays.
@@ -59,7 +60,7 @@ def evaluate_line_up(
         served: Needed unless scripts fill every seat.
         rotate: Whether a list of different players changes seats.
         label: What tables call it; None: see `LineUp.label`.
-        ledger: File for finished deals: an interrupted evaluation goes on from it. The caller removes it, once the
+        ledger: File for finished deals, from which an interrupted evaluation goes on; the caller removes it, once the
             result is kept.
         progress: Receives the number of deals done.
 
@@ -69,24 +70,19 @@ def evaluate_line_up(
     """
     check_deals(num_deals, suite)
     key = line_up_key(line_up, setup, suite=suite, served=served, rotate=rotate)
-    deals: dict[int, DealFigures] = {}
-
-    def play(book: Ledger | None) -> None:
-        missing = [seed for seed in range(num_deals) if seed not in deals]
-        progress(num_deals - len(missing))
-        for some in play_line_up(line_up, setup, missing, suite=suite, served=served, rotate=rotate):
-            fresh = [deal_figures(setup.spec, games) for games in some]
-            if book is not None:
+    orders = line_up.orders(rotate=rotate)
+    with Ledger(ledger, key) if ledger else nullcontext() as book:
+        deals = _finished(book, len(orders)) if book else {}
+        missing = [Table(seed, order) for seed in range(num_deals) if seed not in deals for order in orders]
+        progress(num_deals - len(missing) // len(orders))
+        for groups in play_tables(missing, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
+            games = [game for [game] in groups]
+            starts = range(0, len(games), len(orders))
+            fresh = [deal_figures(setup.spec, games[start : start + len(orders)]) for start in starts]
+            if book:
                 book.add(*(deal.model_dump() for deal in fresh))
-            deals.update({deal.seed: deal for deal in fresh})
+            deals |= {deal.seed: deal for deal in fresh}
             progress(sum(seed < num_deals for seed in deals))
-
-    if ledger is None:
-        play(None)
-    else:
-        with Ledger(ledger, key) as book:
-            deals.update(_finished(book, len(key["seats"])))
-            play(book)
     return summarise(line_up, setup, [deals[seed] for seed in range(num_deals)], key=key, label=label)
 
 

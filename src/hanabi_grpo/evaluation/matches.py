@@ -1,7 +1,4 @@
-"""Games of line-ups on lists of deals: by scripts here, by models on a rollout server.
-
-Whoever counts or collects games takes them from here.
-"""
+"""Games of line-ups on lists of deals, for whoever counts or collects them: by scripts here, by models on a server."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +9,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
@@ -57,36 +53,6 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
     return tuple(numbers.setdefault(name, len(numbers)) for name in ids)
 
 
-def play_line_up(
-    line_up: LineUp,
-    setup: Setup[Any],
-    seeds: Sequence[int],
-    *,
-    suite: str,
-    served: Served | None = None,
-    rotate: bool = True,
-) -> Iterator[list[tuple[Episode, ...]]]:
-    """Play every deal once in each seat order; yields some deals at a time, per deal its games in that order.
-
-    Args:
-        line_up: Who plays.
-        setup: The game.
-        seeds: The deals.
-        suite: Which stream of deals.
-        served: Needed unless scripts fill every seat.
-        rotate: Whether a list of different players changes seats.
-
-    Raises:
-        SettingsError: As `play_tables`.
-        ServerError: As `play_tables`.
-    """
-    orders = line_up.orders(rotate=rotate)
-    tables = [Table(seed, order) for seed in seeds for order in orders]
-    for groups in play_tables(tables, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
-        games = [game for [game] in groups]
-        yield [tuple(games[first : first + len(orders)]) for first in range(0, len(games), len(orders))]
-
-
 def play_tables(
     tables: Sequence[Table],
     setup: Setup[Any],
@@ -97,16 +63,10 @@ def play_tables(
     num_games: int = 1,
     together: int = 1,
 ) -> Iterator[list[list[Episode]]]:
-    """Yield the games of some tables at a time, per table a list.
+    """Play each table `num_games` times; yields the games of some tables at a time, per table a list.
 
-    Args:
-        tables: What is played.
-        setup: The game.
-        suite: Which stream of deals.
-        label: What errors call the line-up.
-        served: Needed unless scripts fill every seat.
-        num_games: Of each table.
-        together: Tables that are never told apart.
+    Errors call the line-up by `label`; `served` is needed unless scripts fill every seat; so many tables `together` are
+    never told apart.
 
     Raises:
         SettingsError: A model has to play and there is no server, the seats are those of another number of players, or

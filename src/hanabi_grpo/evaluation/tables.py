@@ -35,12 +35,9 @@ def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
 def reference_results(
     result: EvaluationResult, names: Sequence[str] | None = None, *, progress: Callable[[int], None] = lambda done: None
 ) -> list[EvaluationResult]:
-    """Let scripts play exactly the deals of a result.
+    """Let scripts, those of `reference_names` where none are named, play exactly the deals of a result.
 
-    Args:
-        result: Says game and deals.
-        names: Of the scripts; None: see `reference_names`.
-        progress: Receives the number of deals done by all of them together.
+    `progress` receives the number of deals done by all of them together.
 
     Raises:
         SettingsError: The preset of this name has other rules by now, or the deals are not 0 to n-1.

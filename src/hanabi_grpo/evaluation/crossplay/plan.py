@@ -16,7 +16,6 @@ from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref
 
 MAX_ENTRIES = 64
-_MAX_LABEL = 80
 _SHOWN = 80
 """Characters of a value in an error."""
 
@@ -105,8 +104,8 @@ def _parse(text: str, setup: Setup[Any]) -> tuple[str, Ref]:
     # A folder may have "=" in its name.
     if not equals or "/" in label or Path(text.strip()).is_dir():
         label, word = "", text.strip()
-    elif not 0 < len(label) <= _MAX_LABEL or not label.isprintable():
-        raise SettingsError(f"entry {text!r}: a name has 1 to {_MAX_LABEL} visible characters.")
+    elif not label.isprintable() or not label:
+        raise SettingsError(f"entry {text!r}: a name has visible characters.")
     if "," in word:
         raise SettingsError(
             f"entry {text!r}: an entry is one word; cross-play makes the pairs itself. For a list of different players "
@@ -123,12 +122,7 @@ def make_plan(
 ) -> Plan:
     """Look up who everybody is, and list the cells: the row's entry in seat 0, the column's in every other seat.
 
-    Args:
-        entries: At least two.
-        setup: The game.
-        num_deals: Deals 0 to `num_deals - 1` are played in every cell.
-        suite: Which stream of held-out deals.
-        served: Needed unless every entry is a script.
+    Deals 0 to `num_deals - 1` are played in every cell. `served` is needed unless every entry is a script.
 
     Raises:
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
@@ -204,15 +198,9 @@ def play_cells(
     begin: Callable[[PlannedCell], None],
     progress: Callable[[int], None],
 ) -> None:
-    """Play what is missing, cell by cell; each is in the folder and in `cells` as soon as it is finished.
+    """Play what is not in `cells`, by name; each is there and in the folder as soon as it is finished.
 
-    Args:
-        plan: What to play.
-        folder: Of the cross-play.
-        cells: By name; what is in it is not played.
-        served: Needed unless every entry is a script.
-        begin: Receives each cell before its first deal.
-        progress: Receives the number of the cell's deals that are done.
+    `begin` receives each cell before its first deal, `progress` the number of its deals that are done.
 
     Raises:
         ServerError: The server failed, or dropped a game.

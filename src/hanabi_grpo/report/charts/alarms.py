@@ -22,12 +22,7 @@ def alarm_figure(rows: Sequence[Mapping[str, Any]], alarms: Sequence[Alarm], *, 
     """Return every figure that an alarm watches against the step, those with a raised alarm first.
 
     Dashed: thresholds, as far as they are near, a relative one for each player; a red band: steps at which an alarm of
-    this figure was raised. Constants are left out: they say nothing.
-
-    Args:
-        rows: Of `metrics.jsonl`, by step.
-        alarms: Of the run, see `alarms_of`.
-        title: Heading.
+    this figure was raised. Constants are left out: they say nothing. `rows` are those of `metrics.jsonl`, by step.
 
     Raises:
         SettingsError: No row has a figure that an alarm watches.
