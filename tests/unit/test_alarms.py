@@ -128,10 +128,7 @@ def test_what_was_never_there_is_not_lost_and_a_rising_score_excuses() -> None:
 
 
 def test_figures_that_are_no_number_change_nothing() -> None:
-    watch = AlarmWatch(ALARMS)
-    for step in range(1, 41):
-        watch.update(healthy(step))
-    before = AlarmWatch.after((healthy(step) for step in range(1, 41)), ALARMS)
+    watch, before = (AlarmWatch.after(map(healthy, range(1, 41)), ALARMS) for _ in range(2))
     for step, value in enumerate((None, float("nan"), float("inf"), -math.inf, "0.1", True, [], {}) * 5, start=41):
         spoilt_row = {name: value for name in healthy(41) if name not in ("step", "games/laptop")}
         assert watch.update({"step": step, "games/laptop": 1.0, **spoilt_row}) == []
@@ -146,15 +143,6 @@ def collapse() -> Iterator[dict[str, Any]]:
         share = min(1.0, max(0.0, (step - 30) / 30)) if step < 80 else 0.1
         row |= {f"{player}/blind_share": share for player in PLAYERS} | {"share/hint": 0.4 * (1 - share)}
         yield row
-
-
-def test_a_history_is_read_in_order_and_torn_lines_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert read_history(path) == []
-    lines: list[Any] = [{"step": 2, "games": 1.0}, {"step": 1, "games": 1.0}, {"step": 3, "train_runtime": 1.0}, [1], 5]
-    lines += [{"step": True, "games": 1.0}, {"step": 2, "games": 7.0}]
-    path.write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + b'\xff\xfe\n\n{"step": 4, "ga')
-    assert read_history(path) == [{"step": 1, "games": 1.0}, {"step": 2, "games": 7.0}]
 
 
 def callback(folder: Path, step: int = 0) -> tuple[TrackingCallback, Callable[[dict[str, Any]], None]]:

@@ -20,7 +20,6 @@ from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
-from server_app import running_app
 from training_runs import LAPTOP
 
 RUNNER = CliRunner()
@@ -134,18 +133,3 @@ def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: p
         collect_games(what, folder)
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)
-
-
-def test_models_play_beside_scripts_and_everybody_has_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_app() as server:
-        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        answer = collect("base,iggi", *ON_LAPTOP, "--deals", "6", "--games", "4", "--temperature", "0.5")
-    assert answer.exit_code == 0, answer.output
-    found = episodes()
-    assert [(one.seed, one.game) for one in found] == [(deal, game) for deal in range(6) for game in range(4)]
-    for one in found:
-        for turn in one.turns:
-            assert turn.prompt
-            assert bool(turn.reply_ids) == (one.seats[turn.player] == "base")
-    assert about()["temperature"] == 0.5
-    assert about()["policies"]["base"].startswith("f" * 16)

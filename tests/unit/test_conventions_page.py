@@ -7,10 +7,9 @@ from boards import ALL_BOARDS, scripted_episodes
 from convention_games import golden_game, some_counts
 from fake_engine import LAPTOP
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.conventions.cells import figure_cell, matrix_rows, number, shade
+from hanabi_grpo.envs.hanabi.conventions.cells import matrix_rows, shade
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.figures import Unit
-from hanabi_grpo.envs.hanabi.conventions.report import Estimate, MoveMatrix, convention_json, convention_report
+from hanabi_grpo.envs.hanabi.conventions.report import MoveMatrix, convention_json, convention_report
 from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions, write_conventions
@@ -51,15 +50,6 @@ def test_a_line_up_that_never_moved_has_a_page() -> None:
     assert "No move was followed by another." in text
     assert "No hint was given." in text
     assert "1 games, 1 of them cut off" in text
-
-
-def test_figures_are_written_with_error_and_count() -> None:
-    cell = figure_cell(Estimate(value=0.625, error=0.0312, count=216), Unit.SHARE, "hints")
-    assert (cell.text, cell.style, cell.hover) == ("62.5 ± 3.1%", "", "216 hints")
-    assert figure_cell(Estimate(value=1.5, error=None, count=29), Unit.BITS).text == "1.500"
-    assert figure_cell(Estimate(value=1.5, error=None, count=29), Unit.BITS).style == "thin"
-    assert figure_cell(Estimate(value=None, error=None, count=0), Unit.NUMBER).text == "–"
-    assert [number(value, Unit.BITS) for value in (-0.0001, -0.002, 0.0)] == ["0.000", "-0.002", "0.000"]
 
 
 def test_a_heat_map_is_coloured_by_what_differs_from_its_last_row() -> None:

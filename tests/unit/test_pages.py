@@ -15,11 +15,9 @@ from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.conventions.report import convention_report
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions
-from hanabi_grpo.report.page import write_page
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -131,12 +129,3 @@ def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[
     assert all(value.startswith(("#", "data:image/svg+xml;base64,", "data:text/html;")) for value in addresses)
     assert not [name for name, _ in reader.attributes if name.startswith("on") or name == "style"]
     assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
-
-
-def test_a_page_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "page.html"):
-        with pytest.raises(SettingsError, match=f"--html {path}: cannot be written"):
-            write_page(path, "page", "--html")
-    said = write_page(tmp_path / "new" / "page.html", "<p>", "--html")
-    assert said == f"wrote {tmp_path / 'new' / 'page.html'} (0 kB); open it in a browser."

@@ -44,13 +44,6 @@ def test_without_a_script_every_turn_is_there_to_read() -> None:
     assert "The game begins." in page_of([said], prompts=True)
 
 
-def test_a_page_of_128_full_games_stays_below_a_megabyte() -> None:
-    found = recordings(EnvConfig(preset="full"), num_games=4)
-    games = [replace(one, number=number) for number, one in enumerate(found * 32)]
-    assert sum(len(one.episode.turns) for one in games) > 5000
-    assert len(page_of(games).encode()) < 1_000_000
-
-
 def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
     return [
         {

@@ -28,7 +28,7 @@ from hanabi_grpo.evaluation.tables import (
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
 from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_result
+from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
 from hanabi_grpo.runs.incidents import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
@@ -39,18 +39,13 @@ def command(*words: object) -> Result:
     return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
-def played(name: str, label: str, seat: str, deals: int = 40) -> EvaluationResult:
-    """Return what a script scores, as if an adapter had sat in its seats."""
-    result = evaluate_scripted(name, LAPTOP, deals)
-    order = dataclasses.replace(result.orders[0], seats=(seat, seat))
-    return dataclasses.replace(result, label=label, temperature=1.0, orders=(order,))
-
-
-def evaluated_run(folder: Path, before: str = "random", after: str = "hint-bot") -> Path:
-    """Write a run of three steps with evaluations whose files' order is not that of the training."""
+def evaluated_run(folder: Path) -> Path:
+    """Write a run of three steps with scripts' evaluations, as if adapters had played, not in the order of training."""
     run = tracked_run(folder, steps=3, games=False)
-    for name, script, seat in (("before", before, "base"), ("after", after, "player_0@60")):
-        write_result(run / f"{name}.json", played(script, name, seat))
+    for name, script, seat in (("before", "random", "base"), ("after", "hint-bot", "player_0@60")):
+        result = evaluate_scripted(script, LAPTOP, 40)
+        order = dataclasses.replace(result.orders[0], seats=(seat, seat))
+        write_result(run / f"{name}.json", dataclasses.replace(result, label=name, temperature=1.0, orders=(order,)))
     return run
 
 
@@ -114,10 +109,9 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_pa
 
 
 def test_a_limit_needs_two_evaluations_and_files_elsewhere_may_be_named(tmp_path: Path) -> None:
+    evaluated_run(tmp_path)
     run = tracked_run(tmp_path / "run", steps=1, games=False)
-    before, after = tmp_path / "x" / "before.json", tmp_path / "y" / "after.json"
-    for path, script, seat in ((before, "random", "base"), (after, "hint-bot", "player_0@1")):
-        write_result(path, played(script, path.stem, seat, deals=20))
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
     answer = command(run, "--evaluation", before, "--min-rise", 0)
     assert answer.exit_code == 2 and "two evaluations of the same deals, and there are 1" in answer.stderr
     assert command(run, "--evaluation", before, "--evaluation", after, "--min-rise", 0.5).exit_code == 0
