@@ -46,7 +46,7 @@ class PlayedResult:
 
     result: EvaluationResult
     orders: tuple[tuple[str, ...], ...]
-    """Per seat order and seat: an adapter's name, a script's, "base", or "another adapter", e.g. ("player_0", "iggi")."""
+    """Per seat order and seat: the name of an adapter or script, "base", or "another adapter"."""
 
     @property
     def players(self) -> frozenset[str]:
