@@ -72,6 +72,8 @@ class Reply:
     """Of each id in `reply_ids`, in nats, under the distribution that was sampled from."""
     version: int | None = None
     """Policy version (optimizer steps) of the adapter that sampled; None: base model or script."""
+    fresh: bool = False
+    """True when this turn is a conversation of its own, see `EnvConfig.memory`."""
     out_of_tokens: bool = False
     """True when no reply could be made because the conversation would outgrow its budget."""
 
@@ -95,6 +97,8 @@ class Turn:
     reply_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     version: int | None = None
+    fresh: bool = False
+    """See `Reply`; such a turn is a sequence of its own in training."""
 
     def reward(self, player: int) -> float:
         """Return what a player gets in this turn."""

@@ -196,3 +196,12 @@ def test_baselines_hold_the_trained_seats_games_only() -> None:
         "player_0 x": pytest.approx(1.3),
         "player_1 x": 2.0,
     }
+
+
+def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_with_the_same_advantages() -> None:
+    alone = [replace(one, turns=tuple(replace(turn, fresh=True) for turn in one.turns)) for one in GROUP]
+    joined, apart = (sequences_of([group], 0, grpo, OWN) for group in (GROUP, alone))
+    assert [len(row.ids) for row in joined] == [3 + 2 + 1 + 2, 4 + 2, 2 + 2]
+    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [row.game for row in apart] == [0, 0, 1, 2]
+    for name in ("ids", "mask", "logprobs", "advantages"):
+        assert [*getattr(apart[0], name), *getattr(apart[1], name)] == getattr(joined[0], name)

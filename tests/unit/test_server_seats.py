@@ -211,3 +211,17 @@ def test_what_is_served_now_cannot_be_mixed_with_adapters_by_name() -> None:
     tasks = tasks_of(deal(3), {**deal(4), "seats": ["player_0@1", "iggi"]}, seats=None)
     with pytest.raises(VersionError, match="some tasks name adapters and others say nothing"):
         wanted_adapters(tasks)
+
+
+def test_with_memory_of_a_turn_each_message_is_the_whole_state_in_a_conversation_of_its_own(
+    client: RolloutClient,
+) -> None:
+    setup = Setup(KUHN, KUHN.presets["kuhn"].model_copy(update={"memory": "turn"}))
+    played = [game for seed in range(6) for game in play(client, SWAPPED, seed=seed, setup=setup).groups[0]]
+    assert max(len(game.turns) for game in played) == 3
+    for game in played:
+        deal = setup.environment.reset(setup.config, split=game.suite, seed=game.seed)
+        for turn in game.turns:
+            assert turn.fresh and turn.prompt == deal.state_message(turn.player)
+            assert list(turn.prompt_ids) == CHAT.open(setup.environment.system(setup.config, turn.player), turn.prompt)
+            deal.step({turn.player: turn.action})

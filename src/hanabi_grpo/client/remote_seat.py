@@ -48,7 +48,7 @@ class RemoteSeat:
         Raises:
             ServerError: The server was not reached, no longer holds the adapter, or its answer is none.
         """
-        text, policy = seen.message(), self.policy
+        text, policy, fresh = seen.message(), self.policy, seen.memory == "turn"
         reply = policy.client.reply(
             seat=policy.seat_word,
             system=self.system,
@@ -57,6 +57,6 @@ class RemoteSeat:
             max_tokens=policy.max_tokens,
             temperature=policy.temperature,
         )
-        if not reply.out_of_tokens:
+        if not reply.out_of_tokens and not fresh:
             self.said.append((text, reply.reply_ids))
-        return replace(reply, prompt=text)
+        return replace(reply, prompt=text, fresh=fresh)

@@ -270,16 +270,17 @@ class Task(Generic[C]):
 class Observation:
     """What one player may look at on its turn, and the only thing that a player gets; each part is built when asked."""
 
-    __slots__ = ("__game", "player")
+    __slots__ = ("__game", "memory", "player")
 
-    def __init__(self, game: Game, player: int) -> None:
-        """Look at `game` with the eyes of `player`."""
+    def __init__(self, game: Game, player: int, memory: str = "game") -> None:
+        """Look at `game` with the eyes of `player`, who remembers its conversation or nothing (see `EnvConfig`)."""
         self.__game = game
         self.player = player
+        self.memory = memory
 
     def message(self) -> str:
-        """See `Game.message`."""
-        return self.__game.message(self.player)
+        """Return what the player is told on this turn, as far as it remembers: `Game.message` or `state_message`."""
+        return self.__game.message(self.player) if self.memory == "game" else self.state_message()
 
     def state_message(self) -> str:
         """See `Game.state_message`."""

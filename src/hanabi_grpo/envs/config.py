@@ -1,7 +1,7 @@
 """The settings of an environment: a dataset row's `env_config`, or one request's."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,6 +21,8 @@ class EnvConfig(BaseModel):
 
     preset: str
     """Preset of the environment; unset with DATASET: as its rows say."""
+    memory: Literal["game", "turn"] = "game"
+    """What a player still sees of an episode: game, its whole conversation; turn, only the message of this turn."""
     reward_illegal: float = -0.5
     """Reward of an action that the rules forbid."""
     reward_unparsable: float = -0.5

@@ -40,7 +40,7 @@ class Referee:
 
     def see(self, player: int) -> Observation:
         """Return what a player may look at."""
-        return Observation(self.game, player)
+        return Observation(self.game, player, self.task.config.memory)
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
         """Take one reply of each player in `to_act()`, any text or one with tokens; return their turns in that order.
@@ -78,6 +78,7 @@ class Referee:
                     reply_ids=reply.reply_ids,
                     logprobs=reply.logprobs,
                     version=reply.version,
+                    fresh=reply.fresh,
                 )
             )
         self._turns += turns

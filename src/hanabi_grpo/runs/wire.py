@@ -43,6 +43,7 @@ class TurnRow(Struct, frozen=True, kw_only=True):
     reply_ids: tuple[TokenId, ...]
     logprobs: tuple[_Finite, ...]
     version: int | None
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         """Refuse lists that do not fit together."""

@@ -1,7 +1,7 @@
 """Served adapters as players: one private conversation per seat and game."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from hanabi_grpo.envs.base import Observation, Task
@@ -108,7 +108,7 @@ class ServedPlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, Conversation(self.model.chat, task.environment.system(task.config, player)))
+        return ServedSeat(self, task.environment.system(task.config, player))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,15 @@ class ServedSeat:
     """One player of one game."""
 
     player: ServedPlayer
-    conversation: Conversation
+    system: str
+    conversations: list[Conversation] = field(default_factory=list)
+    """The one of the episode; with memory of a turn none is kept."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action; `out_of_tokens` when the reply might not fit the budget."""
-        who = self.player
-        return await who.model.ask(
-            self.conversation, seen.message(), sampling=who.sampling, lora=who.lora, version=who.version
-        )
+        who, fresh = self.player, seen.memory == "turn"
+        conversation = self.conversations[0] if self.conversations else Conversation(who.model.chat, self.system)
+        if not fresh and not self.conversations:
+            self.conversations.append(conversation)
+        asked = who.model.ask(conversation, seen.message(), sampling=who.sampling, lora=who.lora, version=who.version)
+        return replace(await asked, fresh=fresh)

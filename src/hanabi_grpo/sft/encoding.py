@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Setup
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.sft.samples import Sample
@@ -78,9 +78,10 @@ class Encoder:
         samples = []
         for player in range(self.setup.spec.num_players):
             own = [one for one in zip(turns, played, is_taught, strict=True) if one[0].player == player]
-            ids, marks = self._conversation(player, own, replay.where)
-            if any(marks):
-                samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
+            for part in [[one] for one in own] if self.setup.config.memory == "turn" else [own]:
+                ids, marks = self._conversation(player, part, replay.where)
+                if any(marks):
+                    samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
         return samples
 
     def _conversation(
@@ -131,7 +132,8 @@ class Encoder:
                 where = f"{replay.where}, turn {len(played)}"
                 if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
                     raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
-                shown, legal = game.message(turn.player), game.legal(turn.player)
+                seen = Observation(game, turn.player, self.setup.config.memory)
+                shown, legal = seen.message(), seen.legal()
                 if turn.prompt and turn.prompt != shown:
                     raise SettingsError(
                         f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "

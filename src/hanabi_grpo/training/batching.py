@@ -1,9 +1,9 @@
 """Episodes in, micro-batches out. Each micro-batch holds one player's trajectories and uses only its adapter.
 
-One sequence per game and player: the tokens that the server sampled, in the order in which it saw them, with the
-loss on the replies. A seat that a partner holds has no sequence, whether its turns have tokens or not. Every rank
-computes the same plan from the same episodes, so that all ranks work on the same player at the same micro-step, which
-DeepSpeed's collectives need.
+One sequence per conversation, which is a player's whole game, or a turn where players remember no more: the tokens that
+the server sampled, in the order in which it saw them, with the loss on the replies. A seat that a partner holds has no
+sequence, whether its turns have tokens or not. Every rank computes the same plan from the same episodes, so that all
+ranks work on the same player at the same micro-step, which DeepSpeed's collectives need.
 """
 
 from collections import Counter, defaultdict
@@ -115,15 +115,16 @@ def sequences_of(
                 f"{game_values}; they must be finite. Use smaller reward weights (reward_* in the dataset's "
                 "env_config)."
             )
-        row = TokenRow(ids=[], mask=[], logprobs=[], advantages=[], game=number)
+        rows: list[TokenRow] = []
         for turn, value in zip(episode.trajectory(player), weighted, strict=True):
-            skipped, said = len(turn.prompt_ids), len(turn.reply_ids)
+            if turn.fresh or not rows:
+                rows.append(TokenRow(ids=[], mask=[], logprobs=[], advantages=[], game=number))
+            row, skipped, said = rows[-1], len(turn.prompt_ids), len(turn.reply_ids)
             row.ids.extend((*turn.prompt_ids, *turn.reply_ids))
             row.mask.extend([False] * skipped + [True] * said)
             row.logprobs.extend([0.0] * skipped + [*turn.logprobs])
             row.advantages.extend([0.0] * skipped + [value] * said)
-        if any(row.mask):
-            found.append(row)
+        found += [row for row in rows if any(row.mask)]
     return found
 
 

@@ -43,6 +43,9 @@ def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget
     for seed in range(_STARTS):
         for messages in _conversations(setup, chat, seed):
             steps, sizes = zip(*messages, strict=True)
+            if setup.config.memory == "turn":
+                openings += sizes
+                continue
             openings.append(sizes[0])
             first_steps.append(steps[0])
             gaps += [after - before for before, after in pairwise(steps)]
@@ -69,6 +72,8 @@ def _conversations(setup: Setup[Any], chat: ChatFormat, seed: int) -> list[list[
         replies = {}
         for player in acting:
             seen = referee.see(player)
+            if seen.memory == "turn":
+                talks[player] = Conversation(chat, setup.environment.system(setup.config, player))
             added[player].append((step, len(talks[player].ask(seen.message()))))
             talks[player].answer([chat.eos_id])
             replies[player] = rng.choice(seen.legal() or ("",))
