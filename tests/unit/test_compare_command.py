@@ -103,8 +103,8 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
     [
         (["a=missing"], "missing: no such folder"),
         (["missing"], "an arm needs a name"),
-        (["a=RUN", "--x", "hours"], "--x hours: must be steps or games"),
-        (["a=RUN", "--window", "0"], "--window 0: must be at least 1"),
+        (["a=RUN", "--x", "hours"], "Invalid value for '--x'"),
+        (["a=RUN", "--window", "0"], "Invalid value for '--window'"),
         (["a=RUN", "--reference", "x"], "--reference 'x': give NAME=SCORE"),
         (["a=RUN", "--preset", "mini"], "--preset mini:"),
         (["a=RUN", "--out-json", "RUN/metrics.jsonl/c.json"], "c.json: cannot be written ("),

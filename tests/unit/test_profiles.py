@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from doctor_machines import ROOT
-from hanabi_grpo.commands.doctor.environment import settings_or_problems
+from hanabi_grpo.commands.doctor.command import settings_or_problems
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,

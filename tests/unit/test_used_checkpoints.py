@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from doctor_machines import find, only
-from hanabi_grpo.commands.doctor import starts
+from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, load_settings, read_settings
 from hanabi_grpo.settings.partners import parse_pool
@@ -154,21 +154,21 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
 def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"LORA_RANK": 8, "OUTPUT_DIR": "run", "MODEL": "no/model"}
     with served(made(2), monkeypatch) as store:
-        checks = find(starts.start_checks, HANABI_START_FROM=WORD, **given)
+        checks = find(runs.start_checks, HANABI_START_FROM=WORD, **given)
         assert [(check.status, check.finding) for check in checks] == [
             ("ok", f"{name} from {name} of {VERSION}, step 2") for name in player_names(2)
         ]
-        check = only(find(starts.partner_checks, HANABI_PARTNERS=f"{WORD}:player_4", **given))
+        check = only(find(runs.partner_checks, HANABI_PARTNERS=f"{WORD}:player_4", **given))
         assert check.status == "fail" and "no adapter player_4 in it; it has player_0, player_1" in check.finding
-        check = find(starts.start_checks, HANABI_START_FROM=WORD, **{**given, "LORA_RANK": 16})[0]
+        check = find(runs.start_checks, HANABI_START_FROM=WORD, **{**given, "LORA_RANK": 16})[0]
         assert check.status == "fail" and "LORA_RANK was 8 there and is 16 here" in check.finding
-        check = only(find(starts.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
+        check = only(find(runs.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
         assert check.status == "fail" and "laptop:gone" in check.finding and "wandb login" in check.remedy
         assert not Path("run").exists()
         keep(fetch_used(settings_of(partners=(WORD,)), Path("run")))
         store.seen.clear()
         given |= {"RESUME": "latest"}
-        check = only(find(starts.partner_checks, HANABI_PARTNERS=WORD, **given))
+        check = only(find(runs.partner_checks, HANABI_PARTNERS=WORD, **given))
         assert check.status == "ok" and check.finding == f"{WORD}: {VERSION}, step 2, adapters player_0, player_1"
         assert store.seen == [], "what the run used before is here"
 

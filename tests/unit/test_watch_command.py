@@ -45,8 +45,7 @@ def test_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
         ([str(tmp_path / "none"), "--once"], 1, "No run there yet"),
         ([str(tmp_path / "none"), "--json"], 1, '"is_there": false'),
         ([str(tmp_path / "file"), "--once"], 2, "is a file; give the folder of a run"),
-        ([str(tmp_path), "--every", "0"], 2, "--every 0.0: must be 0.1 to 3600 seconds"),
-        ([str(tmp_path), "--every", "nan"], 2, "--every nan: must be 0.1 to 3600 seconds"),
+        ([str(tmp_path), "--every", "0"], 2, "Invalid value for '--every'"),
     ):
         answer = RUNNER.invoke(app, ["watch", *words])
         assert answer.exit_code == code and message in answer.output.replace("\n", " ")

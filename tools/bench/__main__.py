@@ -28,8 +28,7 @@ def main(
     Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA, HANABI_DEALS_PER_STEP,
     NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.
     """
-    from hanabi_grpo.commands.console import make_console, offline_environ
-    from hanabi_grpo.commands.interruption import interruptible
+    from hanabi_grpo.commands.console import interruptible, make_console, offline_environ
     from hanabi_grpo.settings import load_settings
 
     loaded = load_settings()

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.console import interruptible, make_console, print_json, sayer, stderr_console
 
 
 def export(

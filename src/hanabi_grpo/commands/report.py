@@ -31,7 +31,7 @@ def report(
     evaluation: Annotated[
         list[Path] | None, typer.Option(help="Result of evaluate --out that is elsewhere; may be repeated.")
     ] = None,
-    replays: Annotated[int, typer.Option(help="Most sample games on the page; 0: none.")] = 6,
+    replays: Annotated[int, typer.Option(min=0, max=100, help="Most sample games on the page; 0: none.")] = 6,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
@@ -45,12 +45,9 @@ def report(
     from hanabi_grpo.report.page import save_text, write_page
     from hanabi_grpo.report.run_report import read_report
 
-    if not 0 <= replays <= 100:
-        raise SettingsError(f"--replays {replays}: must be 0 to 100.")
     if beside and conventions is None:
         raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = stderr_console() if as_json else make_console()
-
     say = sayer(console)
     if conventions is not None:
         for line in write_conventions(conventions, [run, *(beside or [])]):
@@ -82,7 +79,7 @@ def report(
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
         if problem:
-            stderr_console().print(problem, style="red", markup=False, soft_wrap=True)
+            sayer(stderr_console())(problem, "red")
             raise typer.Exit(1)
 
 

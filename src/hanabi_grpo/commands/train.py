@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -104,9 +104,7 @@ def train(
         _become_trainer(loaded, folder / "settings.json", extra_args, nodes, say)
 
 
-def resume_command(
-    loaded: LoadedSettings, folder: Path, extra_args: Sequence[str] = (), *, max_steps: int | None = None
-) -> str:
+def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None) -> str:
     """Return the command that goes on with a run, as typed in this shell; keys are named, not shown.
 
     Args:
@@ -122,12 +120,6 @@ def resume_command(
     here = Path(TRAIN_SCRIPT).is_file()
     start = ["bash", TRAIN_SCRIPT] if here else [shlex.quote(sys.executable), "-m", "hanabi_grpo.cli", "train"]
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
-
-
-def trainer_environ(loaded: LoadedSettings) -> dict[str, str]:
-    """Return the trainer's environment; the key travels here because no file may hold it."""
-    key = loaded.settings.api_key
-    return {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
 
 
 def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float = 10.0, poll: float = 1.0) -> None:
@@ -152,7 +144,10 @@ def _become_trainer(
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
     say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
-    os.execvpe(command[0], command, trainer_environ(loaded))
+    # The key travels here because no file may hold it.
+    key = loaded.settings.api_key
+    environ = {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
+    os.execvpe(command[0], command, environ)
 
 
 @contextmanager

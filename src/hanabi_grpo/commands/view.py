@@ -1,6 +1,5 @@
 """`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from hanabi_grpo.runs.selection import Selection
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
+PLAYERS = player_names(MAX_PLAYERS)
 _LARGE_PAGE = 4_000_000
 """Bytes above which a page opens slowly on a phone."""
 
@@ -40,7 +40,11 @@ def view(
 
     Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
-    selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
+    if player not in (None, *PLAYERS):
+        raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
+    selection = Selection(
+        worst=worst, best=best, illegal=illegal, player=None if player is None else PLAYERS.index(player), game=game
+    )
     console = make_console()
     say = sayer(console)
     path, step = games_place(path, step)
@@ -67,21 +71,6 @@ def view(
     advantages = advantages_of(recordings, estimator_of(settings))
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
-
-
-def read_player(name: str | None) -> int | None:
-    """Return the seat of a player's name.
-
-    Raises:
-        SettingsError: No such name.
-    """
-    if name is None:
-        return None
-    names = player_names(MAX_PLAYERS)
-    match = re.fullmatch(rf"(?:player_)?([0-{MAX_PLAYERS - 1}])", name, re.ASCII)
-    if match is None:
-        raise SettingsError(f"--player {name!r}: a player is one of {', '.join(names)}.")
-    return int(match[1])
 
 
 def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tuple[list[Recording], list[str]]:

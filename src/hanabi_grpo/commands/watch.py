@@ -14,7 +14,7 @@ def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms, the last game. Ctrl-C ends the watching only.
 
@@ -30,8 +30,6 @@ def watch(
 
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
-    if not 0.1 <= every <= 3600:
-        raise SettingsError(f"--every {every}: must be 0.1 to 3600 seconds.")
     console, watched = make_console(), RunWatch(run)
     if as_json or once or not sys.stdout.isatty():
         state = watched.look()

@@ -56,11 +56,6 @@ def ask(url: str, settings: Settings) -> Answer:
     return Answer(status=answer.status_code, body=body if isinstance(body, dict) else {})
 
 
-def ask_health(host: str, port: int, settings: Settings) -> Answer:
-    """Ask an address how it is."""
-    return ask(f"http://{f'[{host}]' if ':' in host else host}:{port}/health/", settings)
-
-
 def is_local(host: str) -> bool:
     """Tell whether a host name is this machine by its loopback address."""
     try:

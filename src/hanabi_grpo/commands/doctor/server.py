@@ -1,13 +1,15 @@
-"""The rollout server that is running, against these settings. Nothing is changed on it: no session is opened."""
+"""Ports and rollout servers: may one listen, does one answer, does it fit. No session is opened on any."""
 
+import errno
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pydantic import ValidationError
 
-from hanabi_grpo.client.rollout_client import each_server, server_name, server_url
+from hanabi_grpo.client.rollout_client import server_name, server_url
 from hanabi_grpo.commands.console import server_command
-from hanabi_grpo.commands.doctor.answer import ask, is_local, port_owner
+from hanabi_grpo.commands.doctor.answer import Answer, ask, is_local, port_owner
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context, read_chat
 from hanabi_grpo.errors import SettingsError
@@ -19,42 +21,76 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 
+def port_checks(context: Context) -> Check:
+    """Tell whether the server can listen on PORT, or who does."""
+    host, port = context.settings.host, context.settings.port
+    try:
+        _listen(host, port)
+        return ok("port", f"{host}:{port} is free")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({error.strerror or error})"
+            return fail("port", finding, "unset HANABI_HOST PORT")
+    place = {"vllm_server_host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), "vllm_server_port": port}
+    answer = ask(f"{server_url(context.settings.model_copy(update=place))}/health/", context.settings)
+    # Never how to end it: it may be somebody's healthy server.
+    who, show, serves = "a process of another user", f"sudo ss -ltnp 'sport = :{port}'", False
+    if owner := port_owner(port):
+        pid, words, serves = owner
+        who = f"pid {pid}, {words[:60]}"
+        show = f"ps -o user,pid,lstart,args -p {pid}   # whose it is; Ctrl-C in its terminal ends it in order"
+    free = _listen(host, 0)
+    ways = f"export PORT={free} VLLM_SERVER_PORT={free}\n{show}"
+    # It listens before its engine has started, and answers after that.
+    if not answer.is_ours and not serves:
+        return fail("port", f"{host}:{port} is held by something else ({who})", ways)
+    finding = f"{host}:{port}: a rollout server runs there already ({who})"
+    return warn("port", finding, ways) if context.role == "server" else ok("port", finding)
+
+
+def _listen(host: str, port: int) -> int:
+    """Listen for a moment as the server does it; return the port, which the system chooses for 0."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen(1)
+        return int(probe.getsockname()[1])
+
+
 def server_checks(context: Context) -> Iterator[Check]:
     """Tell whether the trainer's server answers, and whether it fits these settings; of several, each of them."""
-    for one in each_server(context.settings):
-        yield from _server_checks(context, one)
+    for one, answer in context.answers:
+        start = server_command(replace(context.loaded, settings=one))
+        if answer.status == 200 and answer.is_ours and not answer.is_starting:
+            yield from _fits(context, one, start)
+        else:
+            yield _is_not_ready(one, answer, start)
 
 
-def _server_checks(context: Context, one: Settings) -> Iterator[Check]:
-    host, port = one.vllm_server_host, one.vllm_server_port
-    answer, where = context.health(host, port), server_name(one)
-    start = server_command(replace(context.loaded, settings=one))
+def _is_not_ready(one: Settings, answer: Answer, start: str) -> Check:
+    host, port, where = one.vllm_server_host, one.vllm_server_port, server_name(one)
     if not answer.status:
         owner = port_owner(port) if is_local(host) else None
         if answer.problem.startswith("ConnectError") and is_local(host):
-            yield skip("server", f"none runs at {where} yet; the trainer waits for it", start)
-        elif owner and owner[2]:
-            yield skip("server", f"{where}: pid {owner[0]} is starting its engine; the trainer waits for it")
-        else:
-            yield warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
-    elif answer.status == 403 and answer.is_ours:
-        yield fail("server", f"{where} answers 403: {answer.body['detail']}", "export VLLM_SERVER_HOST=127.0.0.1")
-    elif answer.status == 401 and answer.is_ours:
-        way = "export HANABI_API_KEY=…   # the value of the server's terminal"
-        yield fail("server", f"{where} refuses this key ({answer.status})", way)
-    elif not answer.is_ours:
+            return skip("server", f"none runs at {where} yet; the trainer waits for it", start)
+        if owner and owner[2]:
+            return skip("server", f"{where}: pid {owner[0]} is starting its engine; the trainer waits for it")
+        return warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
+    if answer.is_starting:
+        return skip("server", f"{where} is starting; the trainer waits for it")
+    if not answer.is_ours:
         way = f"export PORT={port + 1} VLLM_SERVER_PORT={port + 1}\n{start}"
-        yield fail("server", f"{where} answers {answer.status}, but not as a rollout server of this project", way)
-    elif answer.is_starting:
-        yield skip("server", f"{where} is starting; the trainer waits for it")
-    elif answer.status != 200:
-        yield fail("server", f"{where} answers {answer.status}: {answer.body.get('status')}", start)
-    else:
-        yield from _fits(context, one, where, start)
+        return fail("server", f"{where} answers {answer.status}, but not as a rollout server of this project", way)
+    ways = {
+        401: "export HANABI_API_KEY=…   # the value of the server's terminal",
+        403: "export VLLM_SERVER_HOST=127.0.0.1",
+    }
+    said = answer.body.get("detail") or answer.body.get("status")
+    return fail("server", f"{where} answers {answer.status}: {said}", ways.get(answer.status, start))
 
 
-def _fits(context: Context, one: Settings, where: str, start: str) -> Iterator[Check]:
-    identity = ask(f"{server_url(one)}/identity/", one).body
+def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
+    where, identity = server_name(one), ask(f"{server_url(one)}/identity/", one).body
     restart = f"{start}   # after Ctrl-C in that terminal"
     try:
         there = ServerIdentity.model_validate(identity)

@@ -13,8 +13,7 @@ from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import resume_lines
 from hanabi_grpo.runs.run_folder import holder_of, some_of, used_entries
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
-from hanabi_grpo.settings.partners import Partner, read_pool
-from hanabi_grpo.settings.refs import Place
+from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import player_name
 
@@ -23,7 +22,7 @@ _LOG_IN = ".venv/bin/wandb login   # for wandb: words; .venv/bin/hf auth login f
 _UNKNOWN_STEPS = 1 << 31
 
 
-def run_folder_checks(context: Context) -> Iterator[Check]:
+def run_folder_checks(context: Context) -> Check:
     """Tell where the run writes and what it goes on from, or why it cannot."""
     settings, (resume, problem) = context.settings, context.planned
     fresh = "unset OUTPUT_DIR RESUME   # a new run in a new folder of outputs/"
@@ -36,21 +35,20 @@ def run_folder_checks(context: Context) -> Iterator[Check]:
         except SettingsError as error:
             problem = str(error)
     if problem:
-        yield fail("run folder", problem, fresh)
-    elif folder is not None and (holder := holder_of(folder)):
+        return fail("run folder", problem, fresh)
+    if folder is None:
+        return ok("run folder", "a new one in outputs/")
+    if holder := holder_of(folder):
         look = f".venv/bin/hanabi-grpo watch {folder}   # it goes on, leave it alone"
-        yield fail("run folder", f"{folder}: another trainer works in it ({holder})", f"{fresh}\n{look}")
-    elif resume is not None:
-        yield ok("run folder", f"{folder}; {said}")
-    elif folder is None:
-        yield ok("run folder", "a new one in outputs/")
-    elif folder.exists() and not folder.is_dir():
-        yield fail("run folder", f"OUTPUT_DIR={str(folder)!r}: is a file", fresh)
-    elif folder.is_dir() and (used := used_entries(folder)):
+        return fail("run folder", f"{folder}: another trainer works in it ({holder})", f"{fresh}\n{look}")
+    if resume is not None:
+        return ok("run folder", f"{folder}; {said}")
+    if folder.is_file():
+        return fail("run folder", f"OUTPUT_DIR={str(folder)!r}: is a file", fresh)
+    if folder.is_dir() and (used := used_entries(folder)):
         finding = f"OUTPUT_DIR={str(folder)!r}: holds another run already ({some_of(used)})"
-        yield fail("run folder", finding, f"RESUME=latest bash {TRAIN_SCRIPT}   # goes on with that run\n{fresh}")
-    else:
-        yield ok("run folder", str(folder))
+        return fail("run folder", finding, f"RESUME=latest bash {TRAIN_SCRIPT}   # goes on with that run\n{fresh}")
+    return ok("run folder", str(folder))
 
 
 def start_checks(context: Context) -> Iterator[Check]:
@@ -75,8 +73,8 @@ def start_checks(context: Context) -> Iterator[Check]:
         return
     for start in starts:
         config, named = start.saved.adapters[start.adapter][1], f"HANABI_START_FROM={start.word}"
-        pairs = ("r", "LORA_RANK", settings.lora_rank), ("lora_alpha", "LORA_ALPHA", settings.lora_alpha)
-        for key, env, here in pairs:
+        for key, env in (("r", "LORA_RANK"), ("lora_alpha", "LORA_ALPHA")):
+            here = getattr(settings, env.lower())
             if config.get(key, here) != here:
                 finding = f"{named}: {env} was {config[key]} there and is {here} here"
                 yield fail("start", finding, f"export {env}={config[key]}")
@@ -89,25 +87,18 @@ def start_checks(context: Context) -> Iterator[Check]:
 def partner_checks(context: Context) -> Iterator[Check]:
     """Read every checkpoint that HANABI_PARTNERS names; nothing where it names none."""
     for partner in read_pool(context.settings):
-        if partner.place is not None:
-            yield _partner(context, partner, partner.place)
-
-
-def _partner(context: Context, partner: Partner, place: Place) -> Check:
-    named = f"HANABI_PARTNERS={partner.word}"
-    try:
-        folder, saved = read_used(place, _run_folder(context), fetch=True)
-    except (OSError, SettingsError) as error:
-        return fail("partners", f"{named}: {error}", _remedy(str(error)))
-    seats = range(context.settings.players) if partner.seat is None else (partner.seat,)
-    try:
-        for seat in seats:
-            saved.choose(player_name(seat), partner.adapter)
-    except SettingsError as error:
-        way = f"HANABI_PARTNERS={folder}:{next(iter(saved.adapters))}   # chooses one of its adapters"
-        return fail("partners", f"{named}: {error}", f"export {way}")
-    said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
-    return _with_base(context, "partners", named, said, folder, saved)
+        if partner.place is None:
+            continue
+        named = f"HANABI_PARTNERS={partner.word}"
+        try:
+            folder, saved = read_used(partner.place, _run_folder(context), fetch=True)
+            for seat in range(context.settings.players) if partner.seat is None else (partner.seat,):
+                saved.choose(player_name(seat), partner.adapter)
+        except (OSError, SettingsError) as error:
+            yield fail("partners", f"{named}: {error}", _remedy(str(error)))
+            continue
+        said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
+        yield _with_base(context, "partners", named, said, folder, saved)
 
 
 def _run_folder(context: Context) -> Path | None:
