@@ -1,10 +1,6 @@
 """Ports and the running server; with real sockets and processes."""
 
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,6 @@ import pytest
 from doctor_machines import answering, find, free_port, make_model, named, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
-from hanabi_grpo.commands.doctor.answer import port_owner
 from hanabi_grpo.commands.doctor.context import read_chat
 from hanabi_grpo.commands.doctor.server import port_checks, server_checks
 from hanabi_grpo.errors import ServerError
@@ -25,17 +20,6 @@ from hanabi_grpo.server.serving import starting_server
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 
-LISTENER = """
-import os, socket, sys
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-s.listen()
-child = os.fork()
-if child:
-    print(s.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
-
 
 def test_a_port_is_free_or_what_holds_it_is_named_and_never_told_to_be_ended() -> None:
     port = free_port()
@@ -43,9 +27,9 @@ def test_a_port_is_free_or_what_holds_it_is_named_and_never_told_to_be_ended() -
         assert only(find(port_checks, PORT=port)).finding == f"127.0.0.1:{port} is free"
     with answering(200, "hello") as port:
         check = only(find(port_checks, PORT=port))
-    assert check.status == "fail" and f"held by something else (pid {os.getpid()}," in check.finding
+    assert check.status == "fail" and check.finding.endswith(f":{port} is held by something else")
     move, look = check.remedy.splitlines()
-    assert move.startswith("export PORT=") and look.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
+    assert move.startswith("export PORT=") and look.startswith(f"ss -ltnp 'sport = :{port}'")
     assert only(find(port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
@@ -117,9 +101,9 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
 
 def test_a_wrong_key_a_dead_engine_and_strangers_fail(folder: Path) -> None:
     for status, body, key, said in (
-        (200, identity(folder), "k", "answers 401: wrong or missing key"),
+        (200, identity(folder), "k", "refuses this key (401)"),
         (503, {"instance_id": "abc", "status": "engine dead: restart this server"}, None, "engine dead"),
-        (200, "hello", None, "but not as a rollout server"),
+        (200, "hello", None, "what answers there is no rollout server"),
         (200, {"instance_id": "abc"}, None, "does not say what it is"),
     ):
         with answering(status, body, key=key) as port:
@@ -133,23 +117,13 @@ def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
     assert only(find(server_checks, VLLM_SERVER_HOST="no-such-host.invalid")).status == "warn"
 
 
-def test_a_server_that_is_starting_is_known_by_its_answer_or_by_its_command_and_named_by_its_parent(
-    tmp_path: Path, start_process: Callable[..., Any]
-) -> None:
-    script = tmp_path / "hanabi-grpo"
-    script.write_text(LISTENER)
-    process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    port = int(process.stdout.readline())
-    assert port_owner(port) == (process.pid, f"{sys.executable} {script} serve", True)
-    assert only(find(port_checks, PORT=port)).status == "ok"
-    check = only(find(server_checks, VLLM_SERVER_PORT=port))
-    assert check.status == "skip" and f"pid {process.pid} is starting its engine" in check.finding
+def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, starting_server(listener):
         port = listener.getsockname()[1]
         assert only(find(port_checks, PORT=port)).status == "ok"
         check = only(find(server_checks, VLLM_SERVER_PORT=port))
     assert (check.status, check.remedy) == ("skip", "")
-    assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
+    assert check.finding.startswith(f"127.0.0.1:{port} is starting")
 
 
 def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_one_that_it_does() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hanabi_grpo.commands.view import choose_recordings
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.entries import parse_entries
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
@@ -45,6 +45,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+
+
+def games_of(word: str) -> tuple[Any, list[str]]:
+    return read_recordings(recording_files(*checkpoints.games_place(Path(word), None)))
 
 
 def use(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +136,9 @@ def test_view_takes_the_games_of_the_run_that_recorded_the_artifact(monkeypatch:
     monkeypatch.setenv("WANDB_MODE", "offline")
     [recorded] = (run / "episodes").iterdir()
     recorded.with_name("step_000001.jsonl").write_bytes(recorded.read_bytes())
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:best"), step=None, game=None)
+    games, _ = games_of("wandb:team/hanabi/laptop:best")
     assert {game.source for game in games} == {"step_000001"}, "step 3 was played after the artifact of step 2"
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:latest"), step=None, game=None)
+    games, _ = games_of("wandb:team/hanabi/laptop:latest")
     assert {game.source for game in games} == {"step_000003"}
 
 
@@ -155,11 +159,11 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         with pytest.raises(SettingsError, match=r"W&B says: .*laptop:end.* not found.*downloaded versions of it: v3"):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+    games, _ = games_of("wandb:team/hanabi/laptop:v3")
     assert {game.source for game in games} == {"step_000002"} and len(games) == 4, "those that went up with it"
     shutil.rmtree(place / "episodes")
     with pytest.raises(SettingsError, match="holds adapters and no games"):
-        choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+        games_of("wandb:team/hanabi/laptop:v3")
     assert [path.name for path in place.parent.iterdir()] == ["v3"]
     (place / "player_0/adapter_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"has sha256 .* To fetch it again: rm -r .*laptop/v3"):

@@ -64,11 +64,7 @@ def bars(console: Console) -> Progress:
 
 @contextmanager
 def interruptible(summary: Callable[[], str]) -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and end the command with one line on standard error and exit code 130.
-
-    Args:
-        summary: What is done, and how to go on.
-    """
+    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on, and with 130."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -120,10 +116,7 @@ def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> L
 
 
 def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
-    """Give other software its share of `.env` and the profile, and this terminal its GPUs.
-
-    Returns:
-        Why it has other GPUs than CUDA_VISIBLE_DEVICES says; empty when it has those.
+    """Give other software its share of `.env` and the profile, and this terminal its GPUs; returns why it has others.
 
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
@@ -161,12 +154,9 @@ def server_command(loaded: LoadedSettings) -> str:
 
 
 def typed_words(loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()) -> list[str]:
-    """Return NAME=value of what only this shell knows; `.env` is read by every terminal. Keys are named, not shown.
+    """Return NAME=value of what only this shell knows, with `both` only of what server and trainer share.
 
-    Args:
-        loaded: The settings.
-        both: Only settings that server and trainer share.
-        without: Names to leave out.
+    `.env` is read by every terminal. Keys are named, not shown.
     """
     words = []
     for variable in variables(loaded.settings.env):

@@ -114,14 +114,14 @@ def evaluate(
         document = evaluation_document(results, references)
         # One result as `report` and others read it; its references are rows of its run's tables.
         each = [{**result_to_json(one), "references": document["references"]} for one in results]
+        if out is not None:
+            write_document(out, each[0] if len(each) == 1 else document)
+            sayer(console)(f"wrote {out}")
         if as_json:
             print_json(document)
         else:
             for sheet in evaluation_sheets(results, references):
                 console.print(sheet.rich())
-        if out is not None:
-            write_document(out, each[0] if len(each) == 1 else document)
-            sayer(console)(f"wrote {out}")
         for team, own, digest in zip(teams, each, digests, strict=True):
             runs = served.resolver.run_folders(team.refs) if served else ()
             _keep(runs, own, digest, None if len(teams) > 1 else out, tell)

@@ -51,11 +51,7 @@ def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
 
 
 def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
-    """Refuse settings that cannot be trained with on several nodes.
-
-    Raises:
-        SettingsError: What must be set.
-    """
+    """Refuse, by a SettingsError, what cannot be trained with on several nodes."""
     if nodes.count == 1:
         return
     many = f"NNODES={nodes.count}"

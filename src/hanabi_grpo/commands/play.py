@@ -155,6 +155,7 @@ class Person:
 
 
 def _asker(console: Console) -> Callable[[str], str]:
+    """Return what shows a prompt and reads a line, which is shown too where standard input is no terminal."""
     is_terminal = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

@@ -39,13 +39,7 @@ class Chosen:
 
     @contextmanager
     def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
-        """Give the rollout server that models play on, once it is healthy; None where none is needed.
-
-        Args:
-            console: Where messages go.
-            needed: Models play.
-            own: Start a server for this command alone.
-        """
+        """Give the rollout server that models play on, once it is healthy, or `own` one; None where none is needed."""
         if not needed:
             yield None
             return

@@ -107,11 +107,7 @@ def train(
 def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None) -> str:
     """Return the command that goes on with a run, as typed in this shell; keys are named, not shown.
 
-    Args:
-        loaded: The run's settings; what came from a file is read there again.
-        folder: Of the run.
-        extra_args: ms-swift's own options.
-        max_steps: Steps of the whole run; None: as before.
+    What came from a file is read there again. `max_steps` are those of the whole run; None: as before.
     """
     given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
     words = typed_words(loaded, without={*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())})

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
@@ -71,16 +70,6 @@ def view(
     advantages = advantages_of(recordings, estimator_of(settings))
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
-
-
-def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tuple[list[Recording], list[str]]:
-    """Return the games of a path, or the one of a number, and notes about the files.
-
-    Raises:
-        SettingsError: See `recording_files`, `read_recordings` and `Selection`.
-    """
-    recordings, notes = read_recordings(recording_files(*games_place(path, step)))
-    return Selection(game=game).apply(recordings), notes
 
 
 def _name(files: Sequence[Path]) -> str:

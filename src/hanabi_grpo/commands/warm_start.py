@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.progress import TaskID
+from rich.table import Table
 
 from hanabi_grpo.commands.console import (
     INTERRUPTED,
@@ -17,9 +19,6 @@ from hanabi_grpo.commands.console import (
 )
 from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
 from hanabi_grpo.settings import load_settings
-
-if TYPE_CHECKING:
-    from hanabi_grpo.sft.run import WarmStart
 
 
 def warm_start(
@@ -55,7 +54,9 @@ def warm_start(
     for name, value in offline_environ(settings).items():
         os.environ.setdefault(name, value)
     # After these switches: libraries read them once.
-    from hanabi_grpo.sft.run import WarmStart
+    from transformers.utils.logging import disable_progress_bar
+
+    from hanabi_grpo.sft.run import WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
     sources = Sources(
@@ -79,19 +80,10 @@ def warm_start(
         full=full,
         resume=resume,
     )
-    _run(work)
-
-
-def _run(work: "WarmStart") -> None:
-    from rich.table import Table
-    from transformers.utils.logging import disable_progress_bar
-
-    from hanabi_grpo.sft.run import Watcher
-
     disable_progress_bar()
     aside, console = stderr_console(), make_console()
     with stop_flag() as should_stop, bars(aside) as progress:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int | None, text: str) -> None:
             if what not in tasks:

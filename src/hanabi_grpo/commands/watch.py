@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.live import Live
+
+from hanabi_grpo.commands.console import make_console, print_json
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.run_views.run_watch import RunWatch
+from hanabi_grpo.report.run_views.screen import RunScreen
 
 
 def watch(
@@ -21,13 +27,6 @@ def watch(
     Nothing is written. --once and --json exit with 1 when there is no run yet. Where standard output is no terminal,
     one frame is printed.
     """
-    from rich.live import Live
-
-    from hanabi_grpo.commands.console import make_console, print_json
-    from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.report.run_views.run_watch import RunWatch
-    from hanabi_grpo.report.run_views.screen import RunScreen
-
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
     console, watched = make_console(), RunWatch(run)

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +17,10 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
 from hanabi_grpo.settings.misspelt import check_names
-from hanabi_grpo.settings.sources import DOTENV, SHELL
+from hanabi_grpo.settings.sources import DOTENV
 
+_SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"
 _REPORT = ".venv/bin/hanabi-grpo doctor --json > doctor.json   # and report it with this file"
-_NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?==| \(from)")
 
 
 class Probe(NamedTuple):
@@ -100,15 +99,7 @@ def make_checks(
     console: Console | None = None,
     probes: Sequence[Probe] = PROBES,
 ) -> list[Check]:
-    """Make every check that matters to a terminal; one that raises is a failure and does not stop the others.
-
-    Args:
-        loaded: The settings.
-        role: The terminal that this shell is for.
-        shell: The shell's variables.
-        console: Where each check is printed as soon as it is there; None: nowhere.
-        probes: What to look at.
-    """
+    """Make every check that matters to a terminal, and print each as soon as it is there; one that raises fails."""
     context = Context(loaded=loaded, shell=shell, role=role)
     checks = []
     # A library that prints something must not spoil the JSON.
@@ -126,7 +117,7 @@ def _found(probe: Probe, context: Context) -> Iterator[Check]:
         found = probe.find(context)
         yield from [found] if isinstance(found, Check) else found or ()
     except Exception as error:
-        next_step = ".venv/bin/hanabi-grpo settings" if isinstance(error, HanabiGrpoError) else _REPORT
+        next_step = _SETTINGS if isinstance(error, HanabiGrpoError) else _REPORT
         yield fail(probe.name, f"the check itself failed ({type(error).__name__}: {error})", next_step)
 
 
@@ -142,20 +133,4 @@ def settings_or_problems(dotenv: Path = Path(DOTENV)) -> tuple[LoadedSettings | 
         check_names(os.environ, dotenv)
     except SettingsError as error:
         problems |= dict.fromkeys(str(error).splitlines())
-    return loaded, [_problem(line) for line in problems]
-
-
-def _problem(text: str) -> Check:
-    found = _NAME.match(text)
-    if not found:
-        return fail("settings", text, f"correct {text.partition(':')[0]}; an example: HANABI_PLAYERS=2")
-    name = found[1]
-    inside = re.search(r"\(from (\S+)\)| It is in (\S+)\.$", text)
-    place = next(filter(None, inside.groups()), DOTENV) if inside else DOTENV
-    if meant := re.search(r"did you mean (\w+)\?", text):
-        shell, line = f'export {meant[1]}="${name}"; unset {name}', f"s/^{name}=/{meant[1]}=/"
-    else:
-        shell, line = f"unset {name}", f"/^{name}=/d"
-    way = shell if name in os.environ else f"sed -i '{line}' {DOTENV if place == SHELL else place}"
-    show = "" if meant else f"\n.venv/bin/hanabi-grpo settings --markdown | grep {name}"
-    return fail("settings", text, way + show)
+    return loaded, [fail("settings", line, _SETTINGS) for line in problems]

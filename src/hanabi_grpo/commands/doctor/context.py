@@ -11,21 +11,39 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hanabi_grpo.client.rollout_client import each_server, server_url
-from hanabi_grpo.commands.doctor.answer import Answer, ask, is_local
+from hanabi_grpo.client.rollout_client import each_server
+from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, ServerError, SettingsError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.settings import LoadedSettings, Settings, variables
+from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.board import is_local_model
-from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+Health = dict[str, Any] | NotReady | ServerError
+"""What a rollout server says of itself, or why there is none, or why it refuses."""
+
+
+def ask(settings: Settings) -> Health:
+    """Ask the server that the settings name how it is."""
+    try:
+        return look_once(settings)
+    except ServerError as error:
+        return error
+
+
+def is_ours(health: Health) -> bool:
+    """Tell whether a rollout server of this project answers, if only that it starts or refuses the key."""
+    return not isinstance(health, NotReady) or health.reason.startswith("is starting")
 
 
 # Without slots: a cached property needs the instance's dict.
@@ -116,15 +134,15 @@ class Context:
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
     @cached_property
-    def answers(self) -> tuple[tuple[Settings, Answer], ...]:
-        """The settings that name each rollout server, and how that says it is."""
-        return tuple((one, ask(f"{server_url(one)}/health/", one)) for one in each_server(self.settings))
+    def healths(self) -> tuple[tuple[Settings, Health], ...]:
+        """The settings that name each rollout server, and how that is."""
+        return tuple((one, ask(one)) for one in each_server(self.settings))
 
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, so that its memory is taken already."""
-        first, answer = self.answers[0]
-        return is_local(first.vllm_server_host) and answer.is_ours
+        first, health = self.healths[0]
+        return first.vllm_server_host in LOCAL and is_ours(health)
 
     @cached_property
     def planned(self) -> tuple[ResumePlan | None, str]:
@@ -160,13 +178,12 @@ class Context:
                 return measure_budget(self.setups, self.chat, self.settings.max_completion_length)
         return None
 
-    def unset(self, field: str) -> str:
-        """Return what takes a setting away from where it was given."""
-        name = next(variable.env for variable in variables(self.settings.env) if variable.field == field)
-        origin = self.loaded.origins[field]
-        if origin == SHELL:
-            return f"unset {name}"
-        return f"sed -i '/^{name}=/d' {self.settings.profile if origin == PROFILE else DOTENV}"
+
+def amount(number: float, unit: str = "") -> str:
+    """Return a number as it is read, e.g. "21.5 kB", "1.41 k", "896"."""
+    # 999.9 is a thousand.
+    power = min(int(math.log10(max(1.0005 * number, 1)) / 3), 4)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G', 'T')[power]}{unit}".rstrip()
 
 
 def broken_weights(folder: Path) -> list[str]:

@@ -21,8 +21,7 @@ def dataset_checks(context: Context) -> Check:
     try:
         rows = training_rows(settings)
     except SettingsError as error:
-        board = f"   # the board is then HANABI_PRESET={settings.preset}" if settings.preset else ""
-        return fail("dataset", str(error), context.unset("dataset") + board)
+        return fail("dataset", str(error), "unset DATASET   # or remove its line from .env; the settings decide then")
     source = settings.dataset or "none: the board of the settings"
     return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows, settings)}")
 
@@ -85,8 +84,6 @@ def vocabulary_checks(context: Context) -> Check:
     try:
         check_vocabulary(context.setups, context.chat.tokenizer, settings.model)
     except SettingsError as error:
-        # The tiny model's tokenizer lists the words of the compact style only.
-        compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
-        make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
+        make = f"{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
         return fail("vocabulary", str(error), make)
     return ok("vocabulary", f"every word of {', '.join(boards[0])} has a token")

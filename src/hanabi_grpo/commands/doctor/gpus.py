@@ -93,7 +93,11 @@ def _torch_sees(context: Context, count: int) -> Check:
 
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
-    settings, layout = context.settings, layout_commands(len(gpus))
+    settings = context.settings
+    profile = max(count for count in (1, 4, 8) if count <= len(gpus))
+    layout = (
+        f"export HANABI_PROFILE=tools/profiles/gpu-{profile}.env   # in both terminals; docs/hardware.md has others"
+    )
     terminals: dict[Terminal, bool] = {"server": context.serves, "trainer": context.trains}
     try:
         names = {terminal: _names(context, terminal) for terminal, matters in terminals.items() if matters}
@@ -149,19 +153,6 @@ def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
     if free >= share or context.server_is_up:
         return ok("gpu memory", finding)
     return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}")
-
-
-def layout_commands(count: int) -> str:
-    """Return the two terminals' commands for this number of GPUs; of one both use it."""
-    # Tensor parallel sizes divide a model's attention heads, which powers of two do.
-    size = 1 << (max(1, count // 2).bit_length() - 1)
-    server, trainer = (",".join(map(str, range(start, start + size))) for start in (0, size if count > 1 else 0))
-    share = "" if count > 1 else " HANABI_GPU_MEMORY_UTILIZATION=0.4"
-    single = " DEEPSPEED=none" if size == 1 else ""
-    return (
-        f"CUDA_VISIBLE_DEVICES={server} VLLM_TENSOR_PARALLEL_SIZE={size}{share} bash {ROLLOUT_SCRIPT}\n"
-        f"CUDA_VISIBLE_DEVICES={trainer} NPROC_PER_NODE={size}{single} bash {TRAIN_SCRIPT}"
-    )
 
 
 def _names(context: Context, terminal: Terminal) -> list[str]:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.context import Context, amount
 
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
@@ -35,10 +35,11 @@ def disk_checks(context: Context) -> Check:
     if not os.access(parent, os.W_OK):
         return fail("disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"')
     if not context.adapter_parameters:
-        return skip("disk", f"{_size(free)} free at {parent}; the size of a checkpoint needs the model")
+        return skip("disk", f"{amount(free, 'B')} free at {parent}; the size of a checkpoint needs the model")
     # Float32 weights and the optimizer's two moments.
     checkpoint = 3 * 4 * context.adapter_parameters * context.num_adapters
-    text = f"{_size(free)} free at {parent}, checkpoints take {settings.save_total_limit} × {_size(checkpoint)}"
+    size = amount(checkpoint, "B")
+    text = f"{amount(free, 'B')} free at {parent}, checkpoints take {settings.save_total_limit} × {size}"
     # One more than is kept: the new one is written before the oldest goes.
     if free < (settings.save_total_limit + 1) * checkpoint:
         way = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
@@ -54,25 +55,17 @@ def shared_memory_checks(context: Context) -> Check | None:
     if not home.is_dir():
         return skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
     free, parameters = shutil.disk_usage(home).free, context.adapter_parameters
-    text, needed = f"{_size(free)} free in {home}", 0
+    text, needed = f"{amount(free, 'B')} free in {home}", 0
     if context.serves and parameters:
         needed = _VERSIONS_IN_FLIGHT * (4 if settings.dtype == "float32" else 2) * parameters * context.num_adapters
-        text += f", adapters take up to {_size(needed)}"
+        text += f", adapters take up to {amount(needed, 'B')}"
     elif context.serves and settings.device == "gpu":
         needed = _LARGE_MODELS_SHM
-        text += f", adapters of a model for GPUs take at least {_size(needed)}"
+        text += f", adapters of a model for GPUs take at least {amount(needed, 'B')}"
     engine = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size) if context.serves else 1
     if max(engine, settings.nproc_per_node if context.trains else 1) > 1:
         needed += _PARALLEL_SHM
-        text += f", parallel processes about {_size(_PARALLEL_SHM)}"
+        text += f", parallel processes about {amount(_PARALLEL_SHM, 'B')}"
     if free < needed:
         return fail("shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
     return ok("shared memory", text)
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

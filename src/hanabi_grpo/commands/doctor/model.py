@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context, broken_weights
+from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
 from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
@@ -51,8 +51,8 @@ def model_checks(context: Context) -> Check:
         most = max(size for size in range(1, parallel) if heads % size == 0)
         finding = f"{name}: {heads} attention heads do not divide by VLLM_TENSOR_PARALLEL_SIZE={parallel}"
         return fail("model", finding, f"export VLLM_TENSOR_PARALLEL_SIZE={most}")
-    sizes = f"{_count(context.num_parameters)} parameters; {context.num_adapters} adapters of rank "
-    sizes += f"{settings.lora_rank}, {_count(context.adapter_parameters)} each"
+    sizes = f"{amount(context.num_parameters)} parameters; {context.num_adapters} adapters of rank "
+    sizes += f"{settings.lora_rank}, {amount(context.adapter_parameters)} each"
     return ok("model", f"{name}: {context.config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")
 
 
@@ -142,10 +142,3 @@ def _make(context: Context) -> str:
     settings = context.settings
     default = [settings.preset or LAPTOP], settings.players, settings.env
     return tiny_model_command(*(boards_of(context.setups) if context.setups else default))
-
-
-def _count(number: int) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g} {unit}"
-    return str(number)

@@ -5,14 +5,12 @@ from functools import partial
 from pathlib import Path
 
 from hanabi_grpo.commands.console import TRAIN_SCRIPT
-from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
+from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import num_steps
-from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.resume import resume_lines
 from hanabi_grpo.runs.run_folder import holder_of, some_of, used_entries
-from hanabi_grpo.runs.saved_adapters import SavedAdapters, check_same_base
 from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.tracking.used_checkpoints import read_used
 from hanabi_grpo.types import player_name
@@ -72,16 +70,7 @@ def start_checks(context: Context) -> Iterator[Check]:
         yield fail("start", str(error), _remedy(str(error)))
         return
     for start in starts:
-        config, named = start.saved.adapters[start.adapter][1], f"HANABI_START_FROM={start.word}"
-        for key, env in (("r", "LORA_RANK"), ("lora_alpha", "LORA_ALPHA")):
-            here = getattr(settings, env.lower())
-            if config.get(key, here) != here:
-                finding = f"{named}: {env} was {config[key]} there and is {here} here"
-                yield fail("start", finding, f"export {env}={config[key]}")
-                break
-        else:
-            said = f"{start.name} from {start.adapter} of {start.folder}, step {start.saved.step}"
-            yield _with_base(context, "start", named, said, start.folder, start.saved)
+        yield ok("start", f"{start.name} from {start.adapter} of {start.folder}, step {start.saved.step}")
 
 
 def partner_checks(context: Context) -> Iterator[Check]:
@@ -89,16 +78,15 @@ def partner_checks(context: Context) -> Iterator[Check]:
     for partner in read_pool(context.settings):
         if partner.place is None:
             continue
-        named = f"HANABI_PARTNERS={partner.word}"
         try:
             folder, saved = read_used(partner.place, _run_folder(context), fetch=True)
             for seat in range(context.settings.players) if partner.seat is None else (partner.seat,):
                 saved.choose(player_name(seat), partner.adapter)
         except (OSError, SettingsError) as error:
-            yield fail("partners", f"{named}: {error}", _remedy(str(error)))
-            continue
-        said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
-        yield _with_base(context, "partners", named, said, folder, saved)
+            yield fail("partners", f"HANABI_PARTNERS={partner.word}: {error}", _remedy(str(error)))
+        else:
+            said = f"{partner.word}: {folder}, step {saved.step}, adapters {', '.join(saved.adapters)}"
+            yield ok("partners", said)
 
 
 def _run_folder(context: Context) -> Path | None:
@@ -107,15 +95,3 @@ def _run_folder(context: Context) -> Path | None:
 
 def _remedy(error: str) -> str:
     return _LOG_IN if "wandb:" in error or "hf:" in error else _LIST
-
-
-def _with_base(context: Context, name: str, named: str, said: str, folder: Path, saved: SavedAdapters) -> Check:
-    # As the server would tell it, as far as this machine knows.
-    facts = {"model_fingerprint": model_fingerprint(context.model_folder)} if context.model_folder else {}
-    try:
-        check_same_base(folder, saved, facts)
-    except SettingsError as error:
-        return fail(name, f"{named}: {error}", _LIST)
-    if "model_fingerprint" not in saved.facts:
-        return warn(name, f"{said}; nothing says on which base model it was trained", _LIST)
-    return ok(name, said)
