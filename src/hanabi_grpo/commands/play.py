@@ -20,7 +20,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import Observation, Task
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.lineups import parse_line_up, short_name
