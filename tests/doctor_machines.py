@@ -106,7 +106,7 @@ def answering(status: int, body: dict[str, Any] | str, key: str | None = None, s
         server.server_close()
 
 
-def make_gpu_machine(folder: Path, count: int, *, free: int = 80000) -> dict[str, str]:
+def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
     """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put them first.
 
     Args:
@@ -127,8 +127,7 @@ def make_gpu_machine(folder: Path, count: int, *, free: int = 80000) -> dict[str
         "    is_available = staticmethod(lambda: True)\n"
         "    @staticmethod\n"
         "    def device_count():\n"
-        "        visible = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
-        f"        return {count} if visible is None else len(visible.split(','))\n"
+        f"        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * {count - 1}).split(','))\n"
     )
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()

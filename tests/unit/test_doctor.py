@@ -154,13 +154,10 @@ def test_what_triton_compiles_with_is_looked_for_before_the_engine_starts(
     assert headless.status == "fail" and "Python.h" in headless.finding and "-dev" in headless.remedy
 
 
-def gpu_doctor(tmp_path: Path, gpus: int, machine: dict[str, int] | None = None, **environ: str) -> dict[str, Any]:
+def gpu_doctor(tmp_path: Path, gpus: int, free: int = 80000, **environ: str) -> dict[str, Any]:
     """Run the command on a machine with GPUs; return its checks by name."""
-    variables = {
-        **make_gpu_machine(tmp_path, gpus, **(machine or {})),
-        "HOME": str(tmp_path),
-        "MODEL": str(tmp_path / "no-model"),
-    }
+    variables = make_gpu_machine(tmp_path, gpus, free=free)
+    variables |= {"HOME": str(tmp_path), "MODEL": str(tmp_path / "no-model")}
     answer = subprocess.run(
         [sys.executable, "-m", "hanabi_grpo.cli", "doctor", "--json"],
         env={**variables, "VLLM_SERVER_PORT": "18124", **environ},
@@ -173,40 +170,29 @@ def gpu_doctor(tmp_path: Path, gpus: int, machine: dict[str, int] | None = None,
     return {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
 
 
-SPLIT = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
-
-
-def test_eight_gpus_fit_the_scripts_defaults_and_four_need_their_profile(tmp_path: Path) -> None:
-    checks = gpu_doctor(tmp_path / "8", 8, **SPLIT)
+def test_gpus_are_compared_with_the_scripts_defaults_with_both_terminals_lists_and_with_sizes(tmp_path: Path) -> None:
+    four = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "NPROC_PER_NODE": "4", "DEEPSPEED": "zero2"}
+    two = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "NPROC_PER_NODE": "2", "DEEPSPEED": "zero2"}
+    one = {"VLLM_TENSOR_PARALLEL_SIZE": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    checks = gpu_doctor(tmp_path / "8", 8, **four)
     assert checks["gpus"]["finding"] == "8 × NVIDIA H100 80GB HBM3, 80 GiB each"
     assert checks["torch gpus"]["finding"] == "torch sees 8"
     assert checks["gpu split"]["finding"] == "server on 0,1,2,3, trainer on 4,5,6,7"
     wanted = ("gpus", "torch gpus", "gpu split", "server gpus", "trainer gpus", "gpu memory", "compiler")
     assert [checks[name]["status"] for name in wanted] == ["ok"] * 7
-    check = gpu_doctor(tmp_path / "4", 4, **SPLIT)["gpu split"]
-    assert check["status"] == "fail" and "name GPU 4, 5, 6, 7, there are only 4" in check["finding"]
-    assert check["remedy"].startswith("export HANABI_PROFILE=tools/profiles/gpu-4.env ")
-
-
-def test_one_list_for_both_terminals_is_split_warned_of_or_refused_and_one_gpu_is_shared(tmp_path: Path) -> None:
-    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "2", "NPROC_PER_NODE": "2", "DEEPSPEED": "zero2"}
-    one = {"VLLM_TENSOR_PARALLEL_SIZE": "1"}
-    for number, (gpus, visible, more, status, finding) in enumerate(
+    for number, (gpus, given, status, finding) in enumerate(
         (
-            (4, "0,1", sizes, "warn", "both terminals would take GPU 0, 1"),
-            (4, "0,1,2", sizes, "fail", "too short for both terminals"),
-            (4, "0,1,2,3", sizes, "ok", "server on 0,1, trainer on 2,3"),
-            (1, "0", {**one, "HANABI_GPU_MEMORY_UTILIZATION": "0.4"}, "ok", "both terminals share GPU 0"),
-            (1, "0", {**one, "HANABI_GPU_MEMORY_UTILIZATION": "0.9"}, "warn", "both terminals would take GPU 0"),
+            (4, four, "fail", "name GPU 4, 5, 6, 7, there are only 4"),
+            (4, {"CUDA_VISIBLE_DEVICES": "0,1", **two}, "warn", "both terminals would take GPU 0, 1"),
+            (4, {"CUDA_VISIBLE_DEVICES": "0,1,2,3", **two}, "ok", "server on 0,1, trainer on 2,3"),
+            (1, {"HANABI_GPU_MEMORY_UTILIZATION": "0.4", **one}, "ok", "both terminals share GPU 0"),
+            (1, {"HANABI_GPU_MEMORY_UTILIZATION": "0.9", **one}, "warn", "both terminals would take GPU 0"),
         )
     ):
-        check = gpu_doctor(tmp_path / str(number), gpus, CUDA_VISIBLE_DEVICES=visible, **more)["gpu split"]
-        assert check["status"] == status and finding in check["finding"], visible
-
-
-def test_more_processes_than_gpus_and_too_little_free_memory_fail(tmp_path: Path) -> None:
-    sizes = {"VLLM_TENSOR_PARALLEL_SIZE": "4", "VLLM_DATA_PARALLEL_SIZE": "2"}
-    checks = gpu_doctor(tmp_path, 8, {"free": 40000}, **sizes)
+        check = gpu_doctor(tmp_path / str(number), gpus, **given)["gpu split"]
+        assert check["status"] == status and finding in check["finding"]
+        assert status == "ok" or f"tools/profiles/gpu-{gpus}.env " in check["remedy"]
+    checks = gpu_doctor(tmp_path / "more", 8, free=40000, **four, VLLM_DATA_PARALLEL_SIZE="2")
     assert checks["server gpus"]["status"] == "fail" and "needs 8 GPUs" in checks["server gpus"]["finding"]
     assert checks["gpu memory"]["status"] == "fail"
     assert "export HANABI_GPU_MEMORY_UTILIZATION=0.49" in checks["gpu memory"]["remedy"]

@@ -275,23 +275,6 @@ def session(body: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_a_process_runs_until_it_is_gone_or_a_zombie() -> None:
-    starts = "import subprocess as s, time; own = s.Popen(['true']); print(own.pid, flush=True); time.sleep(60)"
-    lines = session(f"""
-        sleep 60 & child=$!
-        echo "alive: $(alive 999999999 $child | sed s/$child/child/)"
-        kill $child
-        wait $child || true
-        is_running $child || echo "is gone"
-        coproc {{ exec {sys.executable} -c "{starts}"; }}
-        read -r zombie <&"${{COPROC[0]}}"
-        until grep -q zombie /proc/$zombie/status; do sleep 0.05; done
-        is_running $zombie || echo "is a zombie"
-        kill $COPROC_PID
-    """)
-    assert lines == ["alive: child", "is gone", "is a zombie"]
-
-
 def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
     starts = "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', '60'],)).start()"
     lines = session(f"""
