@@ -42,7 +42,7 @@ NAMED = {
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
     "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
     "view": {"WANDB_MODE", "WANDB_ENTITY", "OUTPUT_DIR"},
-    "export": {"MODEL", "WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
+    "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
     "upload": {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_NAME", "WANDB_MODE", "CKPT_ARTIFACT_NAME"},
     "watch": {"OUTPUT_DIR"},
 }

@@ -114,7 +114,7 @@ def test_a_start_is_read_as_the_trainer_reads_it(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with torch.random.fork_rng():
         model = adapters.add_adapters(small_model(), NAMES, rank=8, alpha=16, seed=1)
-    checkpoint = save_checkpoint(model, NAMES, tmp_path / "run", 7, {}, moments=None, groups=[], random_states=[])
+    checkpoint = save_checkpoint(model, NAMES, tmp_path / "run", 7, {})
     assert find(start_checks) == []
     checks = find(start_checks, HANABI_START_FROM=checkpoint.parent)
     assert [(check.status, check.finding) for check in checks] == [

@@ -8,8 +8,8 @@ import typer
 
 from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer, stderr_console
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import Collection, collect_games
-from hanabi_grpo.evaluation.matches import is_held_out
 from hanabi_grpo.rollout.lineups import parse_line_up
 
 

@@ -2,13 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.evaluation.comparison.curves import Axis
-from hanabi_grpo.evaluation.comparison.runs import load_arms
+from hanabi_grpo.evaluation.comparison.arms import load_arms, parse_arms, parse_reference
 from hanabi_grpo.evaluation.comparison.tables import (
     compare_arms,
     comparison_markdown,
@@ -16,7 +15,6 @@ from hanabi_grpo.evaluation.comparison.tables import (
     comparison_sheets,
     comparison_to_json,
 )
-from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
 from hanabi_grpo.report.page import save_text
 from hanabi_grpo.runs.run_folder import finite
 
@@ -30,23 +28,18 @@ def compare(
         ),
     ],
     title: Annotated[str, typer.Option(help="Heading of picture and table.")] = "",
-    x: Annotated[Axis, typer.Option("--x", help="What curves are drawn against, and cut at.")] = Axis.STEPS,
+    x: Annotated[
+        Literal["steps", "games"], typer.Option("--x", help="What curves are drawn against, and cut at.")
+    ] = "steps",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
-    preset: Annotated[str | None, typer.Option(help="Preset of the curves, where runs have several.")] = None,
     reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
-    evaluation: Annotated[
-        list[str] | None,
-        typer.Option(help="File name of an evaluation in each run, e.g. sampled.json; all when left out."),
-    ] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
     out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
-    files = evaluation or []
-    name, loaded = load_arms(parse_arms(arms), preset=preset, evaluations=files)
-    levels = dict(map(parse_reference, reference or []))
-    found = compare_arms(name, loaded, axis=x, window=window, evaluations=files, references=levels)
+    name, loaded = load_arms(parse_arms(arms), by_games=x == "games")
+    found = compare_arms(name, loaded, axis=x, window=window, references=dict(map(parse_reference, reference or [])))
     console = make_console()
     say = sayer(console)
     for sheet in comparison_sheets(found):
@@ -56,16 +49,7 @@ def compare(
     if out_png is not None:
         from hanabi_grpo.report.charts.bands import draw_bands
 
-        draw_bands(
-            out_png,
-            found.curves,
-            axis=found.axis,
-            window=window,
-            title=title,
-            preset=found.preset,
-            score_range=found.score_range,
-            references=found.references,
-        )
+        draw_bands(out_png, found, title=title)
         say(f"picture: {out_png}")
     if out_markdown is not None:
         save_text(out_markdown, comparison_markdown(found, title), "--out-markdown")

@@ -11,11 +11,8 @@ from rich.console import Console
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.crossplay.cells import CellStore
-from hanabi_grpo.evaluation.crossplay.entries import parse_entries
-from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
-from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
+from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, find_cells, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
@@ -23,7 +20,7 @@ from hanabi_grpo.rollout.lineups import short_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
 
-_WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
+_MOST_COLUMNS = 6
 """Most entries whose matrix fits into 120 columns."""
 
 
@@ -57,11 +54,12 @@ def cross_play(
     entries = parse_entries(texts, chosen.game)
     folder = out or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
     # Runs are named by the checkpoint that was found in them.
-    named = [e.word if e.label in (short_name(e.word), e.word) else f"{e.label}={e.word}" for e in entries]
+    words = [(entry.label, str(entry.ref)) for entry in entries]
+    named = [word if label in (short_name(word), word) else f"{label}={word}" for label, word in words]
     again = shlex.join(["hanabi-grpo", "cross-play", *named, *_options({**ctx.params, "out": folder, "texts": None})])
     aside = stderr_console()
     console = aside if as_json else make_console()
-    store, cells, tell = CellStore(folder), dict[str, EvaluationResult](), sayer(aside)
+    cells, tell = dict[str, EvaluationResult](), sayer(aside)
     plan: Plan | None = None
 
     def standing() -> str:
@@ -77,11 +75,11 @@ def cross_play(
     needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
         plan = make_plan(entries, chosen.game, deals, suite=suite, served=served)
-        cells.update(store.find(plan))
+        cells.update(find_cells(plan, folder))
         if cells:
             tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
         try:
-            _play(plan, store, cells, served, aside)
+            _play(plan, folder, cells, served, aside)
         except HanabiGrpoError:
             tell(standing())
             raise
@@ -93,9 +91,7 @@ def cross_play(
     else:
         for line in describe(summary):
             say(line)
-        if len(summary.labels) <= _WITHOUT_ERRORS:
-            console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
-        for sheet in all_sheets(summary)[1:]:
+        for sheet in all_sheets(summary)[0 if len(summary.labels) <= _MOST_COLUMNS else 1 :]:
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
@@ -110,7 +106,7 @@ def _options(given: dict[str, object]) -> list[str]:
 
 
 def _play(
-    plan: Plan, store: CellStore, cells: dict[str, EvaluationResult], served: Served | None, console: Console
+    plan: Plan, folder: Path, cells: dict[str, EvaluationResult], served: Served | None, console: Console
 ) -> None:
     with bars(console) as shown:
         of_cells = shown.add_task("cells", total=len(plan.cells), completed=len(cells))
@@ -123,6 +119,6 @@ def _play(
         def progress(done: int) -> None:
             shown.update(of_deals, completed=done)
 
-        store.play(plan, cells, served=served, begin=begin, progress=progress)
+        play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
         shown.update(of_cells, completed=len(cells))
         shown.update(of_deals, completed=plan.num_deals, description="deals")

@@ -99,7 +99,6 @@ def evaluate(
                     label=name,
                     ledger=books[-1],
                     progress=show,
-                    clear=False,
                 )
             except ServerError:
                 if any(done.values()):

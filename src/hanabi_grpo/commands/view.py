@@ -8,7 +8,7 @@ import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -46,7 +46,7 @@ def view(
     )
     console = make_console()
     say = sayer(console)
-    path, step = games_place(path, step)
+    path = games_place(path)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
@@ -67,7 +67,7 @@ def view(
         if html.stat().st_size > _LARGE_PAGE:
             say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    advantages = advantages_of(recordings, estimator_of(settings))
+    advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
 

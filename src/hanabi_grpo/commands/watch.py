@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
-from hanabi_grpo.commands.console import make_console, print_json
+from hanabi_grpo.commands.console import make_console
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen
@@ -24,18 +24,15 @@ def watch(
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms, the last game. Ctrl-C ends the watching only.
 
-    Nothing is written. --once and --json exit with 1 when there is no run yet. Where standard output is no terminal,
-    one frame is printed.
+    Nothing is written. --once exits with 1 when there is no run yet. Where standard output is no terminal, one frame is
+    printed.
     """
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
     console, watched = make_console(), RunWatch(run)
-    if as_json or once or not sys.stdout.isatty():
+    if once or not sys.stdout.isatty():
         state = watched.look()
-        if as_json:
-            print_json(state.to_json(), indent=2)
-        else:
-            console.print(RunScreen(state))
+        console.print(RunScreen(state))
         raise typer.Exit(0 if state.is_there else 1)
     # SIGTERM must give the terminal back too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
