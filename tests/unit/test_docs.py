@@ -47,7 +47,7 @@ def test_the_readmes_tables_are_what_settings_and_boards_say() -> None:
     for name, board in PRESETS.items():
         hands = ", ".join(f"{players}: {hand}" for players, hand in board.hand_sizes.items())
         row = f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | {board.max_lives} | {hands} "
-        assert f"{row}| {board.summary} |" in README.splitlines()
+        assert any(line.startswith(f"{row}| ") for line in README.splitlines()), name
     few = [f"`{name}`" for name in PRESETS if make_spec(name).deals_all_decks]
     flat = " ".join(README.split())
     assert f"fewer than a million different decks ({', '.join(few)})" in flat

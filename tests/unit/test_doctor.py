@@ -203,7 +203,7 @@ def test_a_broken_driver_is_a_reason_and_a_gpu_without_a_number_for_its_memory_i
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2\nexit 9\n")
     program.chmod(0o755)
-    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi fails: Failed to initialize NVML")
+    assert list_gpus(str(tmp_path)) == ((), "nvidia-smi ends with 9: Failed to initialize NVML")
     program.write_text("#!/bin/sh\necho '0, NVIDIA GB10, [N/A], [N/A]'\n")
     [gpu], reason = list_gpus(str(tmp_path))
     assert (gpu.name, gpu.total, reason) == ("NVIDIA GB10", 0, "")
@@ -225,17 +225,16 @@ _SMALL = """
 import sys
 from pathlib import Path
 from doctor_machines import find, make_model
-from hanabi_grpo.commands.doctor import machine
+from hanabi_grpo.commands.doctor.machine import shared_memory_checks
 from hanabi_grpo.settings import load
 from hanabi_grpo.settings.device import Device
 model = make_model(Path(sys.argv[1]))
-one = find(machine.shared_memory_checks, MODEL=model)
-two = find(machine.shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)
-trainers = find(machine.shared_memory_checks, role="trainer", MODEL=model, NPROC_PER_NODE=2, DEEPSPEED="zero2")
+one = find(shared_memory_checks, MODEL=model)
+two = find(shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)
 load.installed_device = lambda: Device(kind="gpu", reason="a test says so")
-unknown = find(machine.shared_memory_checks, MODEL="no/such", VLLM_TENSOR_PARALLEL_SIZE=1, NPROC_PER_NODE=1)
-for [check] in (one, two, trainers, unknown):
-    print(check.status, check.finding, sep=": ")
+unknown = find(shared_memory_checks, MODEL="no/such", VLLM_TENSOR_PARALLEL_SIZE=1, NPROC_PER_NODE=1)
+for [check] in (one, two, unknown):
+    print(check.status, check.finding.partition(" free in /dev/shm")[2])
 """
 
 
@@ -246,13 +245,11 @@ def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(t
     command = ["unshare", "-m", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", _SMALL]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run([*command, str(tmp_path / "model")], env=environ, capture_output=True, text=True, check=False)
-    assert [line.split(" free in /dev/shm")[-1] for line in done.stdout.splitlines()] == [
-        ", adapters take up to 21.5 kB",
-        ", adapters take up to 21.5 kB, parallel processes about 1.07 GB",
-        ", parallel processes about 1.07 GB",
-        ", adapters of a model for GPUs take at least 200 MB",
+    assert done.stdout.splitlines() == [
+        "ok , adapters take up to 21.5 kB",
+        "fail , adapters take up to 21.5 kB, parallel processes about 1.07 GB",
+        "fail , adapters of a model for GPUs take at least 200 MB",
     ], done.stderr
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["ok", "fail", "fail", "fail"]
 
 
 def dataset(path: Path, **env_config: object) -> Path:
@@ -366,17 +363,12 @@ def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: P
     assert (beyond.status, beyond.remedy) == ("fail", "export HANABI_MAX_MODEL_LEN=4096")
 
 
-def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_turns_of_a_player(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_thinking_model_has_room_for_its_thoughts_where_a_game_has_at_most_20_turns_of_a_player(folder: Path) -> None:
     for device, plain, context, thoughts in (("cpu", 4, 1024, 51), ("gpu", 512, 40960, 2048), ("gpu", 512, 2048, 512)):
         for thinking, limit in ((False, plain), (True, thoughts)):
             given = Settings(device=device, thinking=thinking, max_model_len=context)
             assert given.max_completion_length == limit
-    usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl"), "HANABI_THINKING": "true"}
-    fits = only(find(games.context_checks, **usual))
-    assert fits.status == "ok" and "6 turns a player" in fits.finding and "6 replies of 51 = " in fits.finding
-    long = only(find(games.context_checks, MAX_COMPLETION_LENGTH=250, **usual))
+    long = only(find(games.context_checks, MODEL=folder, HANABI_THINKING="true", MAX_COMPLETION_LENGTH=250))
     assert long.status == "warn" and long.remedy.splitlines()[-1] == "export HANABI_THINKING=false"
 
 

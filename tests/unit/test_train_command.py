@@ -96,18 +96,18 @@ def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monk
 
 
 def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
-    check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path / "new"))
-    assert (check.status, check.finding) == ("ok", str(tmp_path / "new")) and not (tmp_path / "new").exists()
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "metrics.jsonl").touch()
-    check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path / "used"))
-    assert check.status == "fail" and "holds another run already (metrics.jsonl)" in check.finding
-    check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path / "used" / "metrics.jsonl"))
-    assert check.status == "fail" and "is a file" in check.finding
-    check = only(find(run_folder_checks, RESUME=tmp_path / "none"))
-    assert check.status == "fail" and "no such folder" in check.finding
-    check = only(find(run_folder_checks, RESUME="latest", OUTPUT_DIR=tmp_path / "new"))
-    assert check.status == "ok" and "starts at step 0" in check.finding
+    for given, status, finding in (
+        ({"OUTPUT_DIR": tmp_path / "new"}, "ok", str(tmp_path / "new")),
+        ({"OUTPUT_DIR": tmp_path / "used"}, "fail", "holds another run already (metrics.jsonl)"),
+        ({"OUTPUT_DIR": tmp_path / "used" / "metrics.jsonl"}, "fail", "is a file"),
+        ({"RESUME": tmp_path / "none"}, "fail", "no such folder"),
+        ({"RESUME": "latest", "OUTPUT_DIR": tmp_path / "new"}, "ok", "starts at step 0"),
+    ):
+        check = only(find(run_folder_checks, **given))
+        assert check.status == status and finding in check.finding
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_start_is_read_as_the_trainer_reads_it(tmp_path: Path) -> None:
@@ -264,21 +264,6 @@ def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_com
     assert result.exit_code == 2 and not became
     assert "LORA_RANK: was 16, is 8" in result.stderr and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"} == before
-
-
-def test_a_fork_starts_a_run_of_its_own(tmp_path: Path, train_command: Any) -> None:
-    train_command()
-    write_checkpoint_of(tmp_path / "run", 2)
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3}\n')
-    fork = {"RESUME": str(tmp_path / "run"), "OUTPUT_DIR": str(tmp_path / "fork")}
-    result, became = train_command(**fork, TEMPERATURE="0.5")
-    assert result.exit_code == 0 and len(became) == 1, result.output
-    assert "changed since: TEMPERATURE: was 1.0, is 0.5" in result.output
-    resumed = read_resume(tmp_path / "fork")
-    assert resumed is not None and resumed.checkpoint == tmp_path / "run" / "checkpoint-2"
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 3}\n'
-    result, became = train_command(**fork)
-    assert result.exit_code == 2 and not became and "by RESUME=latest" in result.stderr
 
 
 def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, train_command: Any) -> None:

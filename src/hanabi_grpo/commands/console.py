@@ -121,12 +121,17 @@ def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
     """
-    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
-        os.environ.setdefault(name, value)
+    give_environ(loaded)
     if (share := gpu_share(loaded, terminal)) is None:
         return ""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
     return share.why
+
+
+def give_environ(loaded: LoadedSettings) -> None:
+    """Set what `.env` and the profile hold for other software, and `offline_environ`, where this shell has no value."""
+    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+        os.environ.setdefault(name, value)
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:

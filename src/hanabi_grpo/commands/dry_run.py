@@ -39,12 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one 
 
 
 def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:
-    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown.
-
-    Raises:
-        SettingsError: Not exactly one of the two, or settings that are refused.
-        typer.Exit: With 1, when a check of the dry run failed.
-    """
+    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown."""
     if print_config == dry_run:
         raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
     if print_config:
@@ -85,15 +80,7 @@ def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_r
 
 
 def _plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
-    """Return what would be started, ready for JSON; keys are masked.
-
-    Returns:
-        {"command": [word, …], "environ": {name: value}, "url": where the server listens, or which servers the trainer
-        waits for}.
-
-    Raises:
-        HanabiGrpoError: RESUME cannot be followed.
-    """
+    """Return {"command": [word, …], "environ": {name: value}, "url": listened on or waited for}; keys are masked."""
     settings, gpus = loaded.settings, os.environ.get("CUDA_VISIBLE_DEVICES")
     environ = {**({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}), **offline_environ(settings)}
     if terminal == "server":

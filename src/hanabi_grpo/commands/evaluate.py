@@ -79,7 +79,8 @@ def evaluate(
         for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
             key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
-            books.append(_ledger_path(out, number if len(teams) > 1 else None, game.spec.preset, digests[-1]))
+            part = f".{number}.part.jsonl" if len(teams) > 1 else ".part.jsonl"
+            books.append(out.with_suffix(part) if out else _FOLDER / f"{game.spec.preset}-{digests[-1]}.part.jsonl")
             orders = len(team.orders(rotate=not no_rotate))
             title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
             bar = progress.add_task(title, total=deals)
@@ -132,12 +133,6 @@ def _labels(teams: Sequence[LineUp]) -> list[str]:
     """Return short labels where they differ, and what was typed where two would be the same."""
     short = [team.label for team in teams]
     return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
-
-
-def _ledger_path(out: Path | None, number: int | None, preset: str, digest: str) -> Path:
-    if out is None:
-        return _FOLDER / f"{preset}-{digest}.part.jsonl"
-    return out.with_suffix(".part.jsonl" if number is None else f".{number}.part.jsonl")
 
 
 def _keep(

@@ -34,11 +34,7 @@ class Nodes:
 
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
-    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset.
-
-    Raises:
-        SettingsError: Not whole numbers, a rank beyond the nodes, or no address of node 0.
-    """
+    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset."""
     count = _number(environ, "NNODES", 1, 1, 4096)
     if count == 1:
         return Nodes()

@@ -129,11 +129,7 @@ class Person:
         return self
 
     async def reply(self, seen: Observation) -> Reply:
-        """Ask until the answer is a legal action; waits at the terminal meanwhile.
-
-        Raises:
-            PlayerLeftError: The person typed q, or the input ended.
-        """
+        """Ask until the answer is a legal action; PlayerLeftError when the person typed q, or the input ended."""
         message, legal = seen.message(), seen.legal()
         self.say(f"\n{message}")
         while True:

@@ -119,12 +119,9 @@ def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], 
 
 
 def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float = 10.0, poll: float = 1.0) -> None:
-    """Return once the server answers that it is healthy; remind of the command that starts it meanwhile.
+    """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
 
     Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
-
-    Raises:
-        ServerError: The time is up, or the server refuses the key.
     """
     servers, say = each_server(loaded.settings), sayer(console)
     if len(servers) > 1:

@@ -17,8 +17,6 @@ from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
 PLAYERS = player_names(MAX_PLAYERS)
-_LARGE_PAGE = 4_000_000
-"""Bytes above which a page opens slowly on a phone."""
 
 
 def view(
@@ -64,8 +62,6 @@ def view(
     if html is not None:
         page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
         say(write_page(html, page, "--html"))
-        if html.stat().st_size > _LARGE_PAGE:
-            say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
     advantages, _ = advantages_of(recordings, settings)
     for one in chosen:

@@ -1,6 +1,5 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,8 +10,8 @@ from rich.table import Table
 from hanabi_grpo.commands.console import (
     INTERRUPTED,
     bars,
+    give_environ,
     make_console,
-    offline_environ,
     sayer,
     stderr_console,
     stop_flag,
@@ -50,9 +49,8 @@ def warm_start(
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and SEED; DATASET,
     HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
-    settings = load_settings().settings
-    for name, value in offline_environ(settings).items():
-        os.environ.setdefault(name, value)
+    give_environ(loaded := load_settings())
+    settings = loaded.settings
     # After these switches: libraries read them once.
     from transformers.utils.logging import disable_progress_bar
 

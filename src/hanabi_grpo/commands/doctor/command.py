@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from hanabi_grpo.commands.console import make_console, offline_environ, print_json
+from hanabi_grpo.commands.console import give_environ, make_console, print_json
 from hanabi_grpo.commands.doctor import games, gpus, machine, model, runs, server, software
 from hanabi_grpo.commands.doctor.check import Check, Role, fail, ok, print_checks, report_json, summary_line
 from hanabi_grpo.commands.doctor.context import Context
@@ -78,8 +78,7 @@ def doctor(
     loaded, checks = settings_or_problems()
     if loaded is not None and not checks:
         # As both terminals do it, before a hub library reads them.
-        for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
-            os.environ.setdefault(name, value)
+        give_environ(loaded)
         checks = make_checks(loaded, role=role, shell=shell, console=console)
     elif console is not None:
         print_checks(console, checks)

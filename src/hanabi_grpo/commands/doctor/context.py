@@ -205,15 +205,9 @@ def broken_weights(folder: Path) -> list[str]:
 
 
 def read_chat(folder: Path, thinking: bool, *, automatic: bool = False) -> "ChatFormat":
-    """Read a tokenizer and its chat format.
+    """Read a tokenizer and its chat format, which may be a SettingsError.
 
-    Args:
-        folder: The model's folder.
-        thinking: HANABI_THINKING.
-        automatic: Read it exactly as server and trainer do; that imports torch and takes many times as long.
-
-    Raises:
-        SettingsError: The chat template cannot be used.
+    With `automatic` exactly as server and trainer do, which imports torch and takes many times as long.
     """
     from hanabi_grpo.rollout.chat import ChatFormat
 

@@ -35,11 +35,7 @@ class Gpu(NamedTuple):
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs, and where there are none the reason.
-
-    Args:
-        path: PATH to look for nvidia-smi in; None: this process's.
-    """
+    """Return the GPUs that the nvidia-smi of a PATH lists, and where there are none the reason."""
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return (), "nvidia-smi is not installed"
@@ -48,8 +44,8 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer ({error})"
     if answer.returncode:
-        text = (answer.stderr + answer.stdout).strip().partition("\n")[0]
-        return (), f"nvidia-smi fails: {text or f'exit code {answer.returncode}'}"
+        said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
+        return (), f"nvidia-smi ends with {answer.returncode}: {said}"
     gpus = []
     for line in filter(None, map(str.strip, answer.stdout.splitlines())):
         index, name, *sizes = (part.strip() for part in line.split(","))
