@@ -56,7 +56,6 @@ def test_a_heat_map_is_coloured_by_what_differs_from_its_last_row() -> None:
     matrix = MoveMatrix(
         counts=((90, 10), (0, 20), (0, 0)),
         shares=((0.9, 0.1), (0.0, 1.0), (None, None)),
-        errors=((0.02, 0.02), (0.0, 0.0), (None, None)),
         marginal=(0.75, 0.25),
     )
     actions = [("P0", "play card 0"), ("P1", "play card 1"), ("P2", "play card 2")]

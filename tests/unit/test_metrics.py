@@ -9,7 +9,6 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.training import metrics
-from hanabi_grpo.training.metrics import step_warnings
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 from made_games import made_episode as game
 from made_games import made_turn
@@ -135,26 +134,7 @@ def test_spread_is_of_any_player_s_reward_and_only_where_it_played() -> None:
     assert flat(game(turn(0), turn(1, illegal=-0.5)), game(turn(0))) == 1
 
 
-GOOD, FLAT = game(turn(0, score=1.0)), [game(turn(0)), game(turn(0))]
 OWN = ("player_0@0", "player_1@0")
-ENDED = replace(game(turn(0)), seats=("blind", OWN[1]))
-
-
-def test_a_step_that_teaches_less_than_it_seems_to_says_so() -> None:
-    cases: list[tuple[list[list[Episode]], dict[str, Any], str]] = [
-        # Bad replies warn from half of the games on.
-        ([[GOOD, GOOD, BAD]], {}, ""),
-        ([[GOOD, BAD]], {}, "all replies were illegal or unparsable in 1 of 2 games"),
-        # Only when no group has any spread.
-        ([FLAT, [game(turn(0)), GOOD]], {}, ""),
-        ([FLAT, FLAT], {}, "every group has zero variance in rewards (2 of 2): comparing their games teaches nothing"),
-        ([[ENDED, ENDED]], {"own": OWN}, "no trained player had a turn in any of 2 games, so nothing moves"),
-        ([[ENDED], [game(turn(0)), GOOD]], {"own": OWN}, ""),
-        ([], {"games_dropped": 5, "groups_dropped": 2}, "5 game(s) and 2 whole group(s) were dropped; this step has 0"),
-    ]
-    for groups, given, warning in cases:
-        found = step_warnings(episode_metrics(groups, **given), len(groups))
-        assert len(found) == bool(warning) and "".join(found).startswith(warning)
 
 
 def test_hanabis_figures_of_play_are_of_the_seats_that_the_runs_own_players_hold() -> None:

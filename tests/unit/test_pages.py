@@ -32,7 +32,7 @@ from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.types import Episode, ReplyKind
 from pages import Reader
 from tracked_runs import add_row, scripted_games, tracked_run

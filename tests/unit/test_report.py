@@ -38,7 +38,7 @@ from hanabi_grpo.report.run_report import read_evaluations, read_report
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
 from training_runs import LAPTOP, evaluate_scripted

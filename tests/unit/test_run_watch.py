@@ -27,9 +27,7 @@ from hanabi_grpo.report.run_views.run_watch import RunWatch
 from hanabi_grpo.report.run_views.screen import RunScreen, braille_curve, spark_line
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
-from hanabi_grpo.runs.cut_records import cut_records
-from hanabi_grpo.runs.history import read_history
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
 from tracked_runs import SECRET, add_checkpoint, add_row, scripted_games, tracked_run

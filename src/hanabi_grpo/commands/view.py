@@ -43,7 +43,7 @@ def view(
     selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
     console = make_console()
     say = sayer(console)
-    path, step = games_place(path, step)
+    path = games_place(path)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
@@ -90,7 +90,7 @@ def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tupl
     Raises:
         SettingsError: See `recording_files`, `read_recordings` and `Selection`.
     """
-    recordings, notes = read_recordings(recording_files(*games_place(path, step)))
+    recordings, notes = read_recordings(recording_files(games_place(path), step))
     return Selection(game=game).apply(recordings), notes
 
 

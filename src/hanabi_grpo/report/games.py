@@ -13,8 +13,7 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
+from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator, turn_advantages
 
 
 def settings_beside(path: Path) -> dict[str, Any]:

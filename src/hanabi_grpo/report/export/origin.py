@@ -20,7 +20,7 @@ from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, re
 from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
-from hanabi_grpo.tracking.score import RunningScore, running_score
+from hanabi_grpo.tracking.record import RunningScore, running_score
 
 PUBLISHED = "settings"
 """Fact of an exported manifest: the settings that are fit for publishing."""
