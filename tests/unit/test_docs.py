@@ -49,9 +49,7 @@ def test_the_readmes_tables_are_what_settings_and_boards_say() -> None:
         row = f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | {board.max_lives} | {hands} "
         assert any(line.startswith(f"{row}| ") for line in README.splitlines()), name
     few = [f"`{name}`" for name in PRESETS if make_spec(name).deals_all_decks]
-    flat = " ".join(README.split())
-    assert f"fewer than a million different decks ({', '.join(few)})" in flat
-    assert f"`laptop` has {make_spec('laptop').num_decks}" in flat
+    assert f"fewer than a million different decks ({', '.join(few)})" in " ".join(README.split())
 
 
 def test_every_command_exists_and_its_settings_are_accepted() -> None:
