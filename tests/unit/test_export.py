@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -31,6 +30,7 @@ from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_
 from small_models import SHIPPED
 from tracked_runs import LAPTOP, SECRET, scripted_games
 from training_runs import LAPTOP as SETUP
+from training_runs import evaluate_scripted
 
 PLAYERS = ("player_0", "player_1")
 

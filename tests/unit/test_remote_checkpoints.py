@@ -16,7 +16,7 @@ from doctor_machines import find, only
 from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.commands.view import choose_recordings
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.entries import parse_entries
+from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import read_adapters

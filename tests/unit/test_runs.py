@@ -22,7 +22,7 @@ from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.doctor import starts
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.report.run_views.evaluations import read_evaluations
+from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.history import IncidentLog, cut_records

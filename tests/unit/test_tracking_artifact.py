@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import write_result
@@ -33,6 +32,7 @@ from hanabi_grpo.tracking.wandb_run import section_name, sectioned
 from hanabi_grpo.types import Episode
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
 from training_runs import LAPTOP as SETUP
+from training_runs import evaluate_scripted
 
 
 def files(folder: Path) -> set[str]:

@@ -10,7 +10,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -64,7 +64,7 @@ def view(
         if html.stat().st_size > _LARGE_PAGE:
             say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    advantages = advantages_of(recordings, estimator_of(settings))
+    advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
 
