@@ -11,8 +11,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.runs.selection import Selection
+from hanabi_grpo.runs.recordings import Selection, read_recordings, recording_files
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
