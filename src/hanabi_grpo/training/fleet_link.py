@@ -15,7 +15,7 @@ from peft import PeftModel
 
 from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
 from hanabi_grpo.client.rollout_client import RolloutResult, each_server, server_name
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient

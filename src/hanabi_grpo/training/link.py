@@ -22,7 +22,7 @@ from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
