@@ -307,7 +307,7 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
     with pytest.raises(SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"):
         recorded_start(settings, None)
     with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={WORD}: .*was not fetched"):
-        PartnerSeats(settings, Path("run")).load({}, lambda *_: "", "here")
+        PartnerSeats(settings, Path("run"), lambda *_: "").load({}, "here")
     shutil.copytree(made(2), VERSION)
     keep(fetch_used(settings_of(start_from=("wandb:team/hanabi/laptop:v3",)), Path("run")))
     Path("run/settings.json").write_text(Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best"))
@@ -323,7 +323,7 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
         lent.append((version, weights))
         return f"frozen_{len(lent):016x}@{version}"
 
-    PartnerSeats(settings, Path("run")).load({}, lend, "here")
+    PartnerSeats(settings, Path("run"), lend).load({}, "here")
     assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
 
 
