@@ -11,7 +11,7 @@ import pytest
 
 from doctor_machines import ROOT, free_port, make_model
 from hanabi_grpo.commands.interruption import INTERRUPTED
-from hanabi_grpo.server.supervisor import EXIT_CODE
+from hanabi_grpo.server.main import EXIT_CODE
 
 CLI = (sys.executable, "-m", "hanabi_grpo.cli")
 TABLE = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
