@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import DroppedRow, ReplyAnswer, ReplyRequest, RolloutRequest
 from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.engine import SamplingConfig
