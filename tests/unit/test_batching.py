@@ -8,13 +8,7 @@ import torch
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.batching import (
-    next_baselines,
-    plan_batches,
-    sequences_of,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import next_baselines, plan_batches, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn
@@ -202,6 +196,11 @@ def test_turns_that_are_conversations_of_their_own_are_sequences_of_their_own_wi
     alone = [replace(one, turns=tuple(replace(turn, fresh=True) for turn in one.turns)) for one in GROUP]
     joined, apart = (sequences_of([group], 0, grpo, OWN) for group in (GROUP, alone))
     assert [len(row.ids) for row in joined] == [3 + 2 + 1 + 2, 4 + 2, 2 + 2]
-    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [row.game for row in apart] == [0, 0, 1, 2]
+    assert [len(row.ids) for row in apart] == [3 + 2, 1 + 2, 4 + 2, 2 + 2] and [row.game for row in apart] == [
+        0,
+        0,
+        1,
+        2,
+    ]
     for name in ("ids", "mask", "logprobs", "advantages"):
         assert [*getattr(apart[0], name), *getattr(apart[1], name)] == getattr(joined[0], name)
