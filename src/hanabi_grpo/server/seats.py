@@ -92,7 +92,7 @@ class ServedSeat:
     player: ServedPlayer
     system: str
     conversations: list[Conversation] = field(default_factory=list)
-    """The one of the episode; with memory of a turn none is kept."""
+    """The one that goes on, once it has begun."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
