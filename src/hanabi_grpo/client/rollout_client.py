@@ -31,6 +31,9 @@ from hanabi_grpo.rollout.messages import (
     ReplyRequest,
     RolloutAnswer,
     RolloutRequest,
+    ScoreAnswer,
+    ScoredPrompt,
+    ScoreRequest,
     TaskRequest,
 )
 from hanabi_grpo.rollout.tasks import read_tasks
@@ -155,6 +158,20 @@ class RolloutClient(SessionClient):
         if not answer.out_of_tokens and answer.version != (named[1] if named else None):
             raise ServerError(f"{self.url}: {what}: it came from version {answer.version}. Restart the server.")
         return Reply(prompt=prompt, **msgspec.structs.asdict(answer))
+
+    def score(self, seat: str, prompts: Sequence[ScoredPrompt]) -> tuple[tuple[float, ...], ...]:
+        """Return per prompt the log-probabilities of its replies, see `ScoreAnswer`.
+
+        Raises:
+            ServerError: The server refused, or its answer is of another version or not one number a reply.
+        """
+        what = f"scores of {seat}"
+        answer = self._call(ScoreAnswer, self._games("/score/", ScoreRequest(seat=seat, prompts=tuple(prompts))), what)
+        named = seat_adapter(seat)
+        wanted = [len(one.replies) for one in prompts]
+        if list(map(len, answer.logprobs)) != wanted or answer.version != (named[1] if named else None):
+            raise ServerError(f"{self.url}: {what}: not what was asked for (version {answer.version}). {WHO}")
+        return answer.logprobs
 
     def play(
         self,

@@ -19,6 +19,10 @@ MAX_TEMPERATURE = 2.0
 MAX_TEXT = 64 << 10
 """Characters of one system message or prompt."""
 MAX_TURNS = 512
+MAX_SCORED = 8192
+"""Prompts of one request."""
+MAX_REPLIES = 64
+"""Of one prompt."""
 MAX_REPLY_IDS = 65536
 """Of one earlier reply; the model's own limit is far below."""
 
@@ -95,6 +99,29 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prompt: _Text
     max_tokens: _MaxTokens
     temperature: _Temperature
+
+
+class ScoredPrompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first message of a conversation, and texts that might answer it."""
+
+    system: _Text
+    prompt: _Text
+    replies: Annotated[tuple[_Text, ...], Meta(min_length=1, max_length=MAX_REPLIES)]
+
+
+class ScoreRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Replies whose chances are wanted: nothing is sampled."""
+
+    seat: _Seat
+    """Whose: "base" or an adapter at a version, see `refs`."""
+    prompts: Annotated[tuple[ScoredPrompt, ...], Meta(min_length=1, max_length=MAX_SCORED)]
+
+
+class ScoreAnswer(Struct, frozen=True, kw_only=True):
+    """Per prompt and reply the log-probability of the whole reply, its end token included, in nats."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    version: int | None
 
 
 class ReplyAnswer(Struct, frozen=True, kw_only=True):

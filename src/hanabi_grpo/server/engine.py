@@ -188,6 +188,21 @@ class Engine:
             raise ServerError("vLLM ended a request without an answer; look for the engine's error above in this log.")
         return _sample(final.outputs[0], num_cached_tokens=final.num_cached_tokens or 0)
 
+    async def logprobs(self, prompt_ids: list[int], reply_ids: list[int], lora: Any | None) -> tuple[float, ...]:
+        """Return the log-probability of each id of a reply that is given, in nats, at temperature 1."""
+        from vllm import SamplingParams
+
+        ids = [*prompt_ids, *reply_ids]
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        number, final = f"s{next(self._request_ids)}", None
+        async for output in self._engine.generate({"prompt_token_ids": ids}, params, number, lora_request=lora):
+            final = output
+        self._pulse.beat()
+        rows = final.prompt_logprobs if final is not None and final.finished else None
+        if rows is None or len(rows) != len(ids):
+            raise ServerError("vLLM scored another text than was given; look for the engine's error above in this log.")
+        return tuple(rows[place][ids[place]].logprob for place in range(len(prompt_ids), len(ids)))
+
     async def load_adapter(self, name: str, number: int, path: str) -> Any:
         """Load a PEFT folder under a name and id that were never used before; return its `LoRARequest`."""
         from vllm.lora.request import LoRARequest

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.messages import DroppedRow, ReplyAnswer, ReplyRequest, RolloutRequest
+from hanabi_grpo.rollout.messages import DroppedRow, ReplyAnswer, ReplyRequest, RolloutRequest, ScoreRequest
 from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
@@ -20,7 +20,7 @@ from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode
 
-_Request = TypeVar("_Request", RolloutRequest, ReplyRequest)
+_Request = TypeVar("_Request", RolloutRequest, ReplyRequest, ScoreRequest)
 
 
 def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
@@ -57,6 +57,16 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
             return JSONResponse({**answer, "instance_id": scheduler.instance_id})
 
         return await _answered(request, sampled())
+
+    @router.post("/score/")
+    async def score(request: Request) -> Response:
+        wanted = await asyncio.to_thread(parse_score_request, await request.body())
+        check_owner(request, [wanted.seat])
+
+        async def scored() -> Response:
+            return Response(msgspec.json.encode(await scheduler.score(wanted)), media_type="application/json")
+
+        return await _answered(request, scored())
 
     return router
 
@@ -110,14 +120,25 @@ def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingCon
     return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
 
 
+def _check_sampled(what: str, seat: str) -> None:
+    if is_scripted(check_seat(seat)):
+        raise SettingsError(
+            f"{what}: seat {seat!r} is a script, which needs no server; play it where the game is, or ask for "
+            f"adapter@version (player_0@7) or {BASE}."
+        )
+
+
+def parse_score_request(body: bytes) -> ScoreRequest:
+    """Return a request for the chances of replies; a SettingsError says what is wrong where."""
+    wanted = _read("score request", ScoreRequest, body)
+    _check_sampled("score request", wanted.seat)
+    return wanted
+
+
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
     """Return a request for one reply of a model with so many ids; a SettingsError says what is wrong where."""
     wanted = _read("reply request", ReplyRequest, body)
-    if is_scripted(check_seat(wanted.seat)):
-        raise SettingsError(
-            f"reply request: seat {wanted.seat!r} is a script, which needs no server; play it where the game is, or "
-            f"ask for adapter@version (player_0@7) or {BASE}."
-        )
+    _check_sampled("reply request", wanted.seat)
     for number, turn in enumerate(wanted.turns):
         highest = max(turn.reply_ids)
         if highest >= vocab_size:

@@ -24,7 +24,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.messages import ReplyRequest
+from hanabi_grpo.rollout.messages import ReplyRequest, ScoreAnswer, ScoredPrompt, ScoreRequest
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
@@ -100,6 +100,29 @@ class Scheduler:
                         f"reply request: the chat template of this server's model refuses the conversation ({error}); "
                         'send system="" and put its text into the first prompt.'
                     ) from error
+
+    async def score(self, wanted: ScoreRequest) -> ScoreAnswer:
+        """Return how likely given replies are; nothing is sampled, and no game's place is waited for."""
+        named = seat_adapter(wanted.seat)
+        chat, sampler = self.model.chat, self.model.sampler
+
+        async def scored(one: ScoredPrompt, reply: str) -> float:
+            prompt_ids = chat.open(one.system, one.prompt)
+            reply_ids = [*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id]
+            if len(prompt_ids) + len(reply_ids) >= self.model.max_model_len:
+                raise SettingsError(
+                    f"score request: {one.prompt[:60]!r} with {reply[:40]!r} has {len(prompt_ids) + len(reply_ids)} "
+                    f"tokens; conversations of this server hold fewer, HANABI_MAX_MODEL_LEN={self.model.max_model_len}."
+                )
+            return sum(await sampler.logprobs(prompt_ids, reply_ids, lora))
+
+        with self._engine_faults(f"scores of {wanted.seat}"):
+            async with self._store.lease(dict([named]) if named else {}) as leased:
+                lora = leased[named[0]].lora if named else None
+                every = [(one, reply) for one in wanted.prompts for reply in one.replies]
+                found = iter(await asyncio.gather(*(scored(one, reply) for one, reply in every)))
+        logprobs = tuple(tuple(next(found) for _ in one.replies) for one in wanted.prompts)
+        return ScoreAnswer(logprobs=logprobs, version=named[1] if named else None)
 
     def _check_room(self, max_tokens: int) -> None:
         most = self.model.max_model_len
