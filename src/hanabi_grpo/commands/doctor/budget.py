@@ -39,7 +39,8 @@ def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completio
 
 def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
     """Play some games with random actions, and stretch the longest conversation to the most turns that may be."""
-    openings, later, gaps, first_steps = [], [0.0], [], []
+    openings: list[int] = []
+    later, gaps, first_steps = [0.0], [], []
     for seed in range(_STARTS):
         for messages in _conversations(setup, chat, seed):
             steps, sizes = zip(*messages, strict=True)

@@ -77,6 +77,9 @@ class Words(Protocol):
 class OpenSpielGame(base.Game):
     """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the k-th number."""
 
+    _acting: tuple[int, ...]
+    _legal: tuple[str, ...] | None
+
     def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float]) -> None:
         """Start; `luck(k)` is the k-th draw, 0 to 1."""
         self.config, self.words, self.luck = config, words, luck
@@ -199,8 +202,8 @@ class OpenSpielGame(base.Game):
             place = next((one for one, total in enumerate(itertools.accumulate(chances)) if left < total), -1)
             self.state.apply_action(outcomes[place])
         player = self.state.current_player()
-        self._acting: tuple[int, ...] = (player,) if player >= 0 else ()
-        self._legal: tuple[str, ...] | None = None
+        self._acting = (player,) if player >= 0 else ()
+        self._legal = None
 
 
 def information(state: Any, player: int) -> str:
