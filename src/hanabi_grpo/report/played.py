@@ -11,7 +11,7 @@ from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.runs.selection import num_bad_replies
+from hanabi_grpo.runs.recordings import num_bad_replies
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 _ENDINGS = {
