@@ -33,6 +33,21 @@ def client(server: Server) -> Iterator[RolloutClient]:
         yield client
 
 
+def _open(client: RolloutClient, server: Server, run_id: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(server.model)
+    client.open_session(
+        run_id=run_id,
+        secret="5" * 64,
+        adapters=PLAYERS,
+        lora_rank=8,
+        model_fingerprint=model_fingerprint(server.model),
+        dtype="float32",
+        tokenizer_hash=tokenizer_hash(tokenizer),
+        chat_hash=ChatFormat.from_tokenizer(tokenizer).hash,
+        games=game_claims([Setup(HANABI, CONFIG)]),
+    )
+
+
 def _adapters(server: Server, scale: float, seed: int = 0) -> dict[str, tuple[bytes, dict[str, Any]]]:
     base = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32)
     model = add_adapters(base, PLAYERS, rank=8, alpha=16, seed=seed)
@@ -68,18 +83,7 @@ def test_games_of_the_base_model_and_of_two_environments_carry_aligned_tokens_an
 
 def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:
     """Greedy sampling makes replies a function of prompt and adapter: only the seat's own adapter may matter."""
-    tokenizer = AutoTokenizer.from_pretrained(server.model)
-    client.open_session(
-        run_id="adapters",
-        secret="5" * 64,
-        adapters=PLAYERS,
-        lora_rank=8,
-        model_fingerprint=model_fingerprint(server.model),
-        dtype="float32",
-        tokenizer_hash=tokenizer_hash(tokenizer),
-        chat_hash=ChatFormat.from_tokenizer(tokenizer).hash,
-        games=game_claims([Setup(HANABI, CONFIG)]),
-    )
+    _open(client, server, "adapters")
     adapters = _adapters(server, 0.3)
     client.push(1, adapters)
 
