@@ -69,7 +69,6 @@ def test_a_malformed_file_is_refused_with_the_reason() -> None:
         (adapter_bytes()[:-4], UNREADABLE),
         (adapter_bytes() + b"\x00", UNREADABLE),
         (edited(dtype="F99"), UNREADABLE),
-        (edited(shape=[2**62, 2**62]), UNREADABLE),
         (edited(shape=[6, 8]), "has shape (6, 8), this model needs (8, 6)"),
         (edited(data_offsets=[0, 2**60]), UNREADABLE),
         (with_header(**{FIRST.replace("q_proj", "v_proj"): {"dtype": "F32", "shape": [8, 6], "data_offsets": shared}}),
@@ -88,13 +87,11 @@ def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
         ({"lora_alpha": 1e300}, "lora_alpha=1e+300"),
         ({"r": 16}, "r=16; this session takes LORA of rank 8"),
         ({"r": 8.0}, "r=8.0"),
-        ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"target_modules": []}, "target_modules=[]"),
         ({"target_modules": ["proj"]}, "target_modules names 'proj', which the base model does not have"),
         ({"target_modules": ["(a+)+$"]}, "target_modules names '(a+)+$'"),
         ({"target_modules": ["x" * 300]}, "target_modules names 'xxx"),
         ({"lora_dropout": 0.1}, "lora_dropout=0.1"),
-        ({"bias": "all"}, "bias='all'"),
         ({"use_dora": True}, "use_dora=True: Extra inputs are not permitted"),
     ):
         assert problem in refusal(adapter_bytes(), {**PEFT_CONFIG, **change})
