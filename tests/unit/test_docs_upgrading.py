@@ -49,8 +49,8 @@ def test_every_test_that_is_named_exists(path: str, name: str) -> None:
 
 def test_the_tests_of_every_conformance_file_about_a_pinned_package_are_named() -> None:
     named = {Path(path).name for path, _ in TESTS}
-    # Bots' scores, hanab.live and the bench are about our own code.
-    ours = {"test_bot_scores.py", "test_hanab_live.py", "test_bench_engine.py"}
+    # Bots' scores and hanab.live are about our own code.
+    ours = {"test_bot_scores.py", "test_hanab_live.py"}
     assert {path.name for path in (ROOT / "tests" / "conformance").glob("test_*.py")} - ours <= named
 
 

@@ -2,15 +2,18 @@
 
 import contextlib
 import json
+import logging
 import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from hanabi_grpo.server.connections import server_config
 from hanabi_grpo.server.limits import Limits
 from server_app import POST_ROLLOUT, RunningApp, running_app
 
@@ -184,3 +187,10 @@ def test_a_client_that_reads_slowly_gets_its_whole_answer(quick: RunningApp) -> 
         assert time.monotonic() - start > 2 * QUICK.head_seconds
         assert length == 0
     wait_until_free(quick)
+
+
+def test_a_server_leaves_the_log_handlers_of_its_process_open(tmp_path: Path) -> None:
+    # absl's, which open_spiel brings, closes the stream that it found when it was imported, pytest's own here.
+    with contextlib.closing(logging.FileHandler(tmp_path / "run.log")) as handler:
+        server_config(lambda scope, receive, send: None, Limits())  # type: ignore[arg-type]
+        assert handler.stream is not None

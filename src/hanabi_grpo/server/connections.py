@@ -41,6 +41,8 @@ def server_config(app: ASGIApp, limits: Limits, *, graceful_seconds: int = 5) ->
     return uvicorn.Config(
         app,
         http=Limited,
+        # uvicorn's own would close every handler of the process first, the run's file and absl's stream among them.
+        log_config=None,
         ws="none",
         lifespan="off",
         log_level="warning",
