@@ -43,10 +43,7 @@ def mutate_upload(rng: random.Random, body: bytes, config: Mapping[str, Any]) ->
         "x-peft-config": "".join(chr(byte) for byte in header_text if byte >= 0x20 and byte != 0x7F)[:30000].strip(),
         "content-type": "application/octet-stream" if rng.random() < 0.97 else _random_text(rng, 20),
     }
-    for name in list(headers):
-        if rng.random() < 0.01:
-            del headers[name]
-    return body, headers
+    return body, {name: value for name, value in headers.items() if rng.random() >= 0.01}
 
 
 def mutate_rollout(rng: random.Random, body: bytes) -> bytes:
@@ -85,9 +82,8 @@ def _edit_json(rng: random.Random, text: bytes) -> bytes:
     elif action < 0.7:
         del holder[key]
     elif action < 0.85 and isinstance(holder, dict):
-        holder[rng.choice(("extra", "__metadata__", "auto_mapping", "base_model_name_or_path", str(key) + "x"))] = (
-            rng.choice(_ODD_VALUES)
-        )
+        name = rng.choice(("extra", "__metadata__", "auto_mapping", "base_model_name_or_path", str(key) + "x"))
+        holder[name] = rng.choice(_ODD_VALUES)
     elif isinstance(holder, list):
         holder.extend([holder[key]] * rng.choice((1, 2, 100)))
     else:
@@ -98,12 +94,10 @@ def _edit_json(rng: random.Random, text: bytes) -> bytes:
 
 
 def _collect(value: Any, places: list[tuple[Any, Any]], depth: int = 0) -> None:
-    if depth > 8:
-        return
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(min(len(value), 8)):
-            places.append((value, key))
-            _collect(value[key], places, depth + 1)
+    keys = value if isinstance(value, dict) else range(min(len(value), 8)) if isinstance(value, list) else ()
+    for key in keys if depth <= 8 else ():
+        places.append((value, key))
+        _collect(value[key], places, depth + 1)
 
 
 def _splice(rng: random.Random, text: bytes) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.catalogue import FAMILIES, Family, chosen
+from bench.catalogue import Family
 from bench.context import Bench, board_of
 from bench.growth import log_slope, slopes
 from bench.pairing import Measure, Pair, measure_pairs, ratios_of
@@ -30,15 +30,8 @@ SAMPLING = SamplingConfig(max_tokens=4)
 
 
 def call(prompt: list[int], reply: list[int], start: float, end: float, *, adapter: str = "", cached: int = 0) -> Call:
-    return Call(
-        prompt_ids=tuple(prompt),
-        reply_ids=tuple(reply),
-        logprobs=(0.0,) * len(reply),
-        adapter=adapter,
-        num_cached=cached,
-        started=start,
-        ended=end,
-    )
+    told = {"prompt_ids": tuple(prompt), "reply_ids": tuple(reply), "logprobs": (0.0,) * len(reply)}
+    return Call(**told, adapter=adapter, num_cached=cached, started=start, ended=end)
 
 
 def test_ratios_are_divided_by_what_each_arm_did() -> None:
@@ -154,13 +147,6 @@ def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> Non
     assert "| R8 | a \\| b | 0.2 | 0.2 to 0.2 | – | 3 | ≤ 0.333333 | yes |" in markdown(result.rows, result.facts)
     document = json.loads(json.dumps(as_json(result.rows, result.facts, result.failed), allow_nan=False))
     assert (document["rows"][2]["median"], document["failed"], document["quick"]) == (0.2, ["R1"], True)
-
-
-def test_every_ratio_of_the_plan_has_a_family_and_can_be_chosen_alone() -> None:
-    assert {number for family in FAMILIES for number in family.numbers} == {f"R{number}" for number in range(1, 13)}
-    assert [family.id for family in chosen(["r3B", "R1"])] == ["R1", "R3b"]
-    with pytest.raises(SettingsError, match="--only"):
-        chosen(["R99"])
 
 
 def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.tiny_manifest import damage_of
 from hanabi_grpo.settings.board import TINY_MODEL
-from hanabi_grpo.sft.samples import Sample, padded, reply_logits
+from hanabi_grpo.sft.samples import padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.network import single_turns
 from hanabi_grpo.types import Episode, Reply, ReplyKind
@@ -120,8 +120,7 @@ def test_the_shipped_model_is_checked_and_stays_as_it_is(checkout: Path) -> None
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tiny_model.json"])
 def test_a_damaged_file_is_named_with_the_way_back_before_anything_loads_it(checkout: Path, name: str) -> None:
-    content = (checkout / name).read_bytes()
-    (checkout / name).write_bytes(content[: len(content) // 2])
+    (checkout / name).write_bytes((checkout / name).read_bytes()[:-99])
     for command in (["tiny-model"], ["train"], ["warm-start", "iggi", "--out", "warm"]):
         answer = CliRunner().invoke(app, command)
         assert answer.exit_code == 2, answer.output
@@ -152,13 +151,9 @@ def test_a_torn_or_missing_file_or_another_recipe_is_built_again_and_the_same_is
     assert (folder / "model.safetensors").read_bytes() != content
     assert json.loads((folder / "tiny_model.json").read_text())["recipe"]["seed"] == 4
     assert [path.name for path in folder.parent.iterdir()] == ["model"], "nothing is left beside it"
-
-
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (folder / "tiny_model.json").unlink()
     with pytest.raises(RunFolderError, match="did not make"):
-        build_tiny_model(tmp_path, QUICK)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+        build_tiny_model(folder, QUICK)
 
 
 def test_a_recipe_that_cannot_be_is_refused() -> None:
@@ -227,19 +222,14 @@ def test_a_tiny_model_of_another_environment_is_made_soon_and_replies_legally_al
     assert "tiny-model --env kuhn --preset kuhn --seed 1" in card and "A tiny Kuhn player" in card
 
 
-def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
-    """Return the most likely id at every token of a reply."""
-    with torch.no_grad():
-        logits, _ = reply_logits(AutoModelForCausalLM.from_pretrained(folder), *padded(samples))
-    return logits.argmax(-1)
-
-
 @pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
     again = build_tiny_model(tmp_path / "again", Recipe.of("hanabi", seed=42))
-    samples = list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, 100))
-    same = most_likely(SHIPPED, samples) == most_likely(again, samples)
-    assert same.float().mean() > 0.9
+    batch = padded(list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, 100)))
+    with torch.no_grad():
+        models = (AutoModelForCausalLM.from_pretrained(folder) for folder in (SHIPPED, again))
+        first, second = (reply_logits(model, *batch)[0].argmax(-1) for model in models)
+    assert (first == second).float().mean() > 0.9
     ours, theirs = (
         [game.result["score"] for game in played(Talker(folder), LAPTOP, range(100))] for folder in (SHIPPED, again)
     )
@@ -252,9 +242,7 @@ def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_
 def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
     from peft import LoraConfig
 
-    config = LoraConfig(
-        r=8, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM", base_model_name_or_path="/secret"
-    )
+    config = LoraConfig(r=8, target_modules=["v_proj", "q_proj"], base_model_name_or_path="/secret")
     wire = adapter_config_for_wire(config.to_dict())
     assert json.loads(json.dumps(wire)) == wire
     assert (wire["peft_type"], wire["r"], wire["target_modules"]) == ("LORA", 8, ["q_proj", "v_proj"])

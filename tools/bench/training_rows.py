@@ -221,7 +221,7 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
     """
     from hanabi_grpo.envs.base import Setup
     from hanabi_grpo.envs.hanabi.environment import HANABI
-    from hanabi_grpo.envs.hanabi.replays.recording import Recording
+    from hanabi_grpo.envs.recording import Recording
     from hanabi_grpo.envs.referee import play_scripts
     from hanabi_grpo.sft.encoding import Encoder
     from hanabi_grpo.training.batching import TokenRow

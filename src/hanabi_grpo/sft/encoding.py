@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Setup
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.sft.samples import Sample
@@ -50,8 +50,9 @@ class Encoder:
             SettingsError: A game of other prompts, or one that the rules forbid.
         """
         turns = game.episode.turns
-        played = list(zip(turns, self._replay(game), is_taught, strict=True))
-        start = int.from_bytes(hashlib.sha256(game.start_id(self.setup).encode()).digest()[:8])
+        begun, start_id = self.setup.environment.recorded(self.setup.config, game)
+        played = list(zip(turns, _replay(begun, game), is_taught, strict=True))
+        start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:8])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
@@ -98,27 +99,27 @@ class Encoder:
         text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
-    def _replay(self, recording: Recording) -> list[tuple[str, str]]:
-        """Play a game again; returns for each turn what its player was shown, and the action in today's words."""
-        game = recording.start(self.setup)
-        played: list[tuple[str, str]] = []
-        for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
-            actions = {}
-            for turn in (turns := list(group)):
-                where = f"{recording.where}, turn {len(played)}"
-                if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
-                    raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
-                shown, legal = game.message(turn.player), game.legal(turn.player)
-                if turn.prompt and turn.prompt != shown:
-                    raise SettingsError(
-                        f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "
-                        "variables of the game as they were, such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
-                    )
-                is_known = legal is None or turn.action in (FORFEIT, SKIP)
-                action = turn.action if is_known else game.parse(turn.player, turn.action)
-                if action is None or not (is_known or action in (legal or ())):
-                    raise SettingsError(f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged.")
-                actions[turn.player] = action
-                played.append((shown, action))
-            game.step(actions)
-        return played
+
+def _replay(game: Game, recording: Recording) -> list[tuple[str, str]]:
+    """Play a game again from its start; returns what was shown at each turn, and the action in today's words."""
+    played: list[tuple[str, str]] = []
+    for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
+        actions = {}
+        for turn in (turns := list(group)):
+            where = f"{recording.where}, turn {len(played)}"
+            if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
+                raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
+            shown, legal = game.message(turn.player), game.legal(turn.player)
+            if turn.prompt and turn.prompt != shown:
+                raise SettingsError(
+                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "
+                    "variables of the game as they were, such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
+                )
+            is_known = legal is None or turn.action in (FORFEIT, SKIP)
+            action = turn.action if is_known else game.parse(turn.player, turn.action)
+            if action is None or not (is_known or action in (legal or ())):
+                raise SettingsError(f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged.")
+            actions[turn.player] = action
+            played.append((shown, action))
+        game.step(actions)
+    return played

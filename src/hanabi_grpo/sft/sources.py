@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.base import Observation, Policy, ScriptSeat, Setup, Task, is_held_out
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.lineups import parse_line_up

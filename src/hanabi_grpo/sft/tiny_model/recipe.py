@@ -8,7 +8,7 @@ from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Policy, Setup
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
