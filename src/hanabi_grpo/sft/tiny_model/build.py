@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hanabi_grpo.errors import RunFolderError
+from hanabi_grpo.runs.fingerprint import CARD, TINY_MANIFEST, damage_of, way_back, write_tiny_manifest
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
-from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, way_back, write_manifest
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
@@ -78,7 +78,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         # Their number decides how sums are rounded.
         made["threads"] = torch.get_num_threads()
         (folder / CARD).write_text(_card(recipe, folder, made), encoding="utf-8")
-        write_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
+        write_tiny_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
     console.print(f"tiny model: {out} (recipe {recipe_hash})")
     return out
 
@@ -93,7 +93,7 @@ def check_shipped(folder: Path, *, legal_moves: bool) -> None:
     if damage := damage_of(folder):
         raise RunFolderError(f"{folder}: {damage}. Get it back with: {way_back(folder, make)}")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
     console.print(f"tiny model: {folder} is shipped and whole (recipe {manifest['recipe_hash']})")
     if legal_moves and not manifest["recipe"]["legal_moves"]:
         console.print(
@@ -104,14 +104,14 @@ def check_shipped(folder: Path, *, legal_moves: bool) -> None:
 
 def _problem_of(out: Path, recipe_hash: str) -> str | None:
     """Return why a folder that is there has to be built again; None where it is what the recipe makes."""
-    if not (out / MANIFEST).exists():
+    if not (out / TINY_MANIFEST).exists():
         raise RunFolderError(
-            f"{out}: holds something that this command did not make (no {MANIFEST}); choose another folder, "
+            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose another folder, "
             "or replace it with --force."
         )
     if damage := damage_of(out):
         return damage
-    made_by = json.loads((out / MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
+    made_by = json.loads((out / TINY_MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
     return None if made_by == recipe_hash else f"it was made by another recipe ({made_by}, wanted {recipe_hash})"
 
 
@@ -129,5 +129,5 @@ def _card(recipe: Recipe, folder: Path, made: Mapping[str, Any]) -> str:
         title=recipe.env.capitalize(),
         table="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
         command=f"OMP_NUM_THREADS={made['threads']} {make} --seed {recipe.seed} --steps {recipe.steps} --out FOLDER",
-        manifest=MANIFEST,
+        manifest=TINY_MANIFEST,
     )
