@@ -35,7 +35,7 @@ def served(engine: FakeEngine, change: Change = lambda answer: answer) -> Iterat
         return JSONResponse(change(json.loads(content)))
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     client = RolloutClient(f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.door import Limits, problem
+from hanabi_grpo.server.serving import server_config
 from server_app import JSON, OWNER, POST_ROLLOUT, RunningApp, read_to_end, rollout_body, running_app, session_body
 
 KEY = "correct-horse-battery"
@@ -436,3 +438,10 @@ def test_routes_answer_odd_input_with_4xx(app: RunningApp) -> None:
 
 def test_a_reason_that_quotes_what_is_no_text_is_still_an_answer() -> None:
     assert json.loads(bytes(problem(422, "suite='\ud800'").body)) == {"detail": "suite='\\ud800'"}
+
+
+def test_a_server_leaves_the_log_handlers_of_its_process_open(tmp_path: Path) -> None:
+    # absl's, which open_spiel brings, closes the stream that it found when it was imported, pytest's own here.
+    with contextlib.closing(logging.FileHandler(tmp_path / "run.log")) as handler:
+        server_config(lambda scope, receive, send: None, Limits())  # type: ignore[arg-type]
+        assert handler.stream is not None
