@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from bad_server import (
     Behaviour,
     accepts_uploads,
@@ -23,9 +24,8 @@ from bad_server import (
     stalls,
     timed,
 )
-
 from fake_engine import deal
-from hanabi_grpo.client import http_calls, waiting
+from hanabi_grpo.client import calls, waiting
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
@@ -71,7 +71,6 @@ CALLS: dict[str, Call] = {
     "identity": lambda client: client.identity(),
     "log": lambda client: client.log(0),
     "opening a session": _open,
-    "heartbeat": lambda client: client.heartbeat(),
     "releasing the session": _release,
     "pushing player_0@1": lambda client: client.push(1, ADAPTERS),
     "committing version 1": lambda client: client.push(1, ADAPTERS),
@@ -83,7 +82,7 @@ CALLS: dict[str, Call] = {
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow each other faster, so that a drill can be repeated more often."""
-    monkeypatch.setattr(http_calls, "_PAUSE", 0.01)
+    monkeypatch.setattr(calls, "_PAUSE", 0.01)
 
 
 def _behaviour(call: str, fault: Behaviour) -> Behaviour:
@@ -193,7 +192,6 @@ REFUSALS: dict[str, Behaviour] = {
     "401": says(http(b'{"detail": "wrong or missing key: set HANABI_API_KEY"}', "401 Unauthorized")),
     "409": says(http(b'{"detail": ["a", {"list": 1}]}', "409 Conflict")),
     "500": says(http(b'{"detail": "boom"}', "500 Internal Server Error")),
-    "599": says(http(b"\xff", "599 ???")),
 }
 """What asking again does not change."""
 _JSON = ("a list of nonsense",)

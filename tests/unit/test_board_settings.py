@@ -14,8 +14,8 @@ from doctor_machines import NOWHERE, find, free_port, make_model, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import games
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import deals, load_rows, num_steps, training_rows
+from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.datasets import deals, load_rows, num_steps, training_rows, write_dataset
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.sft import tiny_model
 

@@ -13,7 +13,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from fake_engine import BASE, LAPTOP, FakeEngine, deal, make_scheduler
-from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.server.answers import played_games

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from crossplay_parts import plan_of, play, save_checkpoint, summary_of
+from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -16,8 +17,6 @@ from hanabi_grpo.evaluation.crossplay.summary import summary_json
 from hanabi_grpo.evaluation.crossplay.tables import all_sheets
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import ScriptRef, parse_checkpoint
 from server_app import push_to, running_app

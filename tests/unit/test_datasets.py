@@ -5,8 +5,16 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps, played_setups, training_rows
+from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.datasets import (
+    EXAMPLE_ROW,
+    deals,
+    load_rows,
+    num_steps,
+    played_setups,
+    training_rows,
+    write_dataset,
+)
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"

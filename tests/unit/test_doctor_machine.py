@@ -165,7 +165,7 @@ from pathlib import Path
 from doctor_machines import find, make_model
 from hanabi_grpo.commands.doctor import machine
 from hanabi_grpo.settings import load
-from hanabi_grpo.settings.device import Device
+from hanabi_grpo.settings.defaults import Device
 model = make_model(Path(sys.argv[1]))
 one = find(machine.shared_memory_checks, MODEL=model)
 two = find(machine.shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)

@@ -14,8 +14,7 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.types import ReplyKind
 from toy_environments import DILEMMA, ToyConfig
 

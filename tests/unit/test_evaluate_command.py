@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result
 from server_app import running_app
 

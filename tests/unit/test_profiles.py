@@ -19,7 +19,7 @@ from hanabi_grpo.settings import (
     settings_values,
 )
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.device import Device
+from hanabi_grpo.settings.defaults import Device
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 NOWHERE = Path("/nonexistent/.env")

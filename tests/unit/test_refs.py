@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hanabi_grpo.client.lineups import parse_line_up, short_name
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.settings.partners import parse_pool
 from hanabi_grpo.settings.refs import (
     AdapterRef,

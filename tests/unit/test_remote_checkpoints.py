@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.view import choose_recordings
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.entries import parse_entries
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import read_settings

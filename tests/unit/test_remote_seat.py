@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.lineups import RemotePolicy
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import system_prompt
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply
 from server_app import running_app
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -30,7 +31,6 @@ from hanabi_grpo.evaluation.tables import (
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.report.run_views.evaluations import evaluation_tables, evaluations_by_deals, read_evaluations
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_result
 from hanabi_grpo.runs.incidents import IncidentLog

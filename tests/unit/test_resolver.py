@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
+from hanabi_grpo.client.lineups import SeatResolver, read_player_ref
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.lineups import read_player_ref
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings

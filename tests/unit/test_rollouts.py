@@ -16,8 +16,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.texts import earned, signed
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync, play_group
-from hanabi_grpo.rollout.players import ScriptedPlayer, make_script
+from hanabi_grpo.rollout.loop import ScriptedPlayer, make_script, play_episode, play_episodes_sync, play_group
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind

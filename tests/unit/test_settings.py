@@ -25,9 +25,9 @@ from hanabi_grpo.settings import (
     settings_table,
     variables,
 )
-from hanabi_grpo.settings import device as device_module
+from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.device import Device, installed_device
+from hanabi_grpo.settings.defaults import Device, installed_device
 
 NOWHERE = Path("/nonexistent/.env")
 

@@ -12,9 +12,8 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.rollout.messages import RolloutAnswer
-from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import DroppedGame
 
 BOTS = ("hint-bot", "hint-bot")

@@ -33,7 +33,7 @@ from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.tiny_manifest import damage_of
-from hanabi_grpo.settings.board import TINY_MODEL
+from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOTrainer
 
-from hanabi_grpo.settings import Settings, active_players, batch_plan, rates_of_each, steps_of_each
+from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.isolation import PlayerGuard, player_groups
 from hanabi_grpo.training.schedule import PlayerSchedule
 from hanabi_grpo.training.updates import StepUpdates, order_updates, player_order

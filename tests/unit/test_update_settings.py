@@ -9,17 +9,8 @@ from pydantic import ValidationError
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import (
-    Settings,
-    active_players,
-    batch_plan,
-    load_settings,
-    rates_of_each,
-    settings_values,
-    steps_of_each,
-    trained_players,
-    update_notes,
-)
+from hanabi_grpo.settings import Settings, batch_plan, load_settings, settings_values
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, trained_players, update_notes
 
 
 def test_by_default_everybody_trains_in_every_step_at_one_rate() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup, is_held_out
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
@@ -20,7 +21,6 @@ from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.runs.recordings import write_recordings

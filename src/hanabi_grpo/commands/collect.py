@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.console import make_console, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
@@ -23,7 +24,6 @@ from hanabi_grpo.commands.playing import (
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
 from hanabi_grpo.evaluation.matches import is_held_out
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.settings import load_settings
 
 

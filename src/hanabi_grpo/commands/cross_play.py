@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hanabi_grpo.client.lineups import short_name
 from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.interruption import interruptible
 from hanabi_grpo.commands.playing import (
@@ -33,7 +34,6 @@ from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
-from hanabi_grpo.rollout.lineups import short_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import ScriptRef

@@ -71,7 +71,7 @@ def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str
         command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
         url = f"http://{settings.host}:{settings.port}"
     else:
-        from hanabi_grpo.client.rollout_client import each_server, server_url
+        from hanabi_grpo.client.fleet import each_server, server_url
         from hanabi_grpo.commands.nodes import read_nodes, trainer_argv
         from hanabi_grpo.runs.resume import plan_resume
         from hanabi_grpo.runs.run_folder import run_folder_name

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.commands.interruption import INTERRUPTED
 from hanabi_grpo.commands.person import Person, PlayerLeftError
@@ -31,9 +31,7 @@ from hanabi_grpo.commands.playing import (
 from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import parse_line_up, short_name
-from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.players import Player, make_script
+from hanabi_grpo.rollout.loop import Player, make_script, play_episode
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef

@@ -9,18 +9,12 @@ import typer
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
-    pass_through: Annotated[
-        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
-    ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     from hanabi_grpo.commands.console import make_console, print_json
     from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
-    from hanabi_grpo.settings.pass_through import pass_through_markdown
 
-    if pass_through:
-        sys.stdout.write(pass_through_markdown())
-    elif as_markdown:
+    if as_markdown:
         sys.stdout.write(environment_markdown())
     elif as_json:
         print_json(settings_json(load_settings()), indent=2)

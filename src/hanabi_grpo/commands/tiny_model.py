@@ -26,7 +26,7 @@ def tiny_model(
     from hanabi_grpo.errors import SettingsError
     from hanabi_grpo.runs.tiny_manifest import MANIFEST
     from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
+    from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 
     settings = load_settings().settings
     env = env or settings.env

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.lineups import LineUp, SeatResolver
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.lineups import LineUp
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 

@@ -1,5 +1,6 @@
-"""Dataset rows (JSON Lines) and the endless, repeatable list of deals that they stand for."""
+"""Datasets: files of rows (JSON Lines), and the endless, repeatable list of deals that they stand for."""
 
+import contextlib
 import functools
 import json
 import math
@@ -12,19 +13,15 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, parse_row
+from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
 from hanabi_grpo.rollout.deal_schedule import Phase, Terms, locate, plan_phases
+from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
-
-
-def messages(env: str) -> list[dict[str, str]]:
-    """Return what a row says to other trainers; our players read the prompts of their environment."""
-    return [{"role": "user", "content": "Play Hanabi with your team." if env == "hanabi" else f"Play {env}."}]
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -53,10 +50,9 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
     """Read and check every row; what a row leaves open comes from the settings.
 
     Returns:
-        Per row: `messages` as read, `env` (name of the environment), `env_config` (every key of its config, checked),
-        `suite`, `seeds` (a list, or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a
-        fraction), and `first_deal` and `end_deal`, the numbers of deals between which the row plays (None: without
-        end).
+        Per row: `messages` as read, `env`, `env_config` (every key of its config, checked), `suite`, `seeds` (a list,
+        or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a fraction), and `first_deal` and
+        `end_deal`, the numbers of deals between which the row plays (None: without end).
 
     Raises:
         SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or rows that
@@ -70,11 +66,44 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
             f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of HANABI_PRESET, or "
             f"make one: hanabi-grpo dataset --preset laptop --out {path}"
         ) from error
-    return parse_rows(content, path, settings)
+    return _parse_rows(content, path, settings)
 
 
-def parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str, Any]]:
-    """Do what `load_rows` does with the content of a file that need not be there."""
+def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
+    """Write rows to a new file, or behind those of an old one; returns what is played when.
+
+    The whole content is checked first, as training checks it; an old file is replaced in one step or stays.
+
+    Raises:
+        SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows that do not fit.
+    """
+    if add != out.exists():
+        problem = "exists already; choose another name, remove it, or put the rows behind its own with --add"
+        raise SettingsError(f"--out {out}: {'there is no such file to add to; leave out --add' if add else problem}.")
+    try:
+        content = out.read_bytes() if add else b""
+        content += b"" if not content or content.endswith(b"\n") else b"\n"
+        content += "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        settings = _fitting(content)
+        line = mix_line(_parse_rows(content, out, settings), settings)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(out, content.decode())
+    except OSError as error:
+        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
+    return line
+
+
+def _fitting(content: bytes) -> Settings:
+    """Return settings of the environment and the number of players that rows name; what they are not is found later."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+        players = {row["env_config"]["players"] for row in rows if "players" in row["env_config"]}
+        given = {"players": max(players)} if players else {}
+        return Settings(env=rows[0].get("env", "hanabi"), **given)
+    return Settings()
+
+
+def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
         if line.strip():

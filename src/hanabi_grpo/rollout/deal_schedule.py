@@ -18,11 +18,7 @@ MAX_BLOCK = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """When a row plays, and how often beside the others that play then: it may have deals `first` to `end` - 1.
-
-    Example:
-        Terms(share=Fraction(3), first=0, end=800)
-    """
+    """When a row plays, and how often beside the others that play then: it may have deals `first` to `end` - 1."""
 
     share: Fraction
     """Above 0; what counts is its ratio to the shares of the other rows."""
@@ -59,7 +55,7 @@ def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
     """Return the number of the row that a deal belongs to, and how many deals that row had before.
 
     Raises:
-        SettingsError: No row plays then, or the shares have no short common block.
+        SettingsError: No row plays then.
     """
     for phase in plan_phases(terms):
         if phase.first <= deal and (phase.end is None or deal < phase.end):

@@ -6,7 +6,7 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup, random_policy
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
+from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
 _SHOWN = 5
 _GAMES = 20

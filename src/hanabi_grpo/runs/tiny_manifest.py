@@ -7,7 +7,7 @@ from typing import Any
 
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.settings.board import TINY_MODEL
+from hanabi_grpo.settings.defaults import TINY_MODEL
 
 MANIFEST = "tiny_model.json"
 CARD = "README.md"

@@ -6,8 +6,8 @@ from typing import Any
 
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import VersionError
-from hanabi_grpo.rollout.players import Player, make_script
-from hanabi_grpo.rollout.tasks import RequestedTask
+from hanabi_grpo.rollout.loop import Player, make_script
+from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer

@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.pass_through import Terminal
 from hanabi_grpo.settings.sources import PROFILE
 
 if TYPE_CHECKING:
     from hanabi_grpo.settings.load import LoadedSettings
 
-Terminal = Literal["server", "trainer"]
 _BOTH = "CUDA_VISIBLE_DEVICES"
 _USED_BY: dict[Terminal, tuple[str, ...]] = {
     "server": ("VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"),
@@ -20,12 +20,11 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
-    """The GPUs of a terminal."""
+    """The GPUs of a terminal, as CUDA takes them (numbers or UUIDs), and where they were given."""
 
     names: tuple[str, ...]
-    """As CUDA takes them: numbers or UUIDs."""
     origin: str
-    """Where they were given: "shell", ".env" or "profile"."""
+    """One of `sources.ORIGINS`."""
     why: str = ""
     """One line for the terminal, where its GPUs are not those of CUDA_VISIBLE_DEVICES."""
 

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.settings.device import installed_device
+from hanabi_grpo.settings.defaults import installed_device
 from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.model import Settings, variables
+from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
+from hanabi_grpo.settings.values import is_loopback
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
 ENV = "HANABI_ENV"
@@ -39,11 +40,7 @@ class LoadedSettings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> LoadedSettings:
-    """Resolve every setting. An empty value counts as unset.
-
-    Args:
-        environ: The shell's variables; None: this process's.
-        dotenv: File of NAME=value lines; may be missing.
+    """Resolve every setting of the shell (`environ`; None: this process's), `.env` and the profile that they name.
 
     Raises:
         SettingsError: A profile that is not there, unknown `HANABI_*` names and bad values, the latter two all in one
@@ -60,11 +57,9 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
     origins: dict[str, str] = {}
     for variable in known:
-        found = find(sources, variable.env)
-        same = variable.cpu == variable.gpu
-        origins[variable.field] = found[1].origin if found else "default" if same else f"default ({device.kind})"
-        if found:
-            given[variable.field] = found[0]
+        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device.kind})"
+        if found := find(sources, variable.env):
+            given[variable.field], origins[variable.field] = found[0], found[1].origin
     settings, bad = _validate(given, known)
     problems += [_with_place(problem, sources) for problem in bad]
     if problems or settings is None:
@@ -86,10 +81,9 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
 
 
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings that `write_settings` left in a run folder.
+    """Read the settings that `write_settings` left in a run folder; those that came after it have their defaults.
 
-    The file holds no secrets; they are taken from the environment (None: this process's). Settings that came after it
-    have their defaults.
+    The file holds no secrets; they are taken from the environment (None: this process's).
 
     Raises:
         SettingsError: The file is missing or not such a file.
@@ -190,26 +184,15 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
         given = {name: getattr(settings, name) for name in settings.model_fields_set}
         problems.append(_of_the_game(given, known, error))
     key = settings.api_key.get_secret_value() if settings.api_key else ""
-    if not _is_loopback(settings.host) and len(key) < _KEY_LENGTH:
+    if not is_loopback(settings.host) and len(key) < _KEY_LENGTH:
         has = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}" if key else "one"
         problems.append(
             f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY, {has}. Set the "
             'same in both terminals, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
     if settings.partners:
-        from hanabi_grpo.settings.partners import read_pool
-
         try:
             read_pool(settings)
         except SettingsError as error:
             problems.append(str(error))
     return problems
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,6 +1,5 @@
 """Names in the environment that are nearly those of settings, such as MAX_STEP: nothing reads them."""
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from hanabi_grpo.settings.sources import DOTENV, SHELL, read_sources
 from hanabi_grpo.settings.variables import PASSED_THROUGH
 
 _SHORT = 7
-"""Letters below which only two swapped neighbours count: MODE, SPEED and PORTS are words of their own."""
+"""Letters below which only a moved letter counts: MODE, SPEED and PORTS are words of their own."""
 _OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
 """Names of other software that are one letter from a setting."""
 
@@ -18,8 +17,8 @@ _OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
 def misspelt_names(names: Iterable[str]) -> dict[str, str]:
     """Return the names that are one letter from a setting, and the setting that each was meant for.
 
-    One letter is missing, added, wrong, or swapped with its neighbour; case and underscores do not count. A setting
-    that is itself among the names was not meant: then the other name is there on purpose.
+    One letter is missing, added, wrong, or moved a little; case and underscores do not count. A setting that is itself
+    among the names was not meant: then the other name is there on purpose.
 
     Example:
         misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
@@ -37,16 +36,12 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
-    """Refuse variables of the shell, `.env` and the profile that look like misspelt settings.
-
-    Args:
-        environ: The shell's variables; None: this process's.
-        dotenv: May be missing.
+    """Refuse variables of the shell (`environ`; None: this process's), `.env` and the profile that look misspelt.
 
     Raises:
         SettingsError: One line for each of them, with what to do.
     """
-    sources = read_sources(os.environ if environ is None else environ, dotenv)
+    sources = read_sources(environ, dotenv)
     places = {name: source for source in reversed(sources) for name in source.values}
     lines = []
     for name, meant in misspelt_names(places).items():
@@ -67,15 +62,11 @@ def _letters(name: str) -> str:
 
 
 def _is_slip(name: str, right: str) -> bool:
-    """Tell whether a name is one letter from the right one."""
-    if name == right or abs(len(name) - len(right)) > 1:
+    """Tell whether a name is one letter from the right one: both are the same without one letter."""
+    if name == right or (len(right) < _SHORT and sorted(name) != sorted(right)):
         return False
-    start = next(
-        (index for index, (a, b) in enumerate(zip(name, right, strict=False)) if a != b), min(len(name), len(right))
-    )
-    rest, wanted = name[start:], right[start:]
-    if rest[:2] == wanted[1::-1] and rest[2:] == wanted[2:]:
-        return True
-    if len(right) < _SHORT:
-        return False
-    return rest[1:] == wanted[1:] or rest[1:] == wanted or rest == wanted[1:]
+    return bool(_cut(name) & _cut(right))
+
+
+def _cut(name: str) -> set[str]:
+    return {name, *(name[:index] + name[index + 1 :] for index in range(len(name)))}

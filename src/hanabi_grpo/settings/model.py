@@ -9,8 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorH
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.settings import board, values
-from hanabi_grpo.settings.device import REPLY_LIMIT, reply_limit
+from hanabi_grpo.settings import defaults, values
 from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
@@ -59,7 +58,9 @@ class Settings(BaseModel):
     """Both are variables of the environment, see `game`."""
 
     # run
-    model: str = run("MODEL", board.MODEL, board.TINY_MODEL, gpu=board.QWEN, both=True, factory=board.default_model)
+    model: str = run(
+        "MODEL", defaults.MODEL, defaults.TINY_MODEL, gpu=defaults.QWEN, both=True, factory=defaults.default_model
+    )
     output_dir: Path | None = run("OUTPUT_DIR", "Run folder; unset: outputs/(board or dataset)-(date and time).")
     profile: Path | None = run(
         "HANABI_PROFILE", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
@@ -110,7 +111,9 @@ class Settings(BaseModel):
 
     # game, beside what the environment adds
     thinking: bool = game("HANABI_THINKING", "Let the model think before it moves.", False, both=True)
-    max_completion_length: int = game("MAX_COMPLETION_LENGTH", REPLY_LIMIT, 4, gpu=512, ge=1, factory=reply_limit)
+    max_completion_length: int = game(
+        "MAX_COMPLETION_LENGTH", defaults.REPLY_LIMIT, 4, gpu=512, ge=1, factory=defaults.reply_limit
+    )
     temperature: float = game("TEMPERATURE", "Sampling temperature.", 1.0, ge=0.01, le=2)
 
     # trainer
@@ -333,22 +336,14 @@ class Settings(BaseModel):
         return {name: values[name] for name in names}
 
     def setup(self) -> Setup[Any]:
-        """Return what is played, with the default preset where a dataset's rows name theirs.
-
-        Raises:
-            SettingsError: The fields of the game contradict each other.
-        """
+        """Return what is played, with the default preset where a dataset's rows name theirs."""
         preset = self.preset or default_preset(dict(self))
         return registry.setup(self.env, self.config_row({"preset": preset}))
 
 
 @functools.cache
 def variables(env: str = HANABI) -> tuple[Variable, ...]:
-    """Return every variable, those of an environment after HANABI_ENV.
-
-    Raises:
-        SettingsError: There is no such environment.
-    """
+    """Return every variable, those of an environment after HANABI_ENV."""
     found = variables_of(Settings)
     place = next(index for index, variable in enumerate(found) if variable.field == "env") + 1
     return (*found[:place], *variables_of(game_model(env)), *found[place:])

@@ -62,13 +62,7 @@ class Draw:
 
 
 def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> tuple[Partner, ...]:
-    """Read HANABI_PARTNERS.
-
-    Args:
-        entries: Each a script, "base", "earlier" or a checkpoint, see `refs`; "player_1=" before any of them fixes the
-            seat.
-        num_players: Of the games.
-        env: Environment, whose scripts may be named.
+    """Read HANABI_PARTNERS: each entry a script, "base", "earlier" or a checkpoint, perhaps with "player_1=" before it.
 
     Raises:
         SettingsError: An entry that is none of these, or that is given twice.
@@ -90,12 +84,7 @@ def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_pla
     and seat before one comes again, each time in another order: every partner plays equally often, and one without a
     fixed seat takes every seat equally often.
 
-    Args:
-        pool: Of `parse_pool`.
-        deal: Number of the deal in the run, from 0.
-        share: Of deals with a partner, above 0 and at most 1.
-        seed: Of the run.
-        num_players: Of the games.
+    `deal` is its number in the run, from 0; `seed` is the run's.
     """
     block = deal // BLOCK
     here = _partner_deals(block, share, seed)
@@ -136,11 +125,7 @@ def own_seats(num_players: int, adapters: Sequence[str], version: int) -> tuple[
 def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num_earlier: int) -> int:
     """Return how many different frozen adapters a pool may need at most.
 
-    Args:
-        pool: Of `parse_pool`.
-        num_players: Of the games.
-        shared: Whether this run has one adapter for all players.
-        num_earlier: Versions of it that are kept.
+    `shared`: this run has one adapter for all players. `num_earlier`: versions of it that are kept.
     """
     needed: set[tuple[str, object]] = set()
     for partner in pool:

@@ -189,23 +189,21 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     if "/" in text or is_remote(text) or (text and Path(text[:255]).is_dir()):
         return parse_checkpoint(text, where=f"{where}: ")
     known = (*scripts, *roles)
+    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
+    nearest = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
         f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, or a checkpoint: a folder "
         "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 "
-        f"behind it.{_nearest(text, known)}"
+        f"behind it.{nearest}"
     )
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
     """Read a folder, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1` behind it.
 
-    Args:
-        text: One reference.
-        where: What errors begin with.
-
     Raises:
-        SettingsError: A `wandb:` or `hf:` reference that is none.
+        SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
     """
     match = _CHOSEN.fullmatch(text)
     place, adapter = (match[1], match[2]) if match else (text, None)
@@ -222,11 +220,7 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
 
 
 def split_player(entry: str) -> tuple[str | None, str]:
-    """Return the player before `=`, None where there is none, and the rest.
-
-    Example:
-        split_player("player_1=hf:org/repo") == ("player_1", "hf:org/repo")
-    """
+    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo"); None where there is no player."""
     match = _SEATED.fullmatch(entry)
     return (match[1], match[2]) if match else (None, entry)
 
@@ -237,11 +231,7 @@ def is_remote(text: str) -> bool:
 
 
 def seat_adapter(seat: str) -> tuple[str, int] | None:
-    """Return adapter and version of a seat on the wire, None when no adapter sits there.
-
-    Example:
-        seat_adapter("player_0@7") == ("player_0", 7); seat_adapter("iggi") is None
-    """
+    """Return adapter and version of a seat on the wire, e.g. ("player_0", 7); None when no adapter sits there."""
     match = _ADAPTER.fullmatch(seat)
     return (match[1], int(match[2])) if match and match[2] not in (None, LATEST) else None
 
@@ -257,19 +247,10 @@ def is_frozen(seat: str) -> bool:
 
 
 def check_seat(seat: object) -> str:
-    """Return a seat on the wire as it is.
-
-    Raises:
-        SettingsError: It is none.
-    """
+    """Return a seat on the wire as it is; SettingsError where it is none."""
     if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or seat_adapter(seat)):
         return seat
     raise SettingsError(
         f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or the name of a script of "
         "the environment, in small letters."
     )
-
-
-def _nearest(text: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
-    return f" Did you mean {str(close[0])!r}?" if close else ""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder, Replay
 from hanabi_grpo.sft.samples import Sample

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.envs.base import Observation, Policy, Seat, Setup, Task
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import LineUp
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.types import Episode
 
 SUITE = "train-warm-start"

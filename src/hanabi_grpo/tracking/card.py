@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.settings.board import is_local_model
+from hanabi_grpo.settings.defaults import is_local_model
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)

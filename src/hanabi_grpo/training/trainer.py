@@ -30,16 +30,9 @@ from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
-from hanabi_grpo.settings import (
-    Settings,
-    active_players,
-    batch_plan,
-    deepspeed_stage,
-    rates_of_each,
-    steps_of_each,
-    update_notes,
-)
+from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, update_notes
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import (
     PlayerBatch,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import psutil
 
-from hanabi_grpo.client.http_bounds import bounded_client
+from hanabi_grpo.client.calls import bounded_client
 from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.settings import Settings
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hanabi_grpo.client.rollout_client import each_server
+from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
@@ -17,7 +17,7 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.board import is_local_model
+from hanabi_grpo.settings.defaults import is_local_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from hanabi_grpo.client.rollout_client import each_server, server_name, server_url
+from hanabi_grpo.client.fleet import each_server, server_name, server_url
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.answer import ask, is_local, port_owner
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn

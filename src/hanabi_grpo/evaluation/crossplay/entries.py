@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.client.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref
 

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.entries import Entry, cell_line_up
 from hanabi_grpo.evaluation.evaluate import line_up_key
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.rollout.lineups import LineUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

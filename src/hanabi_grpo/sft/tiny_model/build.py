@@ -16,7 +16,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
 from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, way_back, write_manifest
-from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
+from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model.recipe import HANABI, Recipe
 

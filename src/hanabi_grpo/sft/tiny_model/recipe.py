@@ -11,7 +11,7 @@ from hanabi_grpo.envs.base import Policy, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.sft.encoding import Encoder, Replay
 from hanabi_grpo.sft.samples import Sample
