@@ -248,12 +248,13 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None
         fault = list(faults)[number % len(faults)]
         with bad_server(faults[fault]) as server:
             beating = Heartbeat(server.url, {"x-run-id": "r"}, every=0.05)
-            with beating:
-                deadline = time.monotonic() + BOUND
-                while not (beating.missed or beating.beats or beating.lost):
-                    assert time.monotonic() < deadline, fault
-                    time.sleep(0.01)
-                start = time.monotonic()
+            beating.start()
+            deadline = time.monotonic() + BOUND
+            while not (beating.missed or beating.beats or beating.lost):
+                assert time.monotonic() < deadline, fault
+                time.sleep(0.01)
+            start = time.monotonic()
+            beating.stop()
             assert time.monotonic() - start < BOUND, fault
             assert bool(beating.lost) == (fault == "409"), (fault, beating.lost)
     deadline = time.monotonic() + BOUND

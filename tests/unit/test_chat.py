@@ -68,10 +68,6 @@ def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
     assert cut.ids == closed.ids
 
 
-def test_a_reply_is_decoded_without_its_end_token() -> None:
-    assert CHAT.decode([*TOKENIZER.encode("Play 0", add_special_tokens=False), CHAT.eos_id]) == "Play 0"
-
-
 @pytest.mark.parametrize("listed", [[2, 0], 0, None, "file"])
 def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(listed: object, tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)

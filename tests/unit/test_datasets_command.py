@@ -70,7 +70,7 @@ def test_rows_are_added_behind_a_last_line_without_an_end(tmp_path: Path) -> Non
         (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
         (("--preset", "laptop="), "--preset 'laptop=': a share is"),
         (("--preset", "labtop=3"), "did you mean 'laptop'"),
-        (("--preset", "laptop", "--until-step", 0), "until_step=0: must be the number of a step"),
+        (("--preset", "laptop", "--until-step", 0), "until_step=0: Expected `int` >= 1"),
         (("--preset", "laptop", "--observation", "long"), "observation='long'"),
         (("--preset", "mini", "--players", 3, "--preset", "laptop"), "preset 'laptop' is for 2 players"),
     ],

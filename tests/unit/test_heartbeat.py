@@ -9,7 +9,7 @@ import pytest
 
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import ServerError
 from server_app import RunningApp, running_app, session_body
 
 
@@ -28,12 +28,14 @@ def _wait_for(condition: Callable[[], Any]) -> None:
 def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
     with running_app(session_timeout=1.0) as app, RolloutClient(app.url) as client, RolloutClient(app.url) as other:
         _open(client, app, "long step")
-        with Heartbeat.from_client(client) as beat:
-            time.sleep(2.0)
-            with pytest.raises(ServerError, match="409: this server works for run long step"):
-                _open(other, app, "other")
+        beat = Heartbeat.from_client(client)
+        beat.start()
+        time.sleep(2.0)
+        with pytest.raises(ServerError, match="409: this server works for run long step"):
+            _open(other, app, "other")
+        beat.stop()
         assert beat.beats >= 4
-        assert (beat.lost, beat.missed) == ("", 0)
+        assert (beat.lost, beat.missed) == ("", "")
 
 
 def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
@@ -42,9 +44,9 @@ def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
         _open(client, app, "slow")
         time.sleep(0.3)
         _open(other, app, "fast")
-        with Heartbeat(client.url, client.headers, every=0.02) as beat:
-            _wait_for(lambda: beat.lost)
-            _wait_for(lambda: not beat._thread.is_alive())
+        beat = Heartbeat(client.url, client.headers, every=0.02)
+        beat.start()
+        _wait_for(lambda: not beat._thread.is_alive())
         assert "run slow is not the one that this server works for (fast)" in beat.lost
         assert app.url in beat.lost
         client.close()
@@ -58,10 +60,9 @@ def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
         beat = Heartbeat(client.url, client.headers, every=0.05)
         beat.start()
         _wait_for(lambda: beat.beats)
-    _wait_for(lambda: beat.missed >= 2)
-    assert "ConnectError" in beat.last_problem
+    _wait_for(lambda: "ConnectError" in beat.missed)
     with running_app(port=port) as app:
-        _wait_for(lambda: "404" in beat.last_problem)
+        _wait_for(lambda: "404" in beat.missed)
         assert beat.lost == ""
         again = RolloutClient(app.url)
         again.trainer_id = client.trainer_id
@@ -76,8 +77,7 @@ def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
 def test_stopping_waits_for_no_sign_of_life_even_when_the_server_says_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        every = 30.0
-        waiting = Heartbeat(url, {}, every=every)
+        waiting = Heartbeat(url, {}, every=30.0)
         waiting.start()
         beat = Heartbeat(url, {}, every=2.5)
         beat.start()
@@ -85,15 +85,6 @@ def test_stopping_waits_for_no_sign_of_life_even_when_the_server_says_nothing() 
         start = time.monotonic()
         beat.stop()
         waiting.stop()
-        assert time.monotonic() - start < every
+        assert time.monotonic() - start < 30.0
         assert beat._thread.is_alive(), "the sign that was on its way is left to itself"
         connection.close()
-
-
-def test_a_client_without_a_session_has_no_heartbeat_and_stopping_one_that_never_started_is_harmless() -> None:
-    with (
-        RolloutClient("http://127.0.0.1:1") as client,
-        pytest.raises(SettingsError, match="a heartbeat needs a session"),
-    ):
-        Heartbeat.from_client(client)
-    Heartbeat("http://127.0.0.1:1", {}).stop()

@@ -1,6 +1,5 @@
 """One letter from a setting stops train and serve; the names of other software never do."""
 
-import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import PASSED_THROUGH, variables
-from hanabi_grpo.settings.misspelt import check_names, misspelt_names
+from hanabi_grpo.settings.misspelt import misspelt_names
 
 KNOWN = [*(variable.env for variable in variables()), *PASSED_THROUGH]
 ORDINARY = """
@@ -26,13 +24,9 @@ WANDB_NOTES WANDB_RESUME VLLM_API_KEY VLLM_MODEL VLLM_PORT LOG_LEVEL DEMO_SEED D
 """What shells, schedulers, containers, CI and the libraries of a trainer put into an environment."""
 
 
-def test_names_of_other_software_are_no_slips() -> None:
-    assert misspelt_names(ORDINARY.split()) == {}
-    assert misspelt_names(os.environ) == {}
-
-
 @pytest.mark.parametrize("module", ["vllm.envs", "wandb.env", "huggingface_hub.constants", "torch.distributed.run"])
-def test_no_variable_that_a_library_reads_is_a_slip(module: str) -> None:
+def test_names_of_other_software_are_no_slips(module: str) -> None:
+    assert misspelt_names(ORDINARY.split()) == {}
     package = find_spec(module.partition(".")[0])
     assert package is not None and package.origin is not None
     source = Path(package.origin).parents[0].joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
@@ -70,9 +64,3 @@ def test_train_and_serve_stop_and_say_how_to_go_on(
     assert "MAX_STEP (from shell): no such setting; did you mean MAX_STEPS?" in result.stderr
     assert "for other software, keep it from this command: unset MAX_STEP." in result.stderr
     assert "did you mean NUM_GENERATIONS?" in result.stderr and "remove its line from .env." in result.stderr
-
-
-def test_a_slip_beside_the_setting_itself_is_left_alone(tmp_path: Path) -> None:
-    check_names({"MAX_STEP": "5", "MAX_STEPS": "7"}, tmp_path / ".env")
-    with pytest.raises(SettingsError, match="HANBI_PLAYERS"):
-        check_names({"HANBI_PLAYERS": "3"}, tmp_path / ".env")

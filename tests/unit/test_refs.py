@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanabi_grpo.client.lineups import parse_line_up, short_name
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.hanabi.policies import SCRIPTED
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.partners import parse_pool
@@ -112,45 +112,3 @@ def test_seats_on_the_wire_are_scripts_the_base_model_and_adapters_at_a_version(
     assert (seat_adapter("player_0@7"), seat_adapter("iggi")) == (("player_0", 7), None)
     assert (is_scripted("iggi"), is_scripted("equilibrium-0.1"), is_scripted("base")) == (True, True, False)
     assert (is_frozen("frozen_0123456789abcdef@50"), is_frozen("player_0@7")) == (True, False)
-
-
-def test_one_reference_fills_every_seat_and_is_never_rotated() -> None:
-    line_up = parse_line_up("served", 3)
-    assert line_up.refs == (Role.SERVED,) * 3
-    assert line_up.orders() == [(Role.SERVED,) * 3]
-
-
-def test_a_list_is_rotated_through_its_different_seat_orders() -> None:
-    iggi, served = ScriptRef(name="iggi"), Role.SERVED
-    assert parse_line_up("iggi, served", 2).orders() == [(iggi, served), (served, iggi)]
-    assert len(parse_line_up("iggi,iggi,served", 3).orders()) == 3
-    assert len(parse_line_up("iggi,served,iggi,served", 4).orders()) == 2
-    assert parse_line_up("iggi,served", 2).orders(rotate=False) == [(iggi, served)]
-
-
-def test_only_models_need_a_server(tmp_path: Path) -> None:
-    for text in ("iggi", "iggi,random", "human,iggi"):
-        assert not parse_line_up(text, 2, human=True).needs_server
-    for text in ("served", "base", "player_1,iggi", "shared@0", f"{tmp_path},iggi"):
-        assert parse_line_up(text, 2).needs_server
-
-
-def test_a_checkpoint_is_called_by_its_last_two_folders() -> None:
-    assert short_name("/x/a:run/checkpoint-50:player_1") == "a:run/checkpoint-50:player_1"
-    assert (short_name("iggi"), short_name("player_0@7"), short_name("???")) == ("iggi", "player_0@7", "???")
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("igi", "Did you mean 'iggi'"),
-        ("iggi,iggi,iggi", "3 words for 2 players"),
-        ("", "'' is unknown"),
-        ("iggi,", "'' is unknown"),
-        ("human,iggi", "hanabi-grpo play"),
-        ("outputs/no-such-run", "no such folder"),
-    ],
-)
-def test_other_line_ups_are_refused(text: str, message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
-        parse_line_up(text, 2)

@@ -392,5 +392,5 @@ class RolloutClient:
         }
         limit = self._limits.answer
         timeout = httpx.Timeout(limit, connect=self._limits.connect, read=limit + len(body) / _UPLOAD_PACE)
-        sent = {"params": {"version": version}, "content": body, "headers": headers, "timeout": timeout}
+        sent: dict[str, Any] = {"params": {"version": version}, "content": body, "headers": headers, "timeout": timeout}
         return self._call(kind, what, "PUT", path, **sent)

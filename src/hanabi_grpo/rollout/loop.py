@@ -109,7 +109,7 @@ async def play_episode(
         if len(acting) == 1:
             replies = [await seats[acting[0]].reply(referee.see(acting[0]))]
         else:
-            replies = await _together([(seats[seat], referee.see(seat)) for seat in acting])
+            replies = await reply_together([(seats[seat], referee.see(seat)) for seat in acting])
         full = [seat for seat, reply in zip(acting, replies, strict=True) if reply.out_of_tokens]
         if full:
             referee.out_of_tokens(full[0])
@@ -127,7 +127,7 @@ def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str,
     return asyncio.run(play_all())
 
 
-async def _together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:
+async def reply_together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:
     """Return all replies; when one raises, the others are cancelled and awaited first."""
     tasks = [asyncio.ensure_future(seat.reply(seen)) for seat, seen in asked]
     try:
