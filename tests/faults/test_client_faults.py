@@ -25,12 +25,10 @@ from bad_server import (
     timed,
 )
 from fake_engine import deal
-from hanabi_grpo.client import calls, waiting
+from hanabi_grpo.client import calls
 from hanabi_grpo.client.heartbeat import Heartbeat
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
-from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.settings import load_settings
 
 Drills = Callable[..., Any]
 Call = Callable[[RolloutClient], Any]
@@ -116,28 +114,6 @@ def test_a_black_hole_ends_every_call_within_its_time(call: str, drill: Drills) 
             while server.asked < (number + 1) * (uploads + 1) and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert server.asked == (number + 1) * (uploads + 1)
-
-
-def test_a_black_hole_at_the_start_of_training_says_for_whom_it_waits(
-    drill: Drills, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Of the 5 s that one question may take; the drill asks several times.
-    monkeypatch.setattr(waiting, "_ASK_SECONDS", 0.15)
-    row = drill("black hole: waiting for the server at start", short=3, long=20, lost="the start")
-    with bad_server(silent) as server:
-        environ = {"VLLM_SERVER_PORT": server.url.rpartition(":")[2], "HANABI_SERVER_TIMEOUT": "0.6"}
-        settings = load_settings(environ).settings
-        for _ in row:
-            said: list[str] = []
-            error, seconds = timed(
-                lambda said=said: wait_for_server(settings, said.append, server_command="the command", poll=0.05)
-            )
-            assert isinstance(error, ServerGoneError), repr(error)
-            for word in (server.url, "after 0.6 s", "does not answer yet", "HANABI_SERVER_TIMEOUT"):
-                assert word in str(error)
-            # Something listens there, so nobody is told to start another one.
-            assert any("the rollout server" in line and "the command" not in line for line in said), said
-            assert seconds < BOUND
 
 
 def test_an_address_where_nobody_listens_or_answers(drill: Drills) -> None:

@@ -18,7 +18,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.server.answers import played_games
 from hanabi_grpo.server.routes_play import parse_rollout_request
-from hanabi_grpo.types import DroppedGame
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -63,17 +62,6 @@ def test_each_deal_comes_back_as_its_group_and_one_that_is_named_twice_as_two_of
     assert numbers(result) == [[(5, 0), (5, 1)], [(3, 0), (3, 1)], [(5, 2), (5, 3)]]
     assert result.dropped == ()
     assert all(turn.logprobs for group in result.groups for episode in group for turn in episode.turns)
-
-
-def test_dropped_games_are_apart_from_the_groups() -> None:
-    engine = FakeEngine(fault=lambda game, call: RuntimeError("no") if game in (1, 2, 3) else None)
-    with served(engine) as client:
-        result = play(client, [deal(5), deal(3)])
-    assert numbers(result) == [[(5, 0)], []]
-    assert result.dropped == tuple(
-        DroppedGame(suite="train", seed=seed, game=game, reason="RuntimeError: no")
-        for seed, game in ((5, 1), (3, 0), (3, 1))
-    )
 
 
 def test_an_answer_that_is_not_the_games_asked_for_is_refused() -> None:

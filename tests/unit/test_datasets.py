@@ -27,7 +27,6 @@ from hanabi_grpo.rollout.datasets import (
 )
 from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.deals import DealDataset, step_deals
 
 DATA = Path(__file__).parents[2] / "data"
 MESSAGES = [{"role": "user", "content": "Play."}]
@@ -130,9 +129,8 @@ def test_a_bad_row_is_refused_with_file_line_problem_and_a_right_row(tmp_path: P
     for problem, config in CONFIGS.items():
         lines[problem] = json.dumps({"messages": MESSAGES, "env_config": config}).encode()
     for problem, typed in TERMS.items():
-        lines[problem] = (
-            f'{{"messages": {json.dumps(MESSAGES)}, "env_config": {{"preset": "laptop"}}, {typed}}}'.encode()
-        )
+        row = json.dumps({"messages": MESSAGES, "env_config": {"preset": "laptop"}})
+        lines[problem] = f"{row[:-1]}, {typed}}}".encode()
     path = tmp_path / "rows.jsonl"
     for problem, line in lines.items():
         path.write_bytes(b"\n\n" + line + b"\n")
@@ -160,15 +158,14 @@ def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_deals_take_rows_in_turn_with_fresh_or_cycled_seeds(tmp_path: Path) -> None:
     rows = load_rows(write(tmp_path, {"preset": "laptop"}, {"preset": "mini", "seeds": [7, 9]}), Settings(deal_seed=0))
-    found = [(deal["deal"], deal["env_config"]["preset"], deal["seed"]) for deal in deals(rows, 0, 7)]
-    assert found == [
-        (0, "laptop", 0),
-        (1, "mini", 7),
-        (2, "laptop", 2),
-        (3, "mini", 9),
-        (4, "laptop", 4),
-        (5, "mini", 7),
-        (6, "laptop", 6),
+    assert played(rows, 0, 4) == ["laptop", "mini", "laptop", "mini"]
+    assert [(deal["deal"], deal["seed"]) for deal in deals(rows, 0, 6)] == [
+        (0, 0),
+        (1, 7),
+        (2, 2),
+        (3, 9),
+        (4, 4),
+        (5, 7),
     ]
 
 
@@ -281,13 +278,6 @@ def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tm
     chosen = [deal for deal in deals(rows, 0, 40) if deal["env_config"]["preset"] == "marshal-mini"]
     assert [deal["seed"] for deal in chosen] == list(range(28))
     assert [deal["seed"] for deal in deals(rows, 24, 8) if deal["env_config"]["preset"] == "mini"] == [26, 30]
-
-
-def test_a_step_asks_for_the_same_deals_wherever_the_run_starts(tmp_path: Path) -> None:
-    rows = rows_of(tmp_path, {"share": 2, "until_step": 3}, {"preset": "mini"})
-    dataset = DealDataset(rows, 6 * 8)
-    assert [deal for step in range(6) for deal in step_deals(step, 8)] == list(range(len(dataset)))
-    assert [dataset[number] for number in step_deals(2, 8)] == deals(rows, 16, 8)
 
 
 def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:

@@ -109,10 +109,9 @@ def test_without_a_session_every_request_says_so_and_a_heartbeat_is_404(app: Run
     assert (answer.status_code, "open one first" in answer.text) == (404, True)
 
 
-@pytest.mark.parametrize("run_id", ["/runs/jürgen 1/a%2Fb", "line\nbreak", "漢字", " both ends "])
-def test_a_run_id_travels_in_a_header_whatever_its_letters(run_id: str) -> None:
-    headers = httpx.Headers(session_headers(run_id, A))
-    assert read_session_headers(headers) == (run_id, A)
+def test_a_run_id_travels_in_a_header_whatever_its_letters() -> None:
+    for run_id in ("/runs/jürgen 1/a%2Fb", "line\nbreak", "漢字", " both ends "):
+        assert read_session_headers(httpx.Headers(session_headers(run_id, A))) == (run_id, A)
 
 
 def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces() -> None:

@@ -25,11 +25,7 @@ class RolloutResult:
 
 
 def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
-    """Return the games of an answer.
-
-    Raises:
-        ServerError: Too many or too few games, another game than was asked for, or tokens without a logprob each.
-    """
+    """Return the games of an answer; ServerError: others than those asked for, or tokens without a logprob each."""
     given_up = {(row.task, row.game): row.reason for row in answer.dropped}
     asked = sum(len(task.games) for task in tasks)
     if len(answer.episodes) + len(answer.dropped) != asked:

@@ -88,11 +88,7 @@ def call(
 
 
 def read_answer(url: str, kind: type[_Answer], content: bytes, what: str) -> _Answer:
-    """Return the content of an answer as `kind`.
-
-    Raises:
-        ServerError: It is not JSON, or does not fit; with the field and the first characters.
-    """
+    """Return the content of an answer as `kind`; ServerError: it does not fit, with the field and how it begins."""
     try:
         return read_struct(kind, content)
     except ValueError as error:

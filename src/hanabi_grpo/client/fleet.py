@@ -41,11 +41,7 @@ def server_name(settings: Settings) -> str:
 
 
 def each_server(settings: Settings) -> tuple[Settings, ...]:
-    """Return the settings once for each server of VLLM_SERVER_HOST; each names one host and its port.
-
-    Raises:
-        SettingsError: No such list.
-    """
+    """Return the settings once for each server of VLLM_SERVER_HOST, each with one host and its port."""
     found = []
     try:
         for word in settings.vllm_server_host.split(","):
@@ -124,11 +120,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
 
 
 def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse servers that would play different games, and one that has two names.
-
-    Raises:
-        ServerError: What differs, on which servers, and what to do.
-    """
+    """Refuse servers that would play different games, and one that has two names, by a ServerError."""
     (first, reference), *others = identities.items()
     for name, identity in others:
         for field, what in SAME_ON_ALL.items():

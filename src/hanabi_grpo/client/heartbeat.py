@@ -9,7 +9,6 @@ import httpx
 
 from hanabi_grpo.client.calls import bounded_client, detail_of
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 _EVERY = 5.0
@@ -23,13 +22,7 @@ class Heartbeat:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, every: float = _EVERY) -> None:
-        """Prepare; `start` begins.
-
-        Args:
-            url: Of the server.
-            headers: The key, and those of the session.
-            every: Seconds between two signs; also the time limit of one.
-        """
+        """Prepare; `every` is the number of seconds between two signs, and the time limit of one."""
         self._url, self._headers, self._every = url, dict(headers), every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -42,13 +35,8 @@ class Heartbeat:
 
     @classmethod
     def from_client(cls, client: RolloutClient) -> Self:
-        """Prepare for the client's session: several signs within the server's patience.
-
-        Raises:
-            SettingsError: The client has no session.
-        """
-        if client.session_timeout is None:
-            raise SettingsError(f"{client.url}: a heartbeat needs a session; call introduce() or open_session() first.")
+        """Prepare for the client's session: several signs within the server's patience."""
+        assert client.session_timeout is not None, "a heartbeat needs a session"
         return cls(client.url, client.headers, every=min(_EVERY, client.session_timeout / 4))
 
     def start(self) -> None:

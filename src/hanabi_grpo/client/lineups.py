@@ -225,11 +225,7 @@ class RemoteSeat:
     """The past turns of its conversation: the prompt, and the ids of the reply."""
 
     async def reply(self, seen: Observation) -> Reply:
-        """Ask the server; the calling thread waits for it.
-
-        Raises:
-            ServerError: The server was not reached, no longer holds the adapter, or its answer is none.
-        """
+        """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
         text, policy = seen.message(), self.policy
         reply = policy.client.reply(
             seat=policy.seat_word,

@@ -40,7 +40,7 @@ def own_server(
         settings: HANABI_SERVER_TIMEOUT and the key; the server resolves the others itself, as in this shell.
         say: Where messages go.
         environ: Variables of the server that differ from this shell's.
-        command: What to start; it takes host and port from HANABI_HOST and PORT.
+        command: It takes host and port from HANABI_HOST and PORT.
         folder: Where its log goes.
         grace: Seconds from SIGTERM to SIGKILL.
 

@@ -102,7 +102,10 @@ class _Lent(Struct):
 
 
 class RolloutClient:
-    """One connection to one rollout server; used as a context it releases its session at the end."""
+    """One connection to one rollout server; used as a context it releases its session at the end.
+
+    Its methods raise ServerError, also where a receipt or an answer is not for what was sent.
+    """
 
     def __init__(self, url: str, *, api_key: str | None = None, timeouts: ClientTimeouts | None = None) -> None:
         """Prepare a client of e.g. "http://127.0.0.1:8000"; nothing is sent yet."""
@@ -168,7 +171,7 @@ class RolloutClient:
         )
 
     def open_session(self, *, run_id: str, secret: str | None = None, **claims: Any) -> dict[str, Any]:
-        """Introduce a run; the server compares both sides and refuses what differs.
+        """Introduce a run; the server compares both sides and refuses what differs, or to work for two trainers.
 
         Args:
             run_id: Path of the run folder.
@@ -178,10 +181,6 @@ class RolloutClient:
 
         Returns:
             The server's identity, the run and the versions that it serves of it.
-
-        Raises:
-            SettingsError: A run id that cannot travel.
-            ServerError: The sides differ, or the server works for another trainer.
         """
         try:
             names = session_headers(run_id, self.trainer_id)
@@ -199,12 +198,9 @@ class RolloutClient:
         return answer
 
     def release(self) -> None:
-        """End the session, so that another trainer may open one at once; without a session nothing happens.
+        """End the session, so that another trainer may open one at once; the adapters stay served.
 
-        The adapters stay served.
-
-        Raises:
-            ServerError: The server was not told; it frees itself after HANABI_SESSION_TIMEOUT seconds.
+        Where this fails the server frees itself after HANABI_SESSION_TIMEOUT seconds.
         """
         if self.session_timeout is None:
             return
@@ -241,9 +237,6 @@ class RolloutClient:
 
         Returns:
             {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256", "lora_name"}}}
-
-        Raises:
-            ServerError: The server refused, or its receipt is not for what was sent.
         """
         sent = {}
         for name, (body, config) in adapters.items():
@@ -268,9 +261,6 @@ class RolloutClient:
 
         Returns:
             The word for its seats, e.g. "frozen_0123456789abcdef@50".
-
-        Raises:
-            ServerError: The server refused, or its receipt is not for what was sent.
         """
         sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
         name = frozen_name(sha256, config)
@@ -292,11 +282,7 @@ class RolloutClient:
         max_tokens: int,
         temperature: float,
     ) -> Reply:
-        """Sample one reply in a conversation, see `ReplyRequest`; the server remembers nothing of it afterwards.
-
-        Raises:
-            ServerError: The server refused, or its answer is not a reply of that seat.
-        """
+        """Sample one reply in a conversation, see `ReplyRequest`; the server remembers nothing of it afterwards."""
         body = ReplyRequest(
             seat=seat,
             system=system,
@@ -323,13 +309,8 @@ class RolloutClient:
     ) -> RolloutResult:
         """Play each deal `num_games` times, see `RolloutRequest`.
 
-        Args:
-            deals: Each a `TaskRequest` as a mapping; other keys are the caller's own and are not sent. One that is
-                named twice gets two groups of different games, numbered on.
-            num_games: Group size.
-            max_tokens: Per reply.
-            temperature: 0 is greedy.
-            seats: Of deals that name none, one word each; None: whoever is served now.
+        Each deal is a `TaskRequest` as a mapping; other keys are the caller's own and are not sent. One that is named
+        twice gets two groups of different games, numbered on.
 
         Raises:
             SettingsError: A deal that cannot be played.

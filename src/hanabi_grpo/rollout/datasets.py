@@ -155,12 +155,7 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
 
 
 def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse a weight of points that the estimator divides out again.
-
-    Raises:
-        SettingsError: HANABI_REWARD_SCORE, or a row's reward_score, is not 1 under HANABI_ADVANTAGE=turn with division
-            by the standard deviation.
-    """
+    """Refuse a weight of points that the estimator divides out again, by a SettingsError."""
     weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"].get("reward_score", 1) != 1]
     if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
         raise SettingsError(

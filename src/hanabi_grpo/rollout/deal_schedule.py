@@ -52,11 +52,7 @@ class Phase:
 
 
 def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
-    """Return the number of the row that a deal belongs to, and how many deals that row had before.
-
-    Raises:
-        SettingsError: No row plays then.
-    """
+    """Return the number of a deal's row, and how many deals that row had before; SettingsError: no row plays then."""
     for phase in plan_phases(terms):
         if phase.first <= deal and (phase.end is None or deal < phase.end):
             row = phase.order[(deal - phase.first) % len(phase.order)]
@@ -66,11 +62,7 @@ def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=8)
 def plan_phases(terms: tuple[Terms, ...]) -> tuple[Phase, ...]:
-    """Return the phases in order; deals that no row covers are in none of them.
-
-    Raises:
-        SettingsError: Shares that come out exactly only in blocks of more than `MAX_BLOCK` deals.
-    """
+    """Return the phases in order, see `block_order`; deals that no row covers are in none of them."""
     cuts = sorted({row.first for row in terms} | {row.end for row in terms if row.end is not None})
     before = (0,) * len(terms)
     phases: list[Phase] = []

@@ -125,9 +125,6 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
     Vocabulary, merges, normalisation, added and special tokens count; the folder, and the truncation and padding that
     earlier calls left switched on, do not.
-
-    Args:
-        tokenizer: A transformers tokenizer.
     """
     parts: list[Any] = [
         sorted(tokenizer.get_vocab().items()),

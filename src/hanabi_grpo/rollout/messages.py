@@ -38,11 +38,7 @@ _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One task that is to be played.
-
-    Example:
-        TaskRequest(env="hanabi", env_config={"preset": "laptop"}, suite="train", seed=17, seats=("player_0@7", "iggi"))
-    """
+    """One task that is to be played."""
 
     env: Annotated[str, Meta(max_length=64)] = "hanabi"
     """Name of the environment, see `envs.registry`."""
