@@ -1,14 +1,15 @@
-"""The client's side of a session, receipts, and the wait for a server; bad servers are in tests/faults."""
+"""The client's side of a session, receipts, lending, and the wait for a server; bad servers are in tests/faults."""
 
 import hashlib
 import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from bad_server import bad_server, http, says, silent
-from fake_engine import LAPTOP
+from fake_engine import LAPTOP, deal
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.envs.base import Setup
@@ -16,7 +17,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
-from server_app import PEFT_CONFIG, PLAYERS, adapter_bytes, running_app, session_body
+from server_app import PEFT_CONFIG, PLAYERS, adapter_bytes, push_to, running_app, session_body, upload_headers
 
 QUICK = ClientTimeouts(connect=0.2, health=0.2, answer=0.2, rollout=0.2)
 GONE = "http://127.0.0.1:1"
@@ -125,6 +126,25 @@ def test_introduce_says_what_the_settings_say_and_a_server_of_the_same_model_agr
             client.introduce(settings.model_copy(update={"dtype": "bfloat16"}), **claims)
 
 
+def test_games_that_were_not_asked_for_and_deals_that_cannot_be_played_are_errors() -> None:
+    def play(client: RolloutClient, **other: Any) -> None:
+        client.play([{**deal(3), **other}], num_games=2, max_tokens=4, temperature=1.0, seats=["base", "base"])
+
+    for answer, message in (
+        ({"detail": "x"}, "episodes: this field is missing"),
+        ({"episodes": [], "dropped": [{"task": 0, "game": 0}]}, "dropped.0.reason: this field is missing"),
+        ({"episodes": [], "dropped": []}, "0 games and 0 dropped ones for 2"),
+    ):
+        with bad_server(says(http(json.dumps(answer).encode()))) as server, RolloutClient(server.url) as client:
+            with pytest.raises(ServerError, match=message) as caught:
+                play(client)
+            assert str(caught.value).startswith(f"{server.url}: playing games: ")
+    bad: dict[str, Any] = {"suite": "../x", "seed": -1, "seats": "iggi", "env_config": {"preset": "nowhere"}}
+    for name, value in bad.items():
+        with RolloutClient(GONE) as client, pytest.raises(SettingsError, match=name):
+            play(client, **{name: value})
+
+
 def _settings(url: str, seconds: float) -> Settings:
     return Settings(vllm_server_port=int(url.rpartition(":")[2]), server_timeout=seconds)
 
@@ -160,3 +180,44 @@ def test_nobody_is_told_to_start_a_server_where_one_listens_and_is_silent() -> N
     with bad_server(silent) as server, pytest.raises(ServerGoneError, match=r"not ready after 2 s: it accepts"):
         wait_for_server(_settings(server.url, 2.0), said.append, server_command="bash serve.sh", remind=0.1, poll=0.05)
     assert not any("serve.sh" in text for text in said)
+
+
+def test_lending_over_http_needs_no_session_and_the_identity_lists_what_is_held() -> None:
+    with running_app() as app, RolloutClient(app.url) as client:
+        body = adapter_bytes(0.5)
+        seat = client.lend(50, body, PEFT_CONFIG)
+        assert seat == f"{frozen_name(hashlib.sha256(body).hexdigest(), PEFT_CONFIG)}@50"
+        assert client.lend(50, body, PEFT_CONFIG) == seat
+        described = client.identity()
+        assert (described["frozen"], described["adapters"], described["versions"]) == ([seat], {}, {})
+        bodies = push_to(client, app, version=4)
+        described = client.identity()
+        assert described["adapters"] == {
+            name: {"version": 4, "sha256": hashlib.sha256(one).hexdigest()} for name, one in bodies.items()
+        }
+        assert described["frozen"] == [seat]
+        client.release()
+        assert client.identity()["frozen"] == [seat]
+        assert len(app.engine.loaded) == 3
+
+
+def test_what_cannot_be_lent_is_refused_with_its_status() -> None:
+    with running_app() as app, httpx.Client(base_url=app.url, trust_env=False) as http:
+        body = adapter_bytes(0.5)
+        headers = upload_headers(body)
+        for params, sent, status, reason in (
+            ({}, headers, 422, "version"),
+            ({"version": "-1"}, headers, 422, "version"),
+            ({"version": str(2**31)}, headers, 422, "version"),
+            ({"version": "1"}, {**headers, "content-type": "text/plain"}, 415, "lent adapter: content-type"),
+            ({"version": "1"}, {"x-sha256": headers["x-sha256"]}, 422, "x-peft-config"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r":' * 9000}, 422, "recursion depth"),
+            ({"version": "1"}, {**headers, "x-peft-config": "[]"}, 422, "Expected `object`, got `array`"),
+            ({"version": "1"}, {**headers, "x-peft-config": '{"r": NaN}'}, 422, "JSON is malformed"),
+        ):
+            answer = http.put("/frozen/", params=params, content=body, headers=sent)
+            assert (answer.status_code, reason in answer.json()["detail"]) == (status, True), answer.text
+        too_long = http.put("/frozen/", params={"version": 1}, content=b"\0" * (2 << 20), headers=headers)
+        assert too_long.status_code == 413
+        assert http.get("/frozen/").status_code == 405
+        assert (app.store.frozen.words(), app.engine.loaded) == ([], {})

@@ -141,7 +141,6 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
             {"tokenizer_hash": "0000"},
             f"tokenizer differs: server {IDENTITY.tokenizer_hash} (test-model), trainer 0000; copy the tokenizer files",
         ),
-        ({"chat_hash": "0000"}, f"chat format differs: server {IDENTITY.chat_hash} (test-model), trainer 0000; use"),
         ({"dtype": "bfloat16"}, "number format differs: server float32 (test-model), trainer bfloat16; use the same"),
         ({"lora_rank": 64}, "LORA_RANK=64: this server was started with LORA_RANK=8. Restart it with LORA_RANK=64"),
         (
@@ -149,7 +148,6 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
             "3 adapters: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),
         ({"adapters": ["player_1", "player_0"]}, "adapters player_1, player_0: allowed are shared alone, or player_0"),
-        ({"adapters": ["shared", "player_0"]}, "adapters shared, player_0: allowed are"),
         ({"adapters": ["player_0"]}, "games of 2 players, but 1 adapters (player_0): give each player one"),
         (
             {"games": [_claim(EnvConfig(preset="full", players=3))]},

@@ -18,7 +18,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.texts import earned, signed
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.loop import ScriptedPlayer, make_script, play_episode, play_episodes_sync, reply_together
+from hanabi_grpo.rollout.loop import ScriptedPlayer, make_script, play_episode, reply_together
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.training.metrics import episode_metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply, ReplyKind
@@ -116,15 +116,6 @@ def test_max_turns_ends_the_game() -> None:
     episode = play(EnvConfig(preset="full", max_turns=4), policy, policy)
     assert episode.status is EpisodeStatus.TRUNCATED_TURNS
     assert len(episode.turns) == 4
-
-
-def test_a_lost_last_life_is_a_bomb_with_score_zero() -> None:
-    episodes = play_episodes_sync(Setup(HANABI, LAPTOP), [bot("random")] * 2, "train", range(50))
-    bombed = [episode for episode in episodes if episode.result["bombed"]]
-    assert bombed
-    assert {episode.result["score"] for episode in bombed} == {0}
-    assert any(episode.result["score_kept"] for episode in bombed)
-    assert all(episode.reward(1) == pytest.approx(0) for episode in bombed)
 
 
 def test_seats_that_act_together_are_asked_together_and_one_that_raises_ends_the_others() -> None:

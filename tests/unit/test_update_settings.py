@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, batch_plan, load_settings, settings_values
-from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, trained_players, update_notes
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, trained_players
 
 
 def test_by_default_everybody_trains_in_every_step_at_one_rate() -> None:
@@ -18,7 +18,6 @@ def test_by_default_everybody_trains_in_every_step_at_one_rate() -> None:
     assert active_players(settings, 0) == active_players(settings, 17) == ("player_0", "player_1", "player_2")
     assert steps_of_each(settings, 40) == {"player_0": 40, "player_1": 40, "player_2": 40}
     assert rates_of_each(settings) == {"player_0": 0.5, "player_1": 0.5, "player_2": 0.5, "shared": 0.5}
-    assert update_notes(settings) == []
 
 
 def test_alternating_players_take_turns_of_so_many_steps() -> None:
@@ -82,18 +81,6 @@ def test_passes_lengthen_the_step_and_nothing_else() -> None:
     one, three = batch_plan(Settings()), batch_plan(Settings(updates_per_step=3))
     assert three.gradient_accumulation_steps == 3 * one.gradient_accumulation_steps == 6
     assert (three.games, three.micro_batches_per_player) == (one.games, one.micro_batches_per_player)
-
-
-def test_settings_without_effect_are_named() -> None:
-    settings = Settings(clip_high=0.3, kl="reward", sampler_correction_limit=3.0, alternate_every=5)
-    assert [note.split(":")[0] for note in update_notes(settings)] == [
-        "HANABI_CLIP_HIGH",
-        "HANABI_KL=reward",
-        "HANABI_SAMPLER_CORRECTION_LIMIT",
-        "HANABI_ALTERNATE_EVERY",
-    ]
-    assert update_notes(Settings(clip_high=0.3, updates_per_step=2)) == []
-    assert update_notes(Settings(clip_high=0.3, overlap=True)) == []
 
 
 CHANGED: dict[str, Any] = {

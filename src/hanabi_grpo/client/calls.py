@@ -48,7 +48,7 @@ def call(
     Args:
         url: Of the server, for messages.
         kind: What the answer must be.
-        request: Makes it; called again after a lost connection.
+        request: Makes it.
         what: Its name, for messages.
         tries: How often a connection may be lost; 1 where a repeat would do harm.
         patience: Seconds to go on asking a busy server, all together.

@@ -43,9 +43,6 @@ def wait_for_server(
         poll: Seconds between questions.
         look: Called before each question; what it raises ends the wait.
 
-    Returns:
-        The server's answer: its instance_id, versions and counts.
-
     Raises:
         ServerGoneError: The time is up.
         ServerError: The server refuses the key, or the address is none.

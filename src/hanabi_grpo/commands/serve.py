@@ -4,7 +4,7 @@ import typer
 
 from hanabi_grpo.commands.console import SECTIONS, announce, make_console, sayer, trainer_command
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
-from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.pass_through import check_options
 
 

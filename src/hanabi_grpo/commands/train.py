@@ -41,7 +41,7 @@ from hanabi_grpo.runs.run_folder import (
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json
 from hanabi_grpo.settings.defaults import tiny_model_command
-from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.pass_through import check_options
 from hanabi_grpo.settings.steps import plan_line
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used

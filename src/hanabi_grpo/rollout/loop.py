@@ -90,13 +90,10 @@ async def play_episode(
 
     Args:
         task: What is played.
-        players: One per seat, in turn order.
+        players: One per seat, in turn order; as many as the environment has, or it is a SettingsError.
         game: Number of this game within the task's group; feeds the randomness of scripts and replacing actions.
         names: Who sits in each seat, for the record; the players' own names when left out.
         instance_id: Which server process plays, for the record.
-
-    Raises:
-        SettingsError: The number of players is not that of the environment.
     """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:

@@ -1,10 +1,10 @@
-"""Find each setting's value: the shell over `.env` over the profile over the default."""
+"""Find each setting's value: the shell over `.env` over the profile over the default; refuse misspelt names."""
 
 import difflib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,10 @@ from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 ENV = "HANABI_ENV"
 _PREFIX = "HANABI_"
 _KEY_LENGTH = 16
+_SHORT = 7
+"""Letters below which only a moved letter counts: MODE, SPEED and PORTS are words of their own."""
+_OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
+"""Names of other software that are one letter from a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,49 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
             if name not in names and name not in in_shell
         },
     )
+
+
+def misspelt_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that are one letter from a setting, and the setting that each was meant for.
+
+    One letter is missing, added, wrong, or moved a little; case and underscores do not count. A setting that is itself
+    among the names was not meant: then the other name is there on purpose.
+
+    Example:
+        misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
+    """
+    known = {_letters(env): env for env in (*(variable.env for variable in variables()), *PASSED_THROUGH)}
+    given = set(names)
+    found = {}
+    for name in sorted(given - set(known.values()) - _OTHERS):
+        letters = _letters(name)
+        meant = known.get(letters) if len(letters) >= _SHORT else None
+        meant = meant or next((env for right, env in known.items() if _is_slip(letters, right)), None)
+        if meant and meant not in given:
+            found[name] = meant
+    return found
+
+
+def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
+    """Refuse variables of the shell (`environ`; None: this process's), `.env` and the profile that look misspelt.
+
+    Raises:
+        SettingsError: One line for each of them, with what to do.
+    """
+    sources = read_sources(environ, dotenv)
+    places = {name: source for source in reversed(sources) for name in source.values}
+    lines = []
+    for name, meant in misspelt_names(places).items():
+        # Those with our prefix are refused as unknown names.
+        if not name.upper().startswith("HANABI_"):
+            source = places[name]
+            away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
+            lines.append(
+                f"{name} (from {source.place}): no such setting; did you mean {meant}? Rename it; if it is meant for "
+                f"other software, keep it from this command: {away}."
+            )
+    if lines:
+        raise SettingsError("\n".join(lines))
 
 
 def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
@@ -196,3 +243,18 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
         except SettingsError as error:
             problems.append(str(error))
     return problems
+
+
+def _letters(name: str) -> str:
+    return name.upper().replace("_", "")
+
+
+def _is_slip(name: str, right: str) -> bool:
+    """Tell whether a name is one letter from the right one: both are the same without one letter."""
+    if name == right or (len(right) < _SHORT and sorted(name) != sorted(right)):
+        return False
+    return bool(_cut(name) & _cut(right))
+
+
+def _cut(name: str) -> set[str]:
+    return {name, *(name[:index] + name[index + 1 :] for index in range(len(name)))}

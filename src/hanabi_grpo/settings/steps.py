@@ -170,23 +170,3 @@ def rates_of_each(settings: Settings) -> Mapping[str, float]:
     names = player_names(settings.players)
     rates = settings.learning_rates or (settings.learning_rate,) * len(names)
     return {**dict(zip(names, rates, strict=True)), SHARED_ADAPTER: settings.learning_rate}
-
-
-def update_notes(settings: Settings) -> list[str]:
-    """Return a sentence for each setting that has no effect here."""
-    given, alternates = settings.model_fields_set, settings.update == "alternating"
-    clips = [f"HANABI_{name.upper()}" for name in ("clip_low", "clip_high", "clip_dual") if name in given]
-    corrects = settings.sampler_correction != "none"
-    idle = {
-        f"{', '.join(clips)}: no effect with HANABI_UPDATES_PER_STEP=1, where every probability ratio is 1": clips
-        and settings.updates_per_step == 1
-        and not settings.overlap,
-        "HANABI_KL=reward: no effect with BETA=0": settings.kl == "reward" and not settings.beta,
-        "HANABI_SAMPLER_CORRECTION_LIMIT: no effect without HANABI_SAMPLER_CORRECTION": not corrects
-        and "sampler_correction_limit" in given,
-        "HANABI_ALTERNATE_EVERY: no effect without HANABI_UPDATE=alternating": not alternates
-        and "alternate_every" in given,
-        "HANABI_UPDATE=alternating: no effect, HANABI_FREEZE leaves one player to train": alternates
-        and len(trained_players(settings)) == 1,
-    }
-    return [note for note, is_idle in idle.items() if is_idle]

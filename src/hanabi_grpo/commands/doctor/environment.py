@@ -9,7 +9,7 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
-from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?==| \(from)")

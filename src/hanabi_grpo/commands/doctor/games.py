@@ -12,7 +12,7 @@ from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, tra
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
 from hanabi_grpo.settings import batch_plan
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
-from hanabi_grpo.settings.steps import check_updates, plan_line, update_notes
+from hanabi_grpo.settings.steps import check_updates, plan_line
 
 _SHOWN = 3
 _ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
@@ -51,8 +51,6 @@ def batch_checks(context: Context) -> Iterator[Check]:
     except SettingsError as error:
         yield fail("batch", str(error), _ORIGINS)
         return
-    for note in update_notes(settings):
-        yield warn("batch", note, _ORIGINS)
     yield ok("batch", plan_line(settings, plan, steps))
 
 
