@@ -24,11 +24,12 @@ recipe_settings() {
         ;;
     esac
     export SEED=$seed HANABI_PRESET=$board
-    # One life: a play that fails ends the game. A surer start, and smaller steps from it.
+    # One life: a play that fails ends the game. A surer start, and smaller steps of more games from it.
     warm_steps=400 warm_noise=0.1
     if [ "$board" = laptop ]; then
         start=${start:-iggi} warm_steps=1500 warm_noise=0.05
         default_env LEARNING_RATE 2e-3
+        default_env HANABI_DEALS_PER_STEP 24
     fi
     start=${start:-hint-bot}
     default_env LEARNING_RATE 4e-3

@@ -13,8 +13,8 @@ from boards import random_move, scripted_episodes
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game, nothing_can_score
 from hanabi_grpo.envs.hanabi.replays.live_game import live_game_from_json, live_game_to_json
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, Action, Game, format_action, make_spec, shuffled_deck
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.types import Episode, EpisodeStatus, Turn
 from made_games import made_episode, made_turn
 

@@ -14,7 +14,7 @@ from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.conventions.report import convention_report
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.report.cross_play_page import render_cross_play

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_deck
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.hanabi.rules import Card, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply, visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games_screen import print_game
@@ -79,15 +80,21 @@ def test_games_are_written_and_read_with_deck_and_names(tmp_path: Path) -> None:
     path = tmp_path / "games.jsonl"
     deck = shuffled_deck(make_spec("laptop"), "train", 0)
     episode = replace(group()[0], suite="hanab.live")
-    write_recordings(path, [Recording(episode=episode, deck=deck, names=("Ann", "Bö"))])
-    assert json.loads(path.read_text())["deck"] == " ".join(map(str, deck))
+    write_recordings(path, [Recording(episode=episode, start=" ".join(map(str, deck)), names=("Ann", "Bö"))])
+    assert json.loads(path.read_text())["start"] == " ".join(map(str, deck))
     [one], notes = read_recordings([path])
-    assert (one.episode, one.deck, one.names, one.source, notes) == (episode, deck, ("Ann", "Bö"), "games", [])
+    assert (one.episode, one.start, one.names, one.source, notes) == (
+        episode,
+        " ".join(map(str, deck)),
+        ("Ann", "Bö"),
+        "games",
+        [],
+    )
     assert one.players == ("Ann", "Bö") and make_timeline(one).boards[0].hands[0][0] == deck[0]
     with pytest.raises(SettingsError, match="exists already"):
         write_recordings(path, [])
-    with pytest.raises(SettingsError, match="an imported game without its `deck`"):
-        replace(one, deck=None).cards()
+    with pytest.raises(SettingsError, match="an imported game without its deck"):
+        recorded_deck(replace(one, start=None))
 
 
 def test_a_run_folder_stands_for_its_last_recorded_step(tmp_path: Path) -> None:
@@ -176,7 +183,7 @@ def test_a_record_that_does_not_fit_its_deal_is_refused() -> None:
         with pytest.raises(SettingsError, match=re.escape(message)):
             make_timeline(Recording(episode=one))
     with pytest.raises(SettingsError, match="a deck is some order"):
-        make_timeline(Recording(episode=episode, deck=(Card(0, 0),)))
+        make_timeline(Recording(episode=episode, start="R1"))
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -246,7 +253,7 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
 def test_an_imported_game_is_shown_with_the_deck_that_no_seed_deals() -> None:
     deck = shuffled_deck(make_spec("laptop"), "train", 0)
     episode = replace(group()[0], suite="hanab.live", seed=7)
-    text = printed(Recording(episode=episode, deck=deck, names=("Ann", "Bo")))
+    text = printed(Recording(episode=episode, start=" ".join(map(str, deck)), names=("Ann", "Bo")))
     assert f"Ann (player_0)  {deck[0]}(RY 12)" in text
 
 

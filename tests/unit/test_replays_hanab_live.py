@@ -16,8 +16,8 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
     live_game_to_json,
     live_games_from_text,
 )
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.recordings import read_recordings, write_recordings
 from hanabi_grpo.types import Episode, EpisodeStatus

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from boards import ALL_BOARDS
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.report.games import games_page
 from hanabi_grpo.report.hanabi import replay_page
 from hanabi_grpo.report.hanabi.replay_page import board_data

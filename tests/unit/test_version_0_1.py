@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
 from hanabi_grpo.envs.hanabi.rules import Game, parse_action
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import v1
@@ -34,7 +35,7 @@ def test_recorded_games_are_played_again_to_the_score_they_had(path: str) -> Non
     assert notes == [] and len(recordings) in (4, 8)
     for recording in recordings:
         episode = recording.episode
-        game = Game(recording.spec(), recording.cards())
+        game = Game(recorded_board(recording), recorded_deck(recording))
         for turn in episode.turns:
             assert game.current_player == turn.player
             game.apply(parse_action(turn.action, num_players=2, player=turn.player))

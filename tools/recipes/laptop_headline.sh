@@ -8,7 +8,7 @@
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_START  whose games the model learns before: a bot, or tiny: none but those of the tiny model itself (iggi on
 #                 laptop, hint-bot on marshal-mini)
-#   RECIPE_STEPS  steps of 128 games (300)
+#   RECIPE_STEPS  steps (300) of 384 games on laptop, 128 on marshal-mini
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
 # Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.

@@ -28,7 +28,7 @@ from hanabi_grpo.commands.playing import (
     game_setup,
     serving,
 )
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.loop import Player, make_script, play_episode

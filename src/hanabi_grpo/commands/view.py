@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game

@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from hanabi_grpo.envs.alarms import Alarm
 from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import MAX_PLAYERS, Episode, player_name
 
@@ -199,6 +200,18 @@ class Environment(Protocol[C]):
         """Return a name of the start; equal names are equal starts. Errors are clustered by it."""
         return f"{split}/{seed}"
 
+    def recorded(self, config: C, recording: Recording) -> tuple[Game, str]:
+        """Return a recorded game at its start, in the config's words, and the name of the start, see `start_id`.
+
+        Raises:
+            SettingsError: It is another game, or nothing says how it starts.
+        """
+        episode, spec = recording.episode, self.spec(config)
+        if (episode.env, episode.spec_hash) != (spec.env, spec.hash) or recording.start is not None:
+            raise other_game(spec, recording)
+        split, seed = episode.suite, episode.seed
+        return self.reset(config, split=split, seed=seed), self.start_id(config, split=split, seed=seed)
+
     def metrics(self, config: C, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return figures over episodes, by default the mean of each figure of `Game.result` where it is given."""
         figures: dict[str, list[float]] = {}
@@ -218,6 +231,16 @@ class Environment(Protocol[C]):
             game.step(actions)
         figures = ", ".join(f"{name} {value:g}" for name, value in game.result().items())
         yield Frame(title="end", text=figures or episode.status.value)
+
+
+def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:
+    """Return the error for a recorded game that is not the wanted one."""
+    episode = recording.episode
+    return SettingsError(
+        f"{recording.where}: a game of {episode.preset} ({episode.env}, rules {episode.spec_hash}) with "
+        f"{episode.num_players} players, wanted {wanted.preset} ({wanted.env}, rules {wanted.hash}) with "
+        f"{wanted.num_players}; choose by HANABI_ENV, --preset and --players."
+    )
 
 
 @dataclass(frozen=True, slots=True)

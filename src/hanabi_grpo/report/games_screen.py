@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
 from hanabi_grpo.runs.selection import num_bad_replies

@@ -7,7 +7,7 @@ from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Frame, Setup
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.runs.selection import num_bad_replies

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording, read_deck
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.run_folder import append_jsonl, run_home, sync_folder
@@ -17,10 +17,10 @@ _STEP = re.compile(r"step_(\d+)", re.ASCII)
 
 
 def recording_to_json(recording: Recording) -> dict[str, Any]:
-    """Return one line of a file: the episode, and deck and names where they are needed."""
+    """Return one line of a file: the episode, and start and names where they are needed."""
     row = episode_to_json(recording.episode)
-    if recording.deck is not None:
-        row["deck"] = " ".join(map(str, recording.deck))
+    if recording.start is not None:
+        row["start"] = recording.start
     if recording.names:
         row["names"] = list(recording.names)
     return row
@@ -136,19 +136,13 @@ def _recording(row: Any, number: int, path: Path, line: int) -> Recording:
         episode = read_episode(row)
     except ServerError as error:
         raise SettingsError(f"{where} is no game of this version: {error}") from error
-    deck, names = row.get("deck"), row.get("names", [])
-    if deck is not None and not isinstance(deck, str):
-        raise SettingsError(f"{where}: deck={str(deck)[:40]!r}: a deck is a text such as 'R1 Y4 ...'.")
+    start, names = row.get("start", row.get("deck")), row.get("names", [])  # version 0.1 says deck
+    if start is not None and not isinstance(start, str):
+        raise SettingsError(f"{where}: start={str(start)[:40]!r}: a start is a text, in Hanabi the deck 'R1 Y4 ...'.")
     well_named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     if not well_named or len(names) not in (0, episode.num_players):
         raise SettingsError(f"{where}: names={str(names)[:80]}: one text for each of {episode.num_players} players.")
-    return Recording(
-        episode=episode,
-        number=number,
-        source=path.stem,
-        deck=None if deck is None else read_deck(deck, where),
-        names=tuple(names),
-    )
+    return Recording(episode=episode, number=number, source=path.stem, start=start, names=tuple(names))
 
 
 def _without_surrogates(data: Any) -> Any:

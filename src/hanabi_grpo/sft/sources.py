@@ -120,7 +120,7 @@ class Sources:
             for recording in recordings:
                 episode = recording.episode
                 suites.add(episode.suite)
-                game, start_id = recording.start(setup), recording.start_id(setup)
+                game, start_id = setup.environment.recorded(setup.config, recording)
                 yield (
                     Replay(episode=episode, game=game, start_id=start_id, where=recording.where),
                     [True] * len(episode.turns),

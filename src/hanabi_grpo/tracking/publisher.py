@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings

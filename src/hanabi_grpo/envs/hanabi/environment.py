@@ -12,12 +12,13 @@ from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, system_prompt
 from hanabi_grpo.envs.hanabi.replays.frames import frames
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.hanabi.rules import attainable
+from hanabi_grpo.envs.hanabi.rules import Card, attainable
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
 from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.types import Episode
 
 
@@ -64,8 +65,14 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def start_id(self, config: EnvConfig, *, split: str, seed: int) -> str:
         """Return a hash of the deck."""
-        deck = shuffled_deck(config.spec(), split, seed)
-        return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
+        return _deck_id(shuffled_deck(config.spec(), split, seed))
+
+    def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
+        """Deal the recorded deck; a board of the same rules may have dealt others."""
+        if recording.episode.env != self.name or recorded_board(recording).rules_hash != config.spec().rules_hash:
+            raise base.other_game(self.spec(config), recording)
+        deck = recorded_deck(recording)
+        return HanabiGame(config, Game(recorded_board(recording), deck)), _deck_id(deck)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return the figures of a step, over boards of any kind."""
@@ -74,6 +81,10 @@ class Hanabi(base.Environment[EnvConfig]):
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""
         return frames(make_timeline(Recording(episode=episode)))
+
+
+def _deck_id(deck: Sequence[Card]) -> str:
+    return hashlib.sha256(" ".join(map(str, deck)).encode()).hexdigest()[:16]
 
 
 HANABI = Hanabi()

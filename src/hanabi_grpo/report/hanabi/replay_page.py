@@ -5,10 +5,11 @@ from typing import Any
 
 from hanabi_grpo.envs.base import Frame
 from hanabi_grpo.envs.hanabi.replays.frames import frames as text_frames
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_deck
 from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
 from hanabi_grpo.envs.hanabi.replays.wording import deed, outcome
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 
 SCRIPT = "replay.js"
@@ -64,7 +65,7 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
     return {
         "number": timeline.recording.number,
         "players": [visible(name) for name in timeline.recording.players],
-        "deck": "".join(map(str, timeline.recording.cards())),
+        "deck": "".join(map(str, recorded_deck(timeline.recording))),
         "board": [spec.num_colors, spec.num_ranks, spec.hand_size, first.hints, first.lives],
         "moves": moves,
     }

@@ -17,9 +17,10 @@ from hanabi_grpo.envs.hanabi.replays.live_game import (
     LiveAction,
     LiveGame,
 )
-from hanabi_grpo.envs.hanabi.replays.recording import IMPORTED_SUITE, Recording
+from hanabi_grpo.envs.hanabi.replays.recording import IMPORTED_SUITE, recorded_board, recorded_deck
 from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.hanabi.rules import Action, Game, format_action, make_spec
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
@@ -32,12 +33,12 @@ def export_game(recording: Recording) -> tuple[LiveGame, list[str]]:
     Raises:
         SettingsError: Another board than `full`, or a record that does not fit its deal.
     """
-    if recording.spec() != make_spec(PRESET, recording.episode.num_players):
+    if recorded_board(recording) != make_spec(PRESET, recording.episode.num_players):
         raise SettingsError(
             f"{recording.where}: board {recording.episode.preset}; hanab.live has only the real game, preset {PRESET}."
         )
     timeline = make_timeline(recording)
-    game = Game(timeline.spec, recording.cards())
+    game = Game(timeline.spec, recorded_deck(recording))
     actions: list[LiveAction] = []
     for move in timeline.moves:
         if nothing_can_score(game):
@@ -97,7 +98,7 @@ def import_game(live: LiveGame, where: str) -> tuple[Recording, list[str]]:
         result=playing.result(),
         turns=tuple(turns),
     )
-    return Recording(episode=episode, deck=live.deck, names=live.players), notes
+    return Recording(episode=episode, start=" ".join(map(str, live.deck)), names=live.players), notes
 
 
 def nothing_can_score(game: Game) -> bool:

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
+from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
 from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, GameSpec, Knowledge, parse_action
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import Turn, player_name
@@ -111,7 +112,7 @@ def replayed_turns(game: Game, turns: Iterable[Turn], where: str) -> Iterator[tu
 
 def _dealt(recording: Recording) -> Game:
     try:
-        return Game(recording.spec(), recording.cards())
+        return Game(recorded_board(recording), recorded_deck(recording))
     except GameParameterError as error:
         raise SettingsError(f"{recording.where}: {error}") from error
 

@@ -1,7 +1,7 @@
 """Moves, cards and figures in the words that the terminal and the page share."""
 
-from hanabi_grpo.envs.hanabi.replays.recording import Recording
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Event, Knowledge
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.types import EpisodeStatus
 
