@@ -149,13 +149,6 @@ def _settings(url: str, seconds: float) -> Settings:
     return Settings(vllm_server_port=int(url.rpartition(":")[2]), server_timeout=seconds)
 
 
-def test_waiting_returns_the_health_of_the_server_that_came() -> None:
-    said: list[str] = []
-    with running_app() as app:
-        health = wait_for_server(_settings(app.url, 5.0), said.append, server_command="bash serve.sh")
-    assert (health["instance_id"], said) == ("test-instance", [])
-
-
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

@@ -14,7 +14,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
-from hanabi_grpo.rollout.deal_schedule import Phase, Terms, locate, plan_phases
+from hanabi_grpo.rollout.deal_schedule import Terms, locate, plan_phases
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 
@@ -215,15 +215,10 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
         when = f"steps {first} to {last}: " if last > first else f"step {first}: "
         if phase.end is None:
             when = f"from step {first}: " if len(phases) > 1 else ""
-        parts.append(when + _shares(phase, names))
+        counts = Counter(names[index] for index in sorted(phase.order))
+        shares = [f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items()]
+        parts.append(when + (", ".join(shares) if len(shares) > 1 else next(iter(counts))))
     return "; ".join(parts)
-
-
-def _shares(phase: Phase, names: Sequence[str]) -> str:
-    counts = Counter(names[index] for index in sorted(phase.order))
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items())
 
 
 def _terms(rows: Sequence[dict[str, Any]]) -> tuple[Terms, ...]:

@@ -91,11 +91,8 @@ def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_pla
     if not pool or deal not in here:
         return None
     number = _partner_deals_before(block, share) + here.index(deal)
-    pairs = [
-        Draw(partner=partner, seat=seat if partner.seat is None else partner.seat)
-        for partner in pool
-        for seat in range(num_players)
-    ]
+    seats = [(one, seat if one.seat is None else one.seat) for one in pool for seat in range(num_players)]
+    pairs = [Draw(partner=partner, seat=seat) for partner, seat in seats]
     cycle, position = divmod(number, len(pairs))
     order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
     return pairs[order[position]]
@@ -146,12 +143,8 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
             which none is ever kept.
     """
     pool, deals = parse_pool(settings.partners, settings.players, settings.env), settings.deals_per_step
-    needed = num_adapters(
-        pool,
-        num_players=settings.players,
-        shared=settings.adapters == SHARED_ADAPTER,
-        num_earlier=settings.save_total_limit,
-    )
+    shared, kept = settings.adapters == SHARED_ADAPTER, settings.save_total_limit
+    needed = num_adapters(pool, num_players=settings.players, shared=shared, num_earlier=kept)
     if min(needed, deals) > MAX_LENT:
         raise SettingsError(
             f"HANABI_PARTNERS: up to {min(needed, deals)} different frozen adapters in one step ({needed} in the pool, "
@@ -168,10 +161,7 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
 
 def describe_pool(pool: Sequence[Partner], share: float) -> str:
     """Return one sentence for the log."""
-    shown = [
-        partner.word + (" (any seat)" if partner.seat is None else f" as {player_name(partner.seat)}")
-        for partner in pool
-    ]
+    shown = [one.word + (" (any seat)" if one.seat is None else f" as {player_name(one.seat)}") for one in pool]
     return f"partners: {share:.0%} of the deals (HANABI_PARTNER_SHARE={share:g}) with one of {', '.join(shown)}"
 
 

@@ -42,7 +42,7 @@ _PART = r"[^/:,\s]{1,128}"
 _ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
 _SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
 _CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
-_WANDB = re.compile(rf"wandb:(?:({_PART})/)?({_PART})/({_PART})(?::({_PART}))?")
+_WANDB = re.compile(rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?")
 _HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
 _SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
@@ -101,8 +101,8 @@ class WandbPlace:
                 )
 
     def __str__(self) -> str:
-        alias = f":{self.alias}" if self.alias else ""
-        return f"wandb:{'/'.join(part for part in (self.entity, self.project, self.name) if part)}{alias}"
+        path = self.path
+        return f"wandb:{path if self.alias else path.removesuffix(f':{LATEST}')}"
 
     @property
     def path(self) -> str:
@@ -206,17 +206,17 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
         SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
     """
     match = _CHOSEN.fullmatch(text)
-    place, adapter = (match[1], match[2]) if match else (text, None)
-    if not is_remote(place):
-        return CheckpointRef(place=Path(place), adapter=adapter)
-    if found := _WANDB.fullmatch(place):
-        entity, project, name, alias = (part or "" for part in found.groups())
-        return CheckpointRef(place=WandbPlace(entity=entity, project=project, name=name, alias=alias), adapter=adapter)
-    if found := _HUB.fullmatch(place):
-        return CheckpointRef(place=HubPlace(org=found[1], repo=found[2], revision=found[3]), adapter=adapter)
-    wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
-    form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
-    raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+    typed, adapter = (match[1], match[2]) if match else (text, None)
+    place: Place = Path(typed)
+    if found := _WANDB.fullmatch(typed):
+        place = WandbPlace(**{part: text or "" for part, text in found.groupdict().items()})
+    elif found := _HUB.fullmatch(typed):
+        place = HubPlace(org=found[1], repo=found[2], revision=found[3])
+    elif is_remote(typed):
+        wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
+        form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
+        raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+    return CheckpointRef(place=place, adapter=adapter)
 
 
 def split_player(entry: str) -> tuple[str | None, str]:
