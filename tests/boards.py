@@ -7,6 +7,7 @@ from hanabi_grpo.envs.base import Observation, Policy, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import PRESETS, Action, Game, GameSpec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.game import with_other_cards
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.types import Episode
 
@@ -22,7 +23,7 @@ def random_game(spec: GameSpec, rng: random.Random, *, suite: str = "train") -> 
     game = Game(spec, shuffled_deck(spec, suite, rng.randrange(2**32)))
     num_moves = rng.choice([spec.max_turns, rng.randrange(spec.max_turns)])
     careful = rng.random() < 0.5
-    while not game.is_over and game.num_turns < num_moves:
+    while not game.is_over and len(game.events) < num_moves:
         game.apply(random_move(game, rng, careful=careful))
     return game
 
@@ -62,3 +63,9 @@ def scripted_episodes(
     policies = dict(enumerate(script(one) if isinstance(one, str) else one for one in team))
     tasks = [Setup(HANABI, config).task(suite, seed) for seed in seeds]
     return [play_scripts(task, policies, number=number) for task in tasks for number in range(num_games)]
+
+
+def swap_own_cards(game: Game, player: int, rng: random.Random) -> Game | None:
+    """Return another game that `player` cannot tell from this one, or None when no other hand of it is possible."""
+    other = with_other_cards(game, player, rng)
+    return None if other.hands[player] == game.hands[player] else other

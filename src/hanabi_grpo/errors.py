@@ -4,7 +4,8 @@ Each message says what is wrong, the value, what is allowed and the next step; e
 stdlib type, so that callers who know nothing of this package can still catch it.
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -30,6 +31,12 @@ def _beginning(value: Any, size: int) -> Any:
         start = [_beginning(item, size // 2) for item in islice(value, size // 3)]
         return tuple(start) if isinstance(value, tuple) else start
     return value
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return "did you mean 'laptop'? " for a misspelt word, "" where nothing known is near."""
+    close = difflib.get_close_matches(str(word), known, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 class HanabiGrpoError(Exception):

@@ -47,7 +47,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = adapters.add_adapters(small_model(), NAMES, rank=8, alpha=16, seed=1)
     facts = {"model_fingerprint": model_fingerprint(base)}
     (folder / "run").mkdir()
-    return save_checkpoint(model, NAMES, folder / "run", 7, facts, moments=None, groups=[], random_states=[])
+    return save_checkpoint(model, NAMES, folder / "run", 7, facts)
 
 
 def seen(*words: str) -> tuple[int, str]:

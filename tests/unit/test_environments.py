@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,15 @@ import pytest
 
 from boards import ALL_BOARDS
 from hanabi_grpo.envs import base, registry
-from hanabi_grpo.envs.base import FORFEIT, SKIP, EnvConfig, Environment, Task
+from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Task
 from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
-from hanabi_grpo.envs.hanabi.deal import HanabiGame
-from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi
+from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
 from hanabi_grpo.envs.kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import EpisodeStatus, ReplyKind
-from toy_environments import DILEMMA, GUESS, Dilemma, DilemmaGame, Guess, GuessGame, ToyConfig
+from toy_environments import DILEMMA, GUESS, Guess, GuessGame, ToyConfig
 
 # --- Conformance
 
@@ -58,11 +56,6 @@ def has_a_deck(config: Any) -> bool:
 class Leaky(KuhnGame):
     def message(self, player: int) -> str:
         return super().message(player) + ("!" if self.cards[1 - player] == "K" else "")
-
-
-class LeakyView(KuhnGame):
-    def view(self, player: int) -> Any:
-        return self.cards
 
 
 class Stuck(KuhnGame):
@@ -109,12 +102,6 @@ class Counting(KuhnGame):
         return f"{super().message(player)} {self.times}"
 
 
-class Reserved(KuhnGame):
-    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        super().step(actions)
-        return {"illegal": 0.0}, {}
-
-
 class Tongue(KuhnGame):
     def legal(self, player: int) -> tuple[str, ...]:
         return ("check", "bet")
@@ -122,16 +109,14 @@ class Tongue(KuhnGame):
 
 BROKEN_GAMES = [
     (Leaky, check_games, r"message\(\) of player \d not to depend on \"opponent's card\""),
-    (LeakyView, check_games, r"view\(\) of player \d not to depend on \"opponent's card\""),
     (Stuck, check_games, 'the hidden value "opponent\'s card" to be exchanged now and then'),
     (Silent, check_starts, r"equal starts where player \d is shown the same and its hidden\(\) is the same"),
     (Shallow, check_games, "a move in a copy to leave the game as it is"),
     (Unpaid, check_games, "zero-sum parts that add up to 0"),
     (Rich, check_games, r"player 0's return in \(-2.0, 2.0\); found -?4.0"),
-    (Fussy, check_replies, r"every text is a reply, but .* raised KeyError"),
+    (Fussy, check_replies, "every text to be a reply; found KeyError"),
     (Deaf, check_games, "parse to read the legal action"),
     (Counting, check_games, "messages, views and legal actions to change nothing"),
-    (Reserved, check_games, "no parts named"),
     (Tongue, check_games, r"legal\(\) == \(\) for player 1, who is not to act"),
 ]
 
@@ -224,16 +209,6 @@ def test_a_bad_reply_costs_its_player_and_a_random_legal_action_takes_its_place(
     assert "unparsable" not in unparsable.rewards[0]
 
 
-def test_the_replacing_action_depends_only_on_split_seed_game_and_turn() -> None:
-    def actions(number: int) -> list[str]:
-        full = Task(environment=HANABI, config=HANABI.presets["full"], split="eval", seed=0)
-        referee = Referee(full, number=number)
-        return [referee.step({player: "?"})[0].action for player in (0, 1, 0)]
-
-    assert actions(0) == actions(0)
-    assert len({tuple(actions(number)) for number in range(5)}) == 5
-
-
 def test_a_bad_reply_forfeits_where_the_spec_says_so() -> None:
     referee = Referee(task(DILEMMA))
     turns = referee.step({0: "share", 1: "steal", 2: "take"})
@@ -272,6 +247,8 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
     referee = Referee(task(KUHN))
     referee.step({0: "check"})
     referee.step({1: "bet"})
+    with pytest.raises(IllegalActionError, match="play it to its end"):
+        referee.episode()
     referee.out_of_tokens(0)
     played = referee.episode()
     assert played.status is EpisodeStatus.TRUNCATED_TOKENS
@@ -281,30 +258,12 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
     assert early.episode().turns == ()
 
 
-def test_an_episode_that_goes_on_is_not_yet_data() -> None:
-    with pytest.raises(IllegalActionError, match="play it to its end"):
-        Referee(task(KUHN)).episode()
-
-
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
-    assert {name for name in dir(seen) if not name.startswith("_")} == {
-        "legal",
-        "message",
-        "parse",
-        "player",
-        "state_message",
-        "view",
-    }
+    shown = {"legal", "message", "parse", "player", "state_message", "view"}
+    assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()
-
-
-def test_a_script_plays_the_same_episode_again_and_another_one_for_another_number() -> None:
-    policies = {player: DILEMMA.policies["random"]() for player in range(3)}
-    first, again = (play_scripts(task(DILEMMA), policies, number=1) for _ in range(2))
-    assert first == again
-    assert len({str(play_scripts(task(DILEMMA), policies, number=number).turns) for number in range(5)}) > 1
 
 
 def test_by_default_figures_are_means_of_results_and_a_replay_shows_messages_and_actions() -> None:
@@ -318,23 +277,38 @@ def test_by_default_figures_are_means_of_results_and_a_replay_shows_messages_and
     assert frames[-1].text == "rounds 3"
 
 
-def test_a_draw_is_the_same_for_ever_and_even() -> None:
+def test_a_draw_is_the_same_for_ever() -> None:
     assert [base.draw("train", seed, below=6) for seed in range(12)] == [2, 1, 0, 2, 3, 5, 4, 0, 1, 0, 2, 4]
-    counts = [sum(base.draw(seed, below=3) == value for seed in range(3000)) for value in range(3)]
-    assert all(900 < count < 1100 for count in counts)
 
 
 # --- Settings and replies
 
+KEYS = (
+    "preset, reward_illegal, reward_unparsable, reward_out_of_tokens, players, observation, legal_moves, reward_score, "
+    "bomb_rule, max_turns"
+)
 
-def test_a_config_names_every_problem_and_the_nearest_key() -> None:
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "env_config: key 'preset' is missing."),
+        ({"preset": "laptpo"}, "preset='laptpo': no such board; did you mean 'laptop'?"),
+        ({"preset": "laptop", "players": 3}, "num_players=3: preset 'laptop' is for 2 players"),
+        ({"preset": "laptop", "players": "2"}, "players='2': Input should be a valid integer"),
+        ({"preset": "laptop", "legal_moves": 1}, "legal_moves=1: Input should be a valid boolean"),
+        ({"preset": "laptop", "reward_score": float("nan")}, "reward_score=nan: Input should be a finite number"),
+        ({"preset": "laptop", "bomb_rule": "half"}, "bomb_rule='half': Input should be 'zero' or 'keep'"),
+        (
+            {"preset": "laptop", "max_turn": 9},
+            f"unknown key 'max_turn'; did you mean 'max_turns'? allowed: {KEYS}.",
+        ),
+    ],
+)
+def test_a_bad_row_of_settings_is_refused(row: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        ToyConfig.parse({"hihgest": 3, "rounds": "2"})
-    assert str(caught.value).startswith(
-        "env_config: rounds='2': Input should be a valid integer; unknown key 'hihgest'"
-    )
-    assert "did you mean 'highest'? allowed: preset, reward_illegal, reward_unparsable" in str(caught.value)
-    assert ToyConfig.parse({"rounds": 2}) == ToyConfig(rounds=2)
+        HANABI.Config.parse(row)
+    assert message in str(caught.value)
 
 
 def test_answers_are_the_last_lines_outside_thinking_without_decoration() -> None:
@@ -391,13 +365,6 @@ def test_a_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatc
         registry.get("guess")
 
 
-def test_the_environments_of_this_package_have_its_version() -> None:
-    version = metadata.version("hanabi-grpo")
-    for name, environment in (("hanabi", HANABI), ("kuhn", KUHN)):
-        assert registry.get(name) is environment
-        assert registry.origin(name) == registry.Origin(env=name, distribution="hanabi-grpo", version=version)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -411,10 +378,3 @@ def test_the_environments_of_this_package_have_its_version() -> None:
 def test_an_unknown_name_or_a_path_is_refused_with_the_known_names(name: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         registry.get(name)
-
-
-def test_every_environment_names_a_subclass_of_the_common_settings() -> None:
-    for environment in (HANABI, KUHN, GUESS, DILEMMA):
-        assert issubclass(environment.Config, EnvConfig)
-        assert all(isinstance(preset, environment.Config) for preset in environment.presets.values())
-    assert isinstance(Dilemma().reset(ToyConfig(), split="train", seed=1), DilemmaGame)

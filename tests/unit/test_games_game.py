@@ -1,24 +1,20 @@
-"""The game itself: one short game written out, errors, copies."""
+"""The game itself: one short game written out, errors, and moves as text."""
 
-import random
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from boards import ALL_BOARDS, random_game, random_move
-from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, Knowledge, format_action, make_spec
+from boards import ALL_BOARDS
+from hanabi_grpo.envs.hanabi.rules import Action, Card, Event, Game, Knowledge, format_action, make_spec, parse_action
+from hanabi_grpo.envs.hanabi.rules.game import load_rules
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
 
 R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
 MINI = make_spec("mini", 2)
 DECK = (R1, Y2, Y1, R2, R1, Y1, Y1, R1)
 """Player 0: R1 Y2 Y1, player 1: R2 R1 Y1, then Y1 and R1 are drawn."""
-
-
-def _play(game: Game, *moves: Action) -> Game:
-    for move in moves:
-        game.apply(move)
-    return game
 
 
 def test_a_game_goes_like_this() -> None:
@@ -60,31 +56,6 @@ def test_a_game_goes_like_this() -> None:
     assert len(view.own_hand) == 2
 
 
-def test_a_bomb_scores_nothing_and_keeps_its_points_apart() -> None:
-    game = Game(make_spec("laptop"), DECK)
-    game.apply(Action("play", slot=0))
-    assert (game.score, game.score_kept) == (1, 1)
-    game.apply(Action("play", slot=1))
-    assert (game.is_over, game.is_bombed, game.score, game.score_kept) == (True, True, 0, 1)
-
-
-def test_a_finished_colour_pays_a_hint_back() -> None:
-    hint = Action("hint_rank", target=1, value=0)
-    game = _play(Game(MINI, DECK), hint, Action("play", slot=1))
-    assert game.hints == 2
-    game = _play(game, hint, Action("play", slot=0))
-    assert (game.hints, game.view(0).fireworks) == (2, (2, 0))
-
-
-def test_each_player_has_one_more_turn_after_the_last_draw() -> None:
-    hint_1, hint_0 = Action("hint_rank", target=1, value=0), Action("hint_rank", target=0, value=0)
-    game = _play(Game(MINI, DECK), hint_1, Action("discard", slot=0), hint_1, Action("discard", slot=0))
-    assert game.view(0).turns_left == game.view(1).turns_left == 2
-    assert _play(game, hint_1).view(0).turns_left == 1
-    assert _play(game, hint_0).view(0).turns_left == 0
-    assert game.is_over
-
-
 @pytest.mark.parametrize(
     "action",
     [
@@ -107,7 +78,8 @@ def test_an_illegal_move_lists_the_legal_ones_and_changes_nothing(action: Action
 
 
 def test_no_move_is_possible_after_the_end() -> None:
-    game = _play(Game(make_spec("laptop"), DECK), Action("play", slot=1))
+    game = Game(make_spec("laptop"), DECK)
+    game.apply(Action("play", slot=1))
     assert game.legal_actions() == ()
     with pytest.raises(IllegalActionError, match=r"^Play 0: the game is over"):
         game.apply(Action("play", slot=0))
@@ -122,34 +94,53 @@ def test_a_deck_of_other_cards_is_refused(deck: tuple[Card, ...]) -> None:
         Game(MINI, deck)
 
 
+# --- Moves as text and back
+
+
 @pytest.mark.parametrize(("preset", "num_players"), ALL_BOARDS)
-def test_a_copy_goes_its_own_way(preset: str, num_players: int) -> None:
-    rng = random.Random(3)
-    num_forks = 0
-    while num_forks < 10:
-        game = random_game(make_spec(preset, num_players), rng)
-        if game.is_over:
-            continue
-        num_forks += 1
-        before = [game.view(player) for player in range(num_players)]
-        copy = game.copy()
-        moves = []
-        while not copy.is_over:
-            moves.append(random_move(copy, rng, careful=True))
-            copy.apply(moves[-1])
-        assert [game.view(player) for player in range(num_players)] == before
-        _play(game, *moves)
-        assert [game.view(p) for p in range(num_players)] == [copy.view(p) for p in range(num_players)]
-        assert (game.score, game.score_kept, game.hands) == (copy.score, copy.score_kept, copy.hands)
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_every_action_of_every_board_is_read_back(preset: str, num_players: int, style: str) -> None:
+    spec = make_spec(preset, num_players)
+    for player, actions in enumerate(load_rules(spec).actions):
+        texts = [format_action(action, style=style, num_players=num_players) for action in actions]
+        assert len(set(texts)) == len(actions)
+        for shown in (texts, map(str.upper, texts), map(str.lower, texts)):
+            assert tuple(parse_action(text, num_players=num_players, player=player) for text in shown) == actions
 
 
-def test_the_view_is_the_same_whether_or_not_one_looked_before() -> None:
-    rng = random.Random(9)
-    for _ in range(50):
-        game = random_game(make_spec("small", 3), rng)
-        watched = Game(game.spec, game.deck)
-        for event in game.events:
-            watched.view(rng.randrange(3))
-            watched.apply(event.action)
-        unwatched = _play(Game(game.spec, game.deck), *(event.action for event in game.events))
-        assert watched.view(1) == unwatched.view(1)
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("hint player_0 YELLOW", Action("hint_color", target=0, value=1)),
+        ("Hint y", Action("hint_color", target=0, value=1)),
+        ("Hint green", Action("hint_color", target=0, value=2)),
+        ("HINT PLAYER_0 W", Action("hint_color", target=0, value=3)),
+        ("Hint 5", Action("hint_rank", target=0, value=4)),
+        ("  Play \t 3\n", Action("play", slot=3)),
+        # Moves that no position allows are still moves; the game says that they are illegal.
+        ("Hint player_1 red", Action("hint_color", target=1, value=0)),
+        ("Hint player_4 red", Action("hint_color", target=4, value=0)),
+        ("Discard 9", Action("discard", slot=9)),
+    ],
+)
+def test_player_1_of_2_means_this_move(text: str, action: Action) -> None:
+    assert parse_action(text, num_players=2, player=1) == action
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "Play", "Play x", "Play 10", "Play -1", "Play0", "Hint", "Hint 0", "Hint 6", "Hint purple",
+     "Hint player_5 R", "Hint player_1", "Hint player_1 red 2", "Play 0 1", "Play 0\nDiscard 1", "Play\n0", "I play 0",
+     "Play 0.", "Play ٣", "diſcard 1", "\x00", "\ud800", "Play 0\x00"],
+)  # fmt: skip
+def test_these_texts_are_no_move(text: str) -> None:
+    assert parse_action(text, num_players=2, player=0) is None
+    assert {parse_action(text, num_players=3, player=0) for text in ("Hint R", "Hint 2", "Hint red")} == {None}
+
+
+@given(text=st.text(st.characters(exclude_categories=())) | st.from_regex(r"(?i)(play|discard|hint) \w+ ?\w*"))
+def test_any_string_is_a_move_that_formats_or_none(text: str) -> None:
+    action = parse_action(text, num_players=4, player=2)
+    if action is not None:
+        again = format_action(action, style="full", num_players=4)
+        assert parse_action(again, num_players=4, player=2) == action

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_move
 from hanabi_grpo.envs.base import Observation, Setup, Task
-from hanabi_grpo.envs.hanabi.deal import HanabiGame
-from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from fake_engine import LAPTOP, TOKENIZER
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi import deal, environment
+from hanabi_grpo.envs.hanabi import environment
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
@@ -100,7 +100,7 @@ def test_the_prompt_hash_differs_wherever_players_are_told_something_else() -> N
     assert laptop == "9a55b1278ea0d230", "the wording changed: say so in the changelog, raise PROTOCOL"
 
 
-@pytest.mark.parametrize(("module", "name"), [(environment, "system_prompt"), (deal, "turn_prompt")])
+@pytest.mark.parametrize(("module", "name"), [(environment, "system_prompt"), (environment, "turn_prompt")])
 def test_the_prompt_hash_changes_with_one_word_of_the_prompt_code(
     module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.envs.hanabi.policies import SCRIPTED
+from hanabi_grpo.envs.hanabi.policies import POLICIES, SCRIPTED
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
@@ -68,7 +68,7 @@ def test_an_entry_is_a_script_an_earlier_version_the_base_model_or_a_folder() ->
         seat=0,
     )
     assert parse_pool((), 2) == ()
-    assert [parse_pool((name,), 2)[0].word for name in SCRIPTED] == list(SCRIPTED)
+    assert [parse_pool((name,), 2)[0].word for name in tuple(POLICIES)] == list(tuple(POLICIES))
 
 
 def test_two_checkpoints_of_one_name_are_told_apart_in_metrics() -> None:

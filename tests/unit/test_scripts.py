@@ -161,9 +161,9 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch:
     ):
         done = launch(f"recipes/{script}.sh", **variables)
         assert done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
-    (checkout / "outputs" / "ablation" / "laptop" / "mixed-3").mkdir(parents=True)
-    done = launch("recipes/laptop_ablation.sh", "turn", "mixed", RECIPE_SEED="3")
-    assert done.returncode == 2 and "outputs/ablation/laptop/mixed-3 exists" in done.stderr
+    (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
+    done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
+    assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
     unknown = launch("recipes/laptop_ablation.sh", "turns")
     assert unknown.returncode == 2 and "'turns': must be one of turn grpo" in unknown.stderr
 

@@ -17,7 +17,7 @@ import httpcore
 import httpx
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 
 logger = logging.getLogger(__name__)
 MAX_ANSWER = 16 << 20

@@ -21,9 +21,9 @@ from hanabi_grpo.commands.playing import (
     progress_bar,
     serving,
 )
+from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.collect import Collection, collect_games
-from hanabi_grpo.evaluation.matches import is_held_out
 from hanabi_grpo.settings import load_settings
 
 

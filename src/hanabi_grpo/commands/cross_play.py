@@ -26,11 +26,16 @@ from hanabi_grpo.commands.playing import (
     serving,
 )
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.crossplay.cells import CellStore
-from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
-from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
-from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
+from hanabi_grpo.evaluation.crossplay.plan import (
+    Entry,
+    Plan,
+    PlannedCell,
+    find_cells,
+    make_plan,
+    parse_entries,
+    play_cells,
+)
+from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
@@ -38,7 +43,7 @@ from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import ScriptRef
 
-_WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
+_MOST_COLUMNS = 6
 """Most entries whose matrix fits into 120 columns."""
 
 
@@ -83,7 +88,7 @@ def cross_play(
     again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
     aside = stderr_console()
     console = aside if as_json else make_console()
-    store, cells, tell = CellStore(folder), dict[str, EvaluationResult](), sayer(aside)
+    cells, tell = dict[str, EvaluationResult](), sayer(aside)
     plan: Plan | None = None
 
     def standing() -> str:
@@ -101,11 +106,11 @@ def cross_play(
         if any(not isinstance(entry.ref, ScriptRef) for entry in entries):
             _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
         plan = make_plan(entries, game, deals, suite=suite, served=served)
-        cells.update(store.find(plan))
+        cells.update(find_cells(plan, folder))
         if cells:
             tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
         try:
-            _play(plan, store, cells, served, aside)
+            _play(plan, folder, cells, served, aside)
         except HanabiGrpoError:
             tell(standing())
             raise
@@ -117,16 +122,14 @@ def cross_play(
     else:
         for line in describe(summary):
             say(line)
-        if len(summary.labels) <= _WITHOUT_ERRORS:
-            console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
-        for sheet in all_sheets(summary)[1:]:
+        for sheet in all_sheets(summary)[0 if len(summary.labels) <= _MOST_COLUMNS else 1 :]:
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
 
 
 def _play(
-    plan: Plan, store: CellStore, cells: dict[str, EvaluationResult], served: Served | None, console: Console
+    plan: Plan, folder: Path, cells: dict[str, EvaluationResult], served: Served | None, console: Console
 ) -> None:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bars:
@@ -140,7 +143,7 @@ def _play(
         def progress(done: int) -> None:
             bars.update(of_deals, completed=done)
 
-        store.play(plan, cells, served=served, begin=begin, progress=progress)
+        play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
         bars.update(of_cells, completed=len(cells))
         bars.update(of_deals, completed=plan.num_deals, description="deals")
 
@@ -149,8 +152,8 @@ def _command(entries: Sequence[Entry], options: dict[str, object], *, as_json: b
     """Return the command that goes on; runs are named by the checkpoint that was found in them."""
     words = ["hanabi-grpo", "cross-play"]
     for entry in entries:
-        is_own = entry.label in (short_name(entry.word), entry.word)
-        words.append(entry.word if is_own else f"{entry.label}={entry.word}")
+        word = str(entry.ref)
+        words.append(word if entry.label in (short_name(word), word) else f"{entry.label}={word}")
     for name, value in options.items():
         if value is not None:
             words += [f"--{name}", str(value)]

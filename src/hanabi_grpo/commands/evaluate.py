@@ -111,7 +111,6 @@ def evaluate(
                         label=name,
                         ledger=books[-1],
                         progress=progress,
-                        clear=False,
                     )
                 except ServerError:
                     if any(done.values()):

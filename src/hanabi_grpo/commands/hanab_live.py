@@ -9,8 +9,7 @@ import typer
 
 from hanabi_grpo.commands.console import sayer, stderr_console
 from hanabi_grpo.commands.view import choose_recordings
-from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_game
-from hanabi_grpo.envs.hanabi.replays.live_game import live_game_to_json, live_games_from_text
+from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_games
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import save_text
 from hanabi_grpo.runs.recordings import write_recordings
@@ -31,7 +30,7 @@ def export_hanab_live(
     exported = [export_game(recording) for recording in recordings]
     for note in [*notes, *(note for _, said in exported for note in said)]:
         say(note)
-    text = "".join(f"{json.dumps(live_game_to_json(live), ensure_ascii=False)}\n" for live, _ in exported)
+    text = "".join(f"{json.dumps(live, ensure_ascii=False)}\n" for live, _ in exported)
     if out is None:
         sys.stdout.write(text)
         return
@@ -50,12 +49,11 @@ def import_hanab_live(
     say, recordings = sayer(stderr_console()), []
     for source in sources:
         try:
-            lives = live_games_from_text(source.read_bytes().decode("utf-8"), str(source))
+            text = source.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise SettingsError(f"{source}: cannot be read ({why}); give a JSON file.") from error
-        for number, live in enumerate(lives):
-            recording, notes = import_game(live, str(source) if len(lives) == 1 else f"{source}, game {number}")
+        for recording, notes in import_games(text, str(source)):
             recordings.append(recording)
             for note in notes:
                 say(note)

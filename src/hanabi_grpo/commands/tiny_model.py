@@ -24,7 +24,7 @@ def tiny_model(
     """
     from hanabi_grpo.envs import registry
     from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.runs.tiny_manifest import MANIFEST
+    from hanabi_grpo.runs.fingerprint import TINY_MANIFEST
     from hanabi_grpo.settings import load_settings
     from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 
@@ -34,7 +34,7 @@ def tiny_model(
     boards = tuple(preset or ()) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
-    if out is None and folder == Path(TINY_MODEL) and (folder / MANIFEST).is_file():
+    if out is None and folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
         if force or seed is not None or steps is not None:
             raise SettingsError(
                 f"{folder} is shipped with the repository and stays as it is; name another folder, e.g. --out "

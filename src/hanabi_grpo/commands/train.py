@@ -27,8 +27,8 @@ from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_a
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
-from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.fingerprint import resolve_model
+from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
 from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
@@ -184,11 +184,11 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
 
 
 def _set_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
-    cut = cut_records(resume.run_folder, resume.step)
-    if cut.rows or cut.episodes:
+    rows, files = cut_records(resume.run_folder, resume.step)
+    if rows or files:
         say(
-            f"records after step {resume.step} moved aside: {cut.rows} rows to metrics.discarded.jsonl, "
-            f"{cut.episodes} files to episodes/discarded/"
+            f"records after step {resume.step} moved aside: {rows} rows to metrics.discarded.jsonl, {files} files to "
+            "episodes/discarded/"
         )
     if kept := keep_settings(resume.run_folder, resume.step):
         say(f"settings until here: {kept}")

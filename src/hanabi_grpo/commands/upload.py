@@ -26,7 +26,7 @@ def upload(
     """
     from hanabi_grpo.report import samples
     from hanabi_grpo.runs.evaluation_result import read_result
-    from hanabi_grpo.tracking.upload import upload_run
+    from hanabi_grpo.tracking.senders import upload_run
 
     run = run_home(run)
     if not (run / "settings.json").is_file():

@@ -10,7 +10,7 @@ import typer
 from hanabi_grpo.commands.console import make_console, sayer
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
@@ -43,7 +43,7 @@ def view(
     selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
     console = make_console()
     say = sayer(console)
-    path, step = games_place(path, step)
+    path = games_place(path)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
@@ -64,7 +64,7 @@ def view(
         if html.stat().st_size > _LARGE_PAGE:
             say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    advantages = advantages_of(recordings, estimator_of(settings))
+    advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
 
@@ -90,7 +90,7 @@ def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tupl
     Raises:
         SettingsError: See `recording_files`, `read_recordings` and `Selection`.
     """
-    recordings, notes = read_recordings(recording_files(*games_place(path, step)))
+    recordings, notes = read_recordings(recording_files(games_place(path), step))
     return Selection(game=game).apply(recordings), notes
 
 

@@ -1,10 +1,9 @@
 """Alarms of collapse: which figure, from which value on, what it means and what to do.
 
 Every alarm looks at the mean of the last `WINDOW` readings of its figure. It is raised when that mean crosses
-`raise_at` and over when the mean has crossed `clear_at` again, so one that hovers about its threshold does not flicker.
-None is raised before `after` readings, none stops a run. `GENERAL` holds for every environment, with one set of
-thresholds for every model (`docs/dynamics.md` says where they come from); an environment adds those on figures of its
-own in `Environment.alarms`.
+`raise_at` and over when the mean has crossed `clear_at` again. None is raised before `after` readings, none stops a
+run. `GENERAL` holds for every environment and model (docs/dynamics.md says where the thresholds come from); an
+environment adds its own in `Environment.alarms`.
 """
 
 from dataclasses import dataclass
@@ -19,24 +18,16 @@ WARM_UP = 20
 
 
 class Reference(StrEnum):
-    """What a relative threshold is relative to, itself a mean over `WINDOW` readings."""
+    """What a relative threshold is relative to: the mean over the first `WINDOW` readings, or the extreme so far."""
 
     FIRST = "first"
-    """The first readings of the run."""
     HIGHEST = "highest"
-    """The highest mean so far."""
     LOWEST = "lowest"
-    """The lowest mean so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One alarm.
-
-    Example:
-        Alarm(name="blind_play", figure="{player}/blind_share", title="plays the oldest card", raise_at=0.8,
-              clear_at=0.7, means="…", do="…")
-    """
+    """One alarm."""
 
     name: str
     """The metric is `alarm/<name>`."""
@@ -51,10 +42,7 @@ class Alarm:
     """Raised below the threshold, not above."""
     reference: Reference | None = None
     least_change: float = 0.0
-    """With a reference: distance from it that a raise needs at least, half of it until the alarm is over.
-
-    A figure that scatters much needs more, see `level`.
-    """
+    """With a reference: distance from it that a raise needs at least, half of it until the alarm is over."""
     after: int = WARM_UP
     """Readings before which it is not raised."""
     least_first: float | None = None
@@ -68,13 +56,10 @@ class Alarm:
     do: str
 
     def level(self, reference: float | None, *, noise: float = 0.0, clear: bool = False) -> float | None:
-        """Return the threshold; None while the reference is unknown.
+        """Return the threshold, or that at which the alarm is over; None while the value of the reference is unknown.
 
-        Args:
-            reference: Value of `Reference`; unused without one.
-            noise: Standard error of a mean over `WINDOW` readings. A relative threshold is at least `NOISE` of them
-                away from its reference, since the highest of many means lies above what it estimates.
-            clear: The threshold at which the alarm is over.
+        A relative one is at least `NOISE` standard errors (`noise`, of a mean over `WINDOW` readings) away from its
+        reference, since the highest of many means lies above what it estimates.
         """
         factor = self.clear_at if clear else self.raise_at
         if self.reference is None:

@@ -3,9 +3,9 @@
 An *environment* is a game with its prompts and scripts. A *task* is one start of it, named by (split, seed): in Hanabi
 a deal. An *episode* is one play of a task to its end by all *players*, who are numbered from 0.
 
-To write an environment, subclass three classes: `EnvConfig` (its settings), `Game` (one episode) and `Environment`
-(what holds for all episodes). docs/environments.md does it step by step and `kuhn.py` is a complete one. Methods with a
-body here are defaults; the others have to be written. `Referee` plays a game, `conformance.check` tests it.
+To write an environment, subclass `EnvConfig` (its settings), `Game` (one episode) and `Environment` (what holds for all
+episodes), as docs/environments.md and `kuhn.py` do. Methods with a body here are defaults; the others have to be
+written. `Referee` plays a game, `conformance.check` tests it.
 """
 
 import copy
@@ -33,19 +33,13 @@ C = TypeVar("C", bound=EnvConfig)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvSpec:
-    """What others have to know of an environment with one config, without knowing the game.
-
-    Example:
-        EnvSpec(env="kuhn", preset="kuhn", hash="5e0c…", num_players=2, roles=("first", "second"), payoff="zero_sum",
-                max_turns=3, return_range=(-2.0, 2.0), bad_reply="random_legal", disjoint_splits=False)
-    """
+    """What others have to know of an environment with one config, without knowing the game."""
 
     env: str
     preset: str
     hash: str
     """Of rules and prompts, e.g. by `stable_hash`. Two sides with the same hash play the same game."""
     num_players: int
-    """1 to 8."""
     roles: tuple[str, ...]
     """What each player is in the game, e.g. ("first", "second"); players with equal roles can be compared."""
     payoff: Literal["team", "zero_sum", "general"]
@@ -66,11 +60,7 @@ class EnvSpec:
     """No start of a held-out split ("eval…", "test…") is ever a start of another split."""
 
     def __post_init__(self) -> None:
-        """Refuse a spec that contradicts itself.
-
-        Raises:
-            SettingsError: A value is out of range.
-        """
+        """Refuse a spec that contradicts itself with a `SettingsError`."""
         low, high = self.return_range
         for name, is_right, rule in (
             ("num_players", 1 <= self.num_players <= MAX_PLAYERS, f"an environment has 1 to {MAX_PLAYERS} players"),
@@ -120,20 +110,15 @@ class Game(Protocol):
     def parse(self, player: int, reply: str) -> str | None:
         """Return the action that a reply names, legal or not, worded as in `legal`; None when it names none.
 
-        Args:
-            player: Who replies.
-            reply: Any text at all; must never raise. `envs.replies` has helpers.
+        The reply is any text at all, and none may raise. `envs.replies` has helpers.
         """
         ...
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
-        """Take one action of each player in `to_act()`.
+        """Take one action of each player in `to_act()` and return per player its named reward parts of this step.
 
-        Args:
-            actions: Player to a legal action, or to the word that `EnvSpec.bad_reply` names.
-
-        Returns:
-            Per player its named reward parts of this step, e.g. `[{"chips": 1.0}, {"chips": -1.0}]`.
+        An action is a legal one, or the word that `EnvSpec.bad_reply` names. Reward parts are, for example,
+        `[{"chips": 1.0}, {"chips": -1.0}]`.
         """
         ...
 
@@ -146,17 +131,14 @@ class Game(Protocol):
         return copy.deepcopy(self)
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what is true now and the player must not know, by name, as data with `==`; {} when it may know all.
-
-        Only tests read it. Example: `{"opponent's card": "K"}`.
-        """
+        """Return what the player must not know now, by name, e.g. `{"opponent's card": "K"}`; only tests read it."""
         return {}
 
     def resampled(self, player: int, rng: random.Random) -> Self:
         """Return a game in which the player has lived through the same, with its `hidden` drawn anew.
 
         Only tests call it: what the player is shown must be equal in both games. So the new values must be possible,
-        given all that the player was told. They may equal the old ones now and then.
+        given all that the player was told, and may equal the old ones now and then.
         """
         raise NotImplementedError(f"{type(self).__name__} has hidden values: write resampled(player, rng).")
 
@@ -175,11 +157,7 @@ class Environment(Protocol[C]):
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 
     def spec(self, config: C) -> EnvSpec:
-        """Return what others have to know.
-
-        Raises:
-            SettingsError: The fields of the config contradict each other.
-        """
+        """Return what others have to know; raises `SettingsError` where fields of the config contradict each other."""
         ...
 
     def system(self, config: C, player: int) -> str:
@@ -192,7 +170,7 @@ class Environment(Protocol[C]):
         Args:
             config: The settings.
             split: Name of a stream of starts, e.g. "train" or "eval".
-            seed: 0 to 2**63 - 1; number of the start within the split.
+            seed: Number of the start within the split, 0 to 2**63 - 1.
         """
         ...
 
@@ -245,11 +223,7 @@ def other_game(wanted: EnvSpec, recording: Recording) -> SettingsError:
 
 @dataclass(frozen=True, slots=True)
 class Setup(Generic[C]):
-    """An environment with its config: what a dataset row names.
-
-    Example:
-        Setup(KUHN, KUHN.presets["kuhn"]).task("eval", 17)
-    """
+    """An environment with its config: what a dataset row names. `.task("eval", 17)` is one start of it."""
 
     environment: Environment[C]
     config: C
@@ -347,11 +321,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A policy that is one function of what its player sees and of a random generator.
-
-    Example:
-        Script("random", lambda seen, rng: rng.choice(seen.legal()))
-    """
+    """A policy that is one function of what its player sees and of a random generator."""
 
     name: str
     choose: Callable[[Observation, random.Random], str]
@@ -386,10 +356,7 @@ def is_held_out(split: str) -> bool:
 def draw(*key: object, below: int) -> int:
     """Return a number from 0 to `below` - 1 that only the key decides, the same on every machine and for ever.
 
-    Python's own generator may choose otherwise in another version.
-
-    Example:
-        deals[draw("kuhn", split, seed, below=len(deals))]
+    Python's own generator may choose otherwise in another version. Example: `draw("kuhn", split, seed, below=6)`.
     """
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]) % below
 

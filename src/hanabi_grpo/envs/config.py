@@ -1,12 +1,11 @@
 """The settings of an environment: a dataset row's `env_config`, or one request's."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 
 class EnvConfig(BaseModel):
@@ -31,12 +30,7 @@ class EnvConfig(BaseModel):
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return defaults of settings that differ from the fields' own.
-
-        Args:
-            device: "cpu" or "gpu": what models play on.
-            given: Fields that were set.
-        """
+        """Return defaults that differ from the fields' own; models play on a "cpu" or "gpu", `given` was set."""
         return {}
 
     @classmethod
@@ -59,10 +53,6 @@ class EnvConfig(BaseModel):
             return message
         key = str(item["loc"][0])
         if item["type"] == "extra_forbidden":
-            allowed = list(cls.model_fields)
-            close = difflib.get_close_matches(key, allowed, n=1)
-            hint = f", did you mean {close[0]!r}?" if close else ";"
-            return f"unknown key {key!r}{hint} allowed: {', '.join(allowed)}"
-        if item["type"] == "missing":
-            return f"key {key!r} is missing"
-        return f"{key}={shown(item['input'])}: {message}"
+            hint = did_you_mean(key, cls.model_fields)
+            return f"unknown key {key!r}; {hint}allowed: {', '.join(cls.model_fields)}"
+        return f"key {key!r} is missing" if item["type"] == "missing" else f"{key}={shown(item['input'])}: {message}"

@@ -10,7 +10,7 @@ and for what `Game.hidden` names: an environment that does not name a secret has
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,12 +49,10 @@ class Report:
 
     def __str__(self) -> str:
         """Return a few lines for people."""
-        lines = [
-            f"{self.env}, {self.preset}: {self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} "
-            f"steps, {self.num_copies} copies: as the interface says",
-            *(f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())),
-        ]
-        return "\n".join(lines if self.secrets else [*lines, "  hidden: nothing"])
+        played = f"{self.num_episodes} episodes of {self.num_starts} starts, {self.num_steps} steps"
+        first = f"{self.env}, {self.preset}: {played}, {self.num_copies} copies: as the interface says"
+        hidden = [f"  hidden: {name}, exchanged {count} times" for name, count in sorted(self.secrets.items())]
+        return "\n".join([first, *(hidden or ["  hidden: nothing"])])
 
 
 def check(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
@@ -68,22 +66,18 @@ def check(environment: Environment[C], config: C, *, num_episodes: int = 30, see
 
     Raises:
         ConformanceError: A check failed.
+        AssertionError: A check of PettingZoo or Gymnasium failed.
     """
     report = check_games(environment, config, num_episodes=num_episodes, seed=seed)
     check_starts(environment, config)
     check_replies(environment, config, num_episodes=num_episodes, seed=seed)
     check_policies(environment, config)
-    check_pettingzoo(environment, config)
-    check_gymnasium(environment, config)
+    check_wrappers(environment, config)
     return report
 
 
 def check_games(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> Report:
-    """Play legal episodes and check every position of them: spec, moves, messages, privacy, copies, rewards, figures.
-
-    Raises:
-        ConformanceError: A check failed.
-    """
+    """Play legal episodes and check every position: spec, moves, messages, privacy, copies, rewards, figures."""
     spec = environment.spec(config)
     _expect(spec == environment.spec(config), spec, "spec() of one config to be the same each time", "another one")
     _expect(spec.env == environment.name, spec, f"spec().env to be the name {environment.name!r}", spec.env)
@@ -127,9 +121,6 @@ def check_starts(environment: Environment[C], config: C) -> None:
 
     Two starts that a player cannot tell apart must differ in its `hidden`, or be the same for everybody: so an
     environment cannot leave out of `hidden` what another player is shown at the start.
-
-    Raises:
-        ConformanceError: A check failed.
     """
     spec = environment.spec(config)
     starts: dict[str, dict[str, tuple[Any, ...]]] = {}
@@ -140,8 +131,6 @@ def check_starts(environment: Environment[C], config: C) -> None:
             games = [environment.reset(config, split=split, seed=seed) for _ in range(2 if seed < 20 else 1)]
             opened = [_everything(game, spec) for game in games]
             _expect(opened[0] == opened[-1], spec, f"({split!r}, {seed}) to start the same game each time", "another")
-            again = environment.start_id(config, split=split, seed=seed)
-            _expect(again == name, spec, f"start_id of ({split!r}, {seed}) to be the same each time", again)
             for other in starts.values():
                 same = f"equal starts for the equal start_id {name!r}"
                 _expect(other.get(name, opened[0]) == opened[0], spec, same, f"another game at ({split!r}, {seed})")
@@ -152,18 +141,13 @@ def check_starts(environment: Environment[C], config: C) -> None:
                 secret = f"equal starts where player {player} is shown the same and its hidden() is the same"
                 _expect(alike == shown, spec, secret, f"{alike} and {shown}")
     if spec.disjoint_splits:
-        common = (starts["train"].keys() | starts["train-other"].keys()) & (
-            starts["eval"].keys() | starts["test"].keys()
-        )
+        training = starts["train"].keys() | starts["train-other"].keys()
+        common = training & (starts["eval"].keys() | starts["test"].keys())
         _expect(not common, spec, "no start in a training split and in a held-out one", sorted(common)[:3])
 
 
 def check_replies(environment: Environment[C], config: C, *, num_episodes: int = 30, seed: int = 0) -> None:
-    """Play episodes of arbitrary replies: every text has to be read, every episode has to end.
-
-    Raises:
-        ConformanceError: A check failed.
-    """
+    """Play episodes of arbitrary replies: every text has to be read, every episode has to end."""
     spec, rng = environment.spec(config), random.Random(seed)
     for number in range(num_episodes):
         referee = Referee(Task(environment=environment, config=config, split="train", seed=number))
@@ -175,9 +159,8 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
                 turns = referee.step(replies)
             except Exception as error:
                 shown = {player: reply[:60] for player, reply in replies.items()}
-                raise ConformanceError(
-                    f"{_where(spec)}: every text is a reply, but {shown!r} raised {type(error).__name__}: {error}."
-                ) from error
+                found = f"{type(error).__name__} from {shown!r}: {error}"
+                raise _broken(spec, "every text to be a reply", found) from error
             for turn in turns:
                 options = listed[turn.player]
                 applied = (*(options or ()), FORFEIT, SKIP)
@@ -188,11 +171,7 @@ def check_replies(environment: Environment[C], config: C, *, num_episodes: int =
 
 
 def check_policies(environment: Environment[C], config: C) -> None:
-    """Check that presets and scripts go by their names and that scripts choose legal actions.
-
-    Raises:
-        ConformanceError: A check failed.
-    """
+    """Check that presets and scripts go by their names and that scripts choose legal actions."""
     spec = environment.spec(config)
     for name, preset in environment.presets.items():
         _expect(preset.preset == name, spec, f"presets[{name!r}].preset to be {name!r}", preset.preset)
@@ -207,42 +186,25 @@ def check_policies(environment: Environment[C], config: C) -> None:
                 _expect(turn.kind is ReplyKind.LEGAL, spec, f"legal actions of policy {name!r}", turn.reply)
 
 
-def check_pettingzoo(environment: Environment[C], config: C) -> None:
-    """Run PettingZoo's checks on the environment in `AECWrapper`.
-
-    Raises:
-        AssertionError: One of them failed.
-    """
+def check_wrappers(environment: Environment[C], config: C) -> None:
+    """Run PettingZoo's checks on `AECWrapper`, and Gymnasium's on `SeatEnv` of every seat beside the first script."""
     import contextlib
     import io
     import warnings
 
+    from gymnasium.utils.env_checker import check_env
     from pettingzoo.test import api_test, seed_test
 
-    from hanabi_grpo.envs.aec import AECWrapper
+    from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         # Its remarks on observations that are not arrays, on text spaces and on an option that it passes itself.
         warnings.simplefilter("ignore")
-        api_test(AECWrapper(environment, config, render_mode="ansi"), num_cycles=50)
+        api_test(AECWrapper(environment, config), num_cycles=50)
         seed_test(lambda: AECWrapper(environment, config), num_cycles=50)
-
-
-def check_gymnasium(environment: Environment[C], config: C) -> None:
-    """Run Gymnasium's check on every seat of the environment in `SeatEnv`, with the first script as partner.
-
-    Raises:
-        AssertionError: It failed.
-    """
-    import warnings
-
-    from gymnasium.utils.env_checker import check_env
-
-    from hanabi_grpo.envs.gym import SeatEnv
-
     spec = environment.spec(config)
-    if spec.num_players > 1 and not environment.policies:
-        raise ConformanceError(f"{_where(spec)}: expected a script in `policies` as partner of a seat; found none.")
+    has_partner = spec.num_players == 1 or len(environment.policies) > 0
+    _expect(has_partner, spec, "a script in `policies` as partner of a seat", "none")
     for seat in range(spec.num_players):
         others = [player for player in range(spec.num_players) if player != seat]
         partners = {player: next(iter(environment.policies.values()))() for player in others}
@@ -281,13 +243,10 @@ def _check_privacy(game: Game, player: int, spec: EnvSpec, rng: random.Random, r
     _expect(others.keys() == secrets.keys(), spec, f"the hidden values {sorted(secrets)}", sorted(others))
     _expect(other.to_act() == game.to_act(), spec, "the same players to act in resampled()", other.to_act())
     changed = [name for name in secrets if others[name] != secrets[name]]
+    what = " and ".join(map(repr, changed)) or "anything hidden"
     for part, text in _shown(other, player).items():
-        _expect(
-            text == shown[part],
-            spec,
-            f"{part} of player {player} not to depend on {' and '.join(map(repr, changed)) or 'anything hidden'}",
-            f"{shown[part]!r} become {text!r}",
-        )
+        independent = f"{part} of player {player} not to depend on {what}"
+        _expect(text == shown[part], spec, independent, f"{shown[part]!r} become {text!r}")
     _expect(_shown(game, player) == shown and game.hidden(player) == secrets, spec, "resampled() to change nothing", "")
     report.secrets.update(changed)
     report.known.update(secrets.keys() - set(changed))
@@ -333,9 +292,8 @@ def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
         legal = referee.game.legal(player)
         if legal is None:
             scripts = list(referee.task.environment.policies.values())
-            if not scripts:
-                expected = f"a script in `policies` that plays where legal() is None (player {player})"
-                raise ConformanceError(f"{_where(referee.spec)}: expected {expected}; found none.")
+            wanted = f"a script in `policies` that plays where legal() is None (player {player})"
+            _expect(len(scripts) > 0, referee.spec, wanted, "none")
             seat = rng.choice(scripts)().seat(player, task=referee.task, game=rng.randrange(1000))
             actions[player] = seat.act(Observation(referee.game, player))
         else:
@@ -344,41 +302,27 @@ def _random_actions(referee: Referee, rng: random.Random) -> dict[int, str]:
 
 
 def _strange_reply(legal: str, rng: random.Random) -> str:
-    kind = rng.randrange(4)
-    if kind == 0:
-        return legal
-    if kind == 1:
-        return rng.choice(STRANGE_REPLIES)
-    if kind == 2:
-        return rng.randbytes(rng.randrange(200)).decode("utf-8", rng.choice(["replace", "surrogateescape"]))
-    letters = list(legal * 2)
-    rng.shuffle(letters)
-    return "".join(letters)
+    letters = "".join(rng.sample(legal * 2, 2 * len(legal)))
+    noise = rng.randbytes(rng.randrange(200)).decode("utf-8", rng.choice(["replace", "surrogateescape"]))
+    return rng.choice((legal, rng.choice(STRANGE_REPLIES), noise, letters))
 
 
 def _shown(game: Game, player: int) -> dict[str, Any]:
-    parts: dict[str, Callable[[int], Any]] = {
-        "state_message()": game.state_message, "view()": game.view, "legal()": game.legal,
-    }  # fmt: skip
-    if player in game.to_act():
-        parts["message()"] = game.message
-    return {name: read(player) for name, read in parts.items()}
+    shown = {"state_message()": game.state_message(player), "view()": game.view(player), "legal()": game.legal(player)}
+    return {**shown, "message()": game.message(player)} if player in game.to_act() else shown
 
 
 def _everything(game: Game, spec: EnvSpec) -> tuple[Any, ...]:
-    return (game.to_act(), dict(game.result()), *_told(game, spec))
-
-
-def _told(game: Game, spec: EnvSpec) -> Iterator[Any]:
-    for player in range(spec.num_players):
-        yield _shown(game, player)
-        yield dict(game.hidden(player))
+    told = [(_shown(game, player), dict(game.hidden(player))) for player in range(spec.num_players)]
+    return game.to_act(), dict(game.result()), told
 
 
 def _expect(is_right: bool, spec: EnvSpec, expected: str, found: object) -> None:
     if not is_right:
-        raise ConformanceError(f"{_where(spec)}: expected {expected}; found {found!s:.300}.")
+        raise _broken(spec, expected, found)
 
 
-def _where(spec: EnvSpec) -> str:
-    return f"environment {spec.env!r}, preset {spec.preset!r}"
+def _broken(spec: EnvSpec, expected: str, found: object) -> ConformanceError:
+    return ConformanceError(
+        f"environment {spec.env!r}, preset {spec.preset!r}: expected {expected}; found {found!s:.300}."
+    )

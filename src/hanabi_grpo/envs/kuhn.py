@@ -31,11 +31,11 @@ class KuhnConfig(base.EnvConfig):
 
 
 class KuhnView(NamedTuple):
-    """What one player knows; the actions are those of both players, oldest first."""
+    """What one player knows."""
 
     player: int
     card: str
-    actions: tuple[str, ...]
+    actions: tuple[str, ...]  # of both players, oldest first
 
 
 class KuhnGame(base.Game):
@@ -47,7 +47,7 @@ class KuhnGame(base.Game):
         self.actions: tuple[str, ...] = ()
 
     def to_act(self) -> tuple[int, ...]:
-        """Return the player to act: players take turns until a bet is answered or both have checked."""
+        """Return whose turn it is, until a bet is answered or both have checked."""
         return () if self.actions[1:] and self.actions[-1] != "bet" else (len(self.actions) % 2,)
 
     def message(self, player: int) -> str:

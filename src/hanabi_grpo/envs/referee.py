@@ -20,12 +20,8 @@ class Referee:
         while referee.status is None:
             referee.step({player: ask(referee.see(player).message()) for player in referee.to_act()})
 
-    Attributes:
-        task: What is played.
-        number: Number of the episode within the group of its task; feeds the randomness of replacing actions.
-        spec: Of the environment.
-        game: Knows everything; for records and tests, never for players.
-        status: How the episode ended; None while it goes on.
+    `number` is that of the episode within the group of its task; it feeds the randomness of replacing actions. `game`
+    knows everything: it is for records and tests, never for players. `status` is None while the episode goes on.
     """
 
     def __init__(self, task: Task[Any], *, number: int = 0) -> None:
@@ -47,13 +43,7 @@ class Referee:
         return Observation(self.game, player)
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
-        """Take one reply of each player in `to_act()`.
-
-        Args:
-            replies: Per player any text at all, or a reply with its tokens.
-
-        Returns:
-            The turns of this step, in the order of `to_act()`.
+        """Take one reply of each player in `to_act()`, any text or one with tokens; return their turns in that order.
 
         Raises:
             IllegalActionError: The episode is over, or the replies are not those of the players to act.
@@ -63,17 +53,18 @@ class Referee:
             raise IllegalActionError(f"The episode is over ({self.status}): start another one.")
         if set(replies) != set(players):
             raise IllegalActionError(f"replies of players {sorted(replies)}: give one of each of {sorted(players)}.")
-        read = {player: self._read(player, _text(replies[player]), place) for place, player in enumerate(players)}
+        given = {who: reply if isinstance(reply, Reply) else Reply(text=reply) for who, reply in replies.items()}
+        read = {player: self._read(player, given[player].text, place) for place, player in enumerate(players)}
         paid = self.game.step({player: action for player, (action, _) in read.items()})
-        turns = []
+        config, turns = self.task.config, []
+        prices = {ReplyKind.ILLEGAL: config.reward_illegal, ReplyKind.UNPARSABLE: config.reward_unparsable}
         for player, (action, kind) in read.items():
-            given = replies[player]
-            reply = given if isinstance(given, Reply) else Reply(text=given)
+            reply = given[player]
             is_last = player == players[-1]
             here = [who == player or (is_last and who not in players) for who in range(self.spec.num_players)]
             parts = [dict(paid[who]) if is_here else {} for who, is_here in enumerate(here)]
-            if kind is not ReplyKind.LEGAL:
-                parts[player] |= self._price(kind)
+            if kind in prices:
+                parts[player][kind.value] = prices[kind]
             turns.append(
                 Turn(
                     player=player,
@@ -114,11 +105,7 @@ class Referee:
                 return
 
     def episode(self, *, seats: Sequence[str] = (), instance_id: str = "") -> Episode:
-        """Return the episode as data.
-
-        Args:
-            seats: Who sat in each seat, for the record.
-            instance_id: Which server process played, for the record.
+        """Return the episode as data, with who sat in each seat and which server process played.
 
         Raises:
             IllegalActionError: It goes on.
@@ -156,39 +143,19 @@ class Referee:
         key = (self.task.split, self.task.seed, self.number, len(self._turns) + place)
         return legal[draw(*key, below=len(legal))], kind
 
-    def _price(self, kind: ReplyKind) -> dict[str, float]:
-        config = self.task.config
-        is_illegal = kind is ReplyKind.ILLEGAL
-        return {kind.value: config.reward_illegal if is_illegal else config.reward_unparsable}
-
 
 def parts_of(turns: Sequence[Turn], player: int) -> dict[str, float]:
-    """Return what a step pays a player, by part.
-
-    Args:
-        turns: The turns of one step.
-        player: Number of the seat.
-    """
+    """Return what the turns of one step pay a player, by part."""
     return {part: value for turn in turns for part, value in turn.rewards[player].items()}
 
 
 def play_scripts(task: Task[Any], policies: Mapping[int, Policy], *, number: int = 0) -> Episode:
-    """Play one episode of scripts alone.
-
-    Args:
-        task: What is played.
-        policies: One per player.
-        number: Of the episode within the group of its task.
-    """
+    """Play episode `number` of a task's group by scripts alone, one per player."""
     referee = Referee(task, number=number)
     seats = {player: policy.seat(player, task=task, game=number) for player, policy in policies.items()}
     while referee.status is None:
         referee.step({player: seats[player].act(referee.see(player)) for player in referee.to_act()})
     return referee.episode(seats=[policies[player].name for player in range(referee.spec.num_players)])
-
-
-def _text(reply: Reply | str) -> str:
-    return reply if isinstance(reply, str) else reply.text
 
 
 def _encodable(text: str) -> str:

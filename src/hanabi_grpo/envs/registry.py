@@ -6,11 +6,9 @@ whose value leads to the `Environment` object:
     [project.entry-points."hanabi_grpo.environments"]
     my_game = "my_package.my_game:MY_GAME"
 
-So code runs only if somebody installed it. A name is never a dotted path or a file, since it may come from a dataset
-row or a request.
+So code runs only if somebody installed it. A name is never a path, since it may come from a dataset row or a request.
 """
 
-import difflib
 import functools
 import importlib
 import re
@@ -20,7 +18,7 @@ from importlib import metadata
 from typing import Any
 
 from hanabi_grpo.envs.base import Environment, Setup
-from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.errors import SettingsError, did_you_mean, shown
 
 GROUP = "hanabi_grpo.environments"
 OWN_DISTRIBUTION = "hanabi-grpo"
@@ -30,11 +28,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Which installed package an environment comes from; two sides compare it before they play together.
-
-    Example:
-        Origin(env="kuhn", distribution="hanabi-grpo", version="0.1.0")
-    """
+    """Which installed package an environment comes from; two sides compare it before they play together."""
 
     env: str
     distribution: str
@@ -42,16 +36,12 @@ class Origin:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every environment: this package's first, then the others in alphabetical order."""
+    """Return the name of every environment, this package's first."""
     return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
 
 
 def get(name: str) -> Environment[Any]:
-    """Return the environment of this name.
-
-    Raises:
-        SettingsError: There is none, two packages register it, or it cannot be loaded.
-    """
+    """Return the environment of this name; `SettingsError` where there is none, or two, or it cannot be loaded."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise SettingsError(
             f"env={shown(name)}: an environment is named by a word of lower-case letters, digits, '_' and '-', never "
@@ -61,11 +51,7 @@ def get(name: str) -> Environment[Any]:
 
 
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
-    """Return an environment with the config that a dataset row, a request or a record holds.
-
-    Raises:
-        SettingsError: There is no such environment, or a key is missing, unknown or has a value that is not allowed.
-    """
+    """Return an environment with the config that a dataset row, a request or a record holds; raises `SettingsError`."""
     environment = get(env)
     found = Setup(environment, environment.Config.parse(env_config))
     _ = found.spec  # refuses fields that contradict each other
@@ -92,12 +78,10 @@ def _load(name: str) -> Environment[Any]:
         module, _, attribute = OWN[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
     if not entries:
-        known = names()
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
         raise SettingsError(
-            f"env={name!r}: no such environment; {hint}known: {', '.join(known)}. One of another package has to be "
-            f"installed here and registered in the entry-point group {GROUP} (docs/environments.md)."
+            f"env={name!r}: no such environment; {did_you_mean(name, names())}known: {', '.join(names())}. One of "
+            f"another package has to be installed here and registered in the entry-point group {GROUP} "
+            "(docs/environments.md)."
         )
     [entry] = entries
     try:
@@ -107,10 +91,10 @@ def _load(name: str) -> Environment[Any]:
             f"env={name!r}: {_owner(entry)} registers {entry.value}, which cannot be loaded: "
             f"{type(error).__name__}: {error}."
         ) from error
-    if getattr(environment, "name", None) != name:
+    if (found := getattr(environment, "name", None)) != name:
         raise SettingsError(
-            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is "
-            f"{shown(getattr(environment, 'name', None))}; the entry point and the environment need the same name."
+            f"env={name!r}: {_owner(entry)} registers {entry.value}, whose name is {shown(found)}; the entry point and "
+            "the environment need the same name."
         )
     return environment
 

@@ -5,19 +5,23 @@ import unicodedata
 from collections.abc import Mapping
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE | re.ASCII)
-_KEPT = "\n\t"
 
 
 def split_reply(reply: str) -> tuple[str, str]:
-    """Return what a reply thinks and what it says, both stripped.
+    """Return what a reply thinks and what it says, both stripped."""
+    thoughts, said, _ = think_parts(reply)
+    return _joined(thoughts), _joined(said)
+
+
+def think_parts(reply: str) -> tuple[list[str], list[str], bool]:
+    """Return the pieces of a reply inside think blocks, those outside, and whether the last block is open.
 
     A closing tag without an opening one ends a thought that the prompt opened; a thought that was cut off has no
     closing tag.
     """
     thoughts: list[str] = []
     said: list[str] = []
-    start = 0
-    thinking = False
+    start, thinking = 0, False
     for tag in _THINK_TAG.finditer(reply):
         text = reply[start : tag.start()]
         if tag.group(1) and not thinking:
@@ -25,10 +29,9 @@ def split_reply(reply: str) -> tuple[str, str]:
             said = []
         else:
             (thoughts if thinking else said).append(text)
-        thinking = not tag.group(1)
-        start = tag.end()
+        start, thinking = tag.end(), not tag.group(1)
     (thoughts if thinking else said).append(reply[start:])
-    return _joined(thoughts), _joined(said)
+    return thoughts, said, thinking
 
 
 def visible(text: str) -> str:
@@ -52,7 +55,7 @@ def signed(value: float) -> str:
 
 
 def _shown(character: str) -> str:
-    if character in _KEPT:
+    if character in "\n\t":
         return character
     category = unicodedata.category(character)
     if category == "Cc":

@@ -13,8 +13,6 @@ from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.runs.selection import num_bad_replies
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
-OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
-"""Environments that show their games themselves: a module with `SCRIPT`, `draw_games` and `frames`."""
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
@@ -23,11 +21,7 @@ _ENDINGS = {
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what the settings of a run play; None where they name no preset, or one that this version lacks.
-
-    Args:
-        settings: By variable, as `settings.json` has them.
-    """
+    """Return what the settings of a run, by variable, play; None where this version lacks the preset."""
     env = settings.get("HANABI_ENV") or "hanabi"
     try:
         fields = registry.get(env).Config.model_fields
@@ -35,15 +29,6 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
         return registry.setup(env, {name: value for name, value in given.items() if value is not None})
     except HanabiGrpoError:
         return None
-
-
-def score_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the least and the most that can be scored in what the settings of a run play; None: unknown."""
-    setup = run_setup(settings)
-    if setup is None:
-        return None
-    low, high = setup.spec.return_range
-    return min(low, 0.0), high if setup.spec.max_score is None else setup.spec.max_score
 
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
@@ -60,16 +45,14 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
 
 
 def own_page(env: str) -> ModuleType | None:
-    """Return the module of an environment that draws its games, see `OWN_PAGES`."""
-    return importlib.import_module(OWN_PAGES[env]) if env in OWN_PAGES else None
+    """Return the module of an environment that shows its games itself: it has `SCRIPT`, `draw_games` and `frames`."""
+    return importlib.import_module("hanabi_grpo.report.hanabi.replay_page") if env == "hanabi" else None
 
 
 def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
     """Return the frames of a game, one a step and the end; none where this version does not know what was played.
 
-    Args:
-        recording: The game.
-        settings: Of its run, by variable.
+    `settings` are those of its run, by variable.
 
     Raises:
         SettingsError: It cannot be played again.

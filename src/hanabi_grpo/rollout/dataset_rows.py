@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
 
 STREAM_KEYS = ("suite", "seeds")

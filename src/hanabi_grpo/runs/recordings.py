@@ -9,7 +9,7 @@ from typing import Any
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs import v1
-from hanabi_grpo.runs.run_folder import append_jsonl, run_home, sync_folder
+from hanabi_grpo.runs.run_folder import append_jsonl, run_home, write_text_atomic
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
 from hanabi_grpo.types import Episode
 
@@ -27,22 +27,13 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write games to a new file, all or none.
-
-    Raises:
-        SettingsError: The file exists already or cannot be written.
-    """
+    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be written."""
+    if path.exists():
+        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
+    lines = (json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            try:
-                file.writelines(json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
-            except BaseException:
-                path.unlink()
-                raise
-        sync_folder(path.parent)
-    except FileExistsError as error:
-        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.") from error
+        write_text_atomic(path, "".join(lines))
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
 
@@ -69,13 +60,10 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
-    """Return the files of games that a path stands for.
+    """Return the files of games that a path stands for; a SettingsError where there are none.
 
     A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
     steps stands for all its `*.jsonl` files.
-
-    Raises:
-        SettingsError: There is nothing to read, or no such step.
     """
     if path.is_file():
         if step is not None:
@@ -101,10 +89,8 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Return the games of some files, numbered through, and notes about what was left out.
 
-    A last line that was cut off (its writer was killed) is left out with a note.
-
-    Raises:
-        SettingsError: A file cannot be read, a line is no game, or there is no game at all.
+    A last line that was cut off (its writer was killed) is left out with a note; any other that is no game raises a
+    SettingsError.
     """
     found: list[Recording] = []
     notes: list[str] = []

@@ -13,11 +13,7 @@ NUM_REPLAYS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What was asked for; without anything, every game.
-
-    Raises:
-        SettingsError: Two choices that exclude each other, or a number out of range.
-    """
+    """What was asked for; without anything, every game. Choices that exclude each other are a SettingsError."""
 
     worst: int | None = None
     """This many games of the lowest returns of all players together."""
@@ -31,12 +27,11 @@ class Selection:
 
     def __post_init__(self) -> None:
         """Check the choices."""
-        named = [f"--{name}" for name in ("worst", "best", "game") if getattr(self, name) is not None]
-        if len(named) > 1:
-            raise SettingsError(f"{' and '.join(named)}: choose one of them.")
-        for name in ("worst", "best"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+        given = {name: value for name in ("worst", "best", "game") if (value := getattr(self, name)) is not None}
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(f'--{name}' for name in given)}: choose one of them.")
+        for name, value in given.items():
+            if name != "game" and value < 1:
                 raise SettingsError(f"--{name} {value}: how many games, at least 1.")
 
     @property
@@ -45,11 +40,7 @@ class Selection:
         return self.worst is None and self.best is None and self.game is None and not self.illegal
 
     def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
-        """Return the chosen games: by returns for `worst` and `best`, else in the order of the file.
-
-        Raises:
-            SettingsError: No game has that number, or no game has that seat.
-        """
+        """Return the chosen games: by returns for `worst` and `best`, else in the order of the file."""
         chosen = list(recordings)
         if self.game is not None:
             chosen = [one for one in chosen if one.number == self.game]
@@ -59,10 +50,8 @@ class Selection:
             raise SettingsError(f"--player {player_name(self.player)}: no game here has that many players.")
         if self.illegal:
             chosen = [one for one in chosen if num_bad_replies(one, self.player)]
-        if self.worst is not None:
-            chosen = sorted(chosen, key=_score)[: self.worst]
-        if self.best is not None:
-            chosen = sorted(chosen, key=_score, reverse=True)[: self.best]
+        if self.worst is not None or self.best is not None:
+            chosen = sorted(chosen, key=_score, reverse=self.worst is None)[: self.worst or self.best]
         return chosen
 
 
@@ -73,17 +62,12 @@ def num_bad_replies(recording: Recording, player: int | None = None) -> int:
 
 
 def _score(recording: Recording) -> float:
-    """Return what all players got together."""
     episode = recording.episode
     return sum(episode.reward(player) for player in range(episode.num_players))
 
 
 def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
-    """Return this many games, evenly from the worst to the best returns.
-
-    Example:
-        Of games that earned 0, 1, 1, 2, 4, `spread(games, 3)` has those of 0, 1 and 4.
-    """
+    """Return this many games, evenly from the worst to the best: 3 of those that earned 0, 1, 1, 2, 4 are 0, 1, 4."""
     ranked = sorted(recordings, key=_score)
     if number < 2 or len(ranked) <= number:
         return ranked[-number:] if number else []

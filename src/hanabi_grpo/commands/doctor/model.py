@@ -12,8 +12,7 @@ from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters, read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
-from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
+from hanabi_grpo.runs.fingerprint import damage_of, model_fingerprint, resolve_model, way_back
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_command
 from hanabi_grpo.settings.steps import tokens_per_micro_batch

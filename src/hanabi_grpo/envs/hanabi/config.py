@@ -10,11 +10,7 @@ from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, make_spec
 
 
 class EnvConfig(base.EnvConfig):
-    """The settings of one game. Building one checks the board too, before OpenSpiel sees it.
-
-    Example:
-        EnvConfig(preset="laptop", players=2, observation="compact", legal_moves=False)
-    """
+    """The settings of one game. Building one checks the board too, before OpenSpiel sees it."""
 
     preset: str
     """Board; unset with DATASET: as its rows say. Without a GPU 3 to 5 players have mini by default."""
@@ -36,11 +32,8 @@ class EnvConfig(base.EnvConfig):
         """Return the whole game in readable text on a GPU, else a small board in the tiny model's words."""
         if device == "gpu":
             return {"preset": "full"}
-        return {
-            "preset": "laptop" if given.get("players", 2) == 2 else "mini",
-            "observation": "compact",
-            "legal_moves": False,
-        }
+        preset = "laptop" if given.get("players", 2) == 2 else "mini"
+        return {"preset": preset, "observation": "compact", "legal_moves": False}
 
     @model_validator(mode="after")
     def _check_board(self) -> Self:
@@ -48,9 +41,5 @@ class EnvConfig(base.EnvConfig):
         return self
 
     def spec(self) -> GameSpec:
-        """Return the board.
-
-        Raises:
-            GameParameterError: The preset is unknown or not for this number of players.
-        """
+        """Return the board; raises `GameParameterError` as `make_spec`."""
         return make_spec(self.preset, self.players)

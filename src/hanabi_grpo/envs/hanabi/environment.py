@@ -1,25 +1,105 @@
 """Hanabi behind the interface of `envs.base`."""
 
 import hashlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.alarms import ALARMS
 from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.deal import HanabiGame
 from hanabi_grpo.envs.hanabi.metrics import step_metrics
 from hanabi_grpo.envs.hanabi.policies import POLICIES
-from hanabi_grpo.envs.hanabi.prompts import ObservationStyle, system_prompt
-from hanabi_grpo.envs.hanabi.replays.frames import frames
-from hanabi_grpo.envs.hanabi.replays.recording import recorded_board, recorded_deck
-from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
-from hanabi_grpo.envs.hanabi.rules import Card, attainable
+from hanabi_grpo.envs.hanabi.prompts import parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.replays.timeline import frames, recorded_table
+from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
 from hanabi_grpo.envs.hanabi.rules.deals import deals_halves, shuffled_deck
-from hanabi_grpo.envs.hanabi.rules.game import Game
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS
+from hanabi_grpo.envs.hanabi.rules.game import Game, with_other_cards
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, attainable
+from hanabi_grpo.envs.hanabi.rules.view import Card, PlayerView
 from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.errors import IllegalActionError
 from hanabi_grpo.types import Episode
+
+
+class HanabiGame(base.Game):
+    """One deal. `table` knows every card; it is for records and tests, never for players."""
+
+    def __init__(self, config: EnvConfig, table: Game) -> None:
+        """Play on a table where the cards are dealt."""
+        self.config = config
+        self.table = table
+        self._legal: tuple[str, ...] | None = None
+
+    def to_act(self) -> tuple[int, ...]:
+        """Return the one player whose turn it is."""
+        return () if self.table.is_over else (self.table.current_player,)
+
+    def message(self, player: int) -> str:
+        """Return the whole position in words: hints are looked up there, so no earlier message is needed."""
+        return turn_prompt(self.view(player), style=self.config.observation, legal_moves=self.config.legal_moves)
+
+    def state_message(self, player: int) -> str:
+        """Return the same as `message`."""
+        return self.message(player)
+
+    def view(self, player: int) -> PlayerView:
+        """Return everything that the player may know."""
+        return self.table.view(player)
+
+    def legal(self, player: int) -> tuple[str, ...]:
+        """Return the moves in the words of the config's style."""
+        if player != self.table.current_player:
+            return ()
+        if self._legal is None:
+            style, moves = self.config.observation, self.table.legal_actions()
+            self._legal = tuple([format_action(one, style=style, num_players=self.config.players) for one in moves])
+        return self._legal
+
+    def parse(self, player: int, reply: str) -> str | None:
+        """Return the last line that is a move, in the config's style where it is legal, else in full words."""
+        if reply in self.legal(player):
+            return reply
+        action = parse_reply(reply, num_players=self.config.players, player=player)
+        if action is None:
+            return None
+        is_legal = player == self.table.current_player and action in self.table.legal_actions()
+        style = self.config.observation if is_legal else "full"
+        return format_action(action, style=style, num_players=self.config.players)
+
+    def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
+        """Make a move; everybody gets its parts `score` and `bomb`. An illegal one raises and changes nothing."""
+        [(player, text)] = actions.items()
+        action = parse_action(text, num_players=self.config.players, player=player)
+        if action is None or player != self.table.current_player:
+            raise IllegalActionError(f"player {player}: {text!r}: choose one of {self.legal(player)}.")
+        event = self.table.apply(action)
+        self._legal = None
+        config, parts = self.config, {}
+        if event.scored:
+            parts["score"] = config.reward_score
+        if self.table.is_bombed and config.bomb_rule == "zero" and self.table.score_kept:
+            parts["bomb"] = -config.reward_score * self.table.score_kept
+        return [parts] * config.players
+
+    def result(self) -> Mapping[str, float]:
+        """Return the score by OpenSpiel, the points on the table, and whether the last life was lost."""
+        return {"score": self.table.score, "score_kept": self.table.score_kept, "bombed": int(self.table.is_bombed)}
+
+    def copy(self) -> "HanabiGame":
+        """Return an independent copy."""
+        return HanabiGame(self.config, self.table.copy())
+
+    def hidden(self, player: int) -> Mapping[str, Any]:
+        """Return the player's own cards and the rest of the deck in its order."""
+        secrets = {"own cards": self.table.hands[player]}
+        undealt = self.view(player).deck_size
+        return {**secrets, "deck": self.table.deck[-undealt:]} if undealt else secrets
+
+    def resampled(self, player: int, rng: random.Random) -> "HanabiGame":
+        """Return a game with other cards in the player's hand and in the deck, as far as hints and moves allow."""
+        return HanabiGame(self.config, with_other_cards(self.table, player, rng))
 
 
 class Hanabi(base.Environment[EnvConfig]):
@@ -31,7 +111,6 @@ class Hanabi(base.Environment[EnvConfig]):
         {name: EnvConfig(preset=name, players=board.players[0]) for name, board in PRESETS.items()}
     )
     policies = POLICIES
-
     alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
@@ -55,8 +134,7 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def system(self, config: EnvConfig, player: int) -> str:
         """Return the rules of the board; nothing in the compact style."""
-        style = ObservationStyle(config.observation)
-        return system_prompt(config.spec(), style, player, bomb_rule=config.bomb_rule)
+        return system_prompt(config.spec(), config.observation, player, bomb_rule=config.bomb_rule)
 
     def reset(self, config: EnvConfig, *, split: str, seed: int) -> HanabiGame:
         """Deal the deck of (split, seed)."""
@@ -69,10 +147,10 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def recorded(self, config: EnvConfig, recording: Recording) -> tuple[HanabiGame, str]:
         """Deal the recorded deck; a board of the same rules may have dealt others."""
-        if recording.episode.env != self.name or recorded_board(recording).rules_hash != config.spec().rules_hash:
+        table = recorded_table(recording) if recording.episode.env == self.name else None
+        if table is None or table.spec.rules_hash != config.spec().rules_hash:
             raise base.other_game(self.spec(config), recording)
-        deck = recorded_deck(recording)
-        return HanabiGame(config, Game(recorded_board(recording), deck)), _deck_id(deck)
+        return HanabiGame(config, table), _deck_id(table.deck)
 
     def metrics(self, config: EnvConfig, episodes: Sequence[Episode]) -> dict[str, float]:
         """Return the figures of a step, over boards of any kind."""
@@ -80,7 +158,7 @@ class Hanabi(base.Environment[EnvConfig]):
 
     def render(self, config: EnvConfig, episode: Episode) -> Iterator[base.Frame]:
         """Yield the table with every hand before each move, and the table at the end."""
-        return frames(make_timeline(Recording(episode=episode)))
+        return frames(Recording(episode=episode))
 
 
 def _deck_id(deck: Sequence[Card]) -> str:

@@ -5,26 +5,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class, move_labels
-from hanabi_grpo.envs.hanabi.information import information_above_chance
+from hanabi_grpo.envs.hanabi.conventions.counts import hint_kind, move_class, move_labels
 from hanabi_grpo.envs.hanabi.replays.timeline import replayed_turns
 from hanabi_grpo.envs.hanabi.rules import Action, Game, GameSpec, recorded_spec, shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.actions import play
 from hanabi_grpo.errors import GameParameterError, SettingsError
 from hanabi_grpo.types import SHARED_ADAPTER, Episode, ReplyKind, player_name
 
-_HINTS = ("hint_color", "hint_rank")
-_HINT = "hint"
-"""Both kinds of hints together."""
-_KINDS = ("play", "discard", *_HINTS, _HINT)
+_KINDS = ("play", "discard", "hint_color", "hint_rank", "hint")
+"""The last one stands for both kinds of hints."""
 
 
 class Move(NamedTuple):
-    """One move of a game; a named tuple, since a step has thousands."""
+    """One move of a game."""
 
     player: int
     action: Action
@@ -35,13 +33,12 @@ class Move(NamedTuple):
     """Cards in the mover's hand."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedGame:
+class PlayedGame(NamedTuple):
     """One game on a board that this version knows."""
 
     episode: Episode
     spec: GameSpec
-    moves: tuple[Move, ...]
+    moves: list[Move]
     is_self_play: bool
     """Every seat is trained."""
 
@@ -57,9 +54,9 @@ def step_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         return {}
     games = replayed(episodes)
     return {
-        "score_kept/mean": _mean([episode.result["score_kept"] for episode in episodes]),
-        "bombs_per_game": _mean([episode.result["bombed"] for episode in episodes]),
-        "hints_per_game": _mean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
+        "score_kept/mean": fmean([episode.result["score_kept"] for episode in episodes]),
+        "bombs_per_game": fmean([episode.result["bombed"] for episode in episodes]),
+        "hints_per_game": fmean([sum(turn.action.startswith("Hint") for turn in one.turns) for one in episodes]),
         **blind_figures(games),
         **hint_figures(games),
         **move_figures(games),
@@ -86,7 +83,7 @@ def replayed(episodes: Sequence[Episode]) -> list[PlayedGame]:
                 game.apply(action)
         except (GameParameterError, SettingsError):
             continue
-        found.append(PlayedGame(episode=episode, spec=spec, moves=tuple(moves), is_self_play=all(trained)))
+        found.append(PlayedGame(episode, spec, moves, all(trained)))
     return found
 
 
@@ -94,8 +91,7 @@ def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how games of trained players alone compare with blind play: always the oldest card.
 
     - `blind/<board>`: mean score of blind play on the deals of the games, each as often as it was played.
-    - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal). Common deals take most of the
-      luck out of the difference.
+    - `over_blind/<board>`: mean of (score of a game - score of blind play on its deal).
     """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for game in games:
@@ -103,18 +99,17 @@ def blind_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
             episode = game.episode
             blind = _blind_score(game.spec, episode.suite, episode.seed)
             pairs.setdefault(episode.preset, []).append((blind, episode.result["score"] - blind))
-    figures = {f"blind/{board}": _mean([blind for blind, _ in values]) for board, values in pairs.items()}
-    return figures | {f"over_blind/{board}": _mean([over for _, over in values]) for board, values in pairs.items()}
+    figures = {f"blind/{board}": fmean([blind for blind, _ in values]) for board, values in pairs.items()}
+    return figures | {f"over_blind/{board}": fmean([over for _, over in values]) for board, values in pairs.items()}
 
 
 def hint_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return I(which hint; the receiver's next move) in bits, of the giver and of the team.
 
     A pair is a hint to the next seat and that seat's move right after it, both chosen by trained players. What pairs by
-    chance would show is taken off, so hints that nobody reads have 0 on average, sometimes a little less. It bounds
-    what the channel carried and does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of
-    measuring emergent communication". A step has few deals, and what a deal makes likely on both sides counts too:
-    compare it with other steps of the run.
+    chance would show is taken off, so hints that nobody reads have 0 on average. It bounds what the channel carried and
+    does not prove that it was understood: Lowe et al. (2019), "On the pitfalls of measuring emergent communication".
+    What a deal makes likely on both sides counts too: compare it with other steps of the run.
 
     - `<player>/hint_bits`: hints that this player gave. Of several boards: the mean, weighted by pairs.
     - `hint_bits`: mean over givers, weighted by pairs.
@@ -156,9 +151,7 @@ class _Tally:
 def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     """Return how each trained player moves. Moves that it did not choose are left out (see `Move`).
 
-    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, for play,
-      discard, hint_color, hint_rank, and `hint` for both kinds of hints. A kind whose share goes to 0 is extinct: it is
-      no longer sampled, so no update can bring it back.
+    - `<player>/share/<kind>` = turns on which it made a move of this kind / turns on which one was legal, see `_KINDS`.
     - `<player>/top_move_share` = turns with its most frequent move (kind and slot, or kind, target and value) / turns.
     - `<player>/top_slot_share` = plays and discards of its most frequent slot / plays and discards, of hands of two
       cards or more.
@@ -172,14 +165,10 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
                 continue
             tally = tallies.setdefault(player, _Tally())
             tally.num += 1
-            kinds = {move.kind for move in legal}
-            tally.legal.update(kinds)
-            tally.legal[_HINT] += not kinds.isdisjoint(_HINTS)
-            tally.made[action.kind] += 1
+            tally.legal.update({kind for move in legal for kind in _kinds(move)})
+            tally.made.update(_kinds(action))
             tally.moves[action] += 1
-            if action.slot < 0:
-                tally.made[_HINT] += 1
-            elif hand > 1:
+            if action.slot >= 0 and hand > 1:
                 tally.slots[action.slot] += 1
     team = _Tally()
     for tally in tallies.values():
@@ -196,6 +185,54 @@ def move_figures(games: Sequence[PlayedGame]) -> dict[str, float]:
     return figures
 
 
+def information_above_chance(counts: np.ndarray) -> float:
+    """Return I(A; B) in bits of a table [a, b] of how often a was followed by b, less `chance_information`."""
+    return _entropy(counts.sum(axis=1)) + _entropy(counts.sum(axis=0)) - _entropy(counts) - chance_information(counts)
+
+
+def chance_information(counts: np.ndarray) -> float:
+    """Return the mean of the mutual information over all ways to pair the same moves anew (the permutation baseline).
+
+    With row sums a, column sums b and N observations, a cell is hypergeometric, so the mean is
+    sum_ij sum_k (k / N) log2(N k / (a_i b_j)) P(k; N, a_i, b_j). Independent moves have this value on average; of moves
+    that depend on each other it takes off rather too much.
+
+    Source: Vinh, Epps, Bailey (2010), "Information theoretic measures for clusterings comparison", theorem 2.
+
+    Returns bits; 0 without observations.
+    """
+    num = int(counts.sum())
+    if num < 2:
+        return 0.0
+    rows, columns = (sums[sums > 0] for sums in (counts.sum(axis=1), counts.sum(axis=0)))
+    log_factorial = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, num + 1)))))
+    bits = 0.0
+    for row in rows:
+        lowest, highest = np.maximum(1, row + columns - num), np.minimum(row, columns)
+        steps = np.arange(max(0, int((highest - lowest).max()) + 1))
+        inside = lowest[:, None] + steps <= highest[:, None]
+        cell = np.where(inside, lowest[:, None] + steps, highest[:, None])
+        column = columns[:, None]
+        ways = _log_choose(log_factorial, column, cell) + _log_choose(log_factorial, num - column, row - cell)
+        chance = np.where(inside, np.exp(ways - _log_choose(log_factorial, num, row)), 0.0)
+        bits += float((chance * cell / num * np.log2(num * cell / (row * column))).sum())
+    return bits
+
+
+def _entropy(counts: np.ndarray) -> float:
+    """Return -sum p log2 p in bits."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def _log_choose(log_factorial: np.ndarray, many: np.ndarray | int, few: np.ndarray | int) -> np.ndarray:
+    return log_factorial[many] - log_factorial[few] - log_factorial[many - few]
+
+
+def _kinds(action: Action) -> tuple[str, ...]:
+    return (action.kind,) if action.slot >= 0 else (action.kind, "hint")
+
+
 def _is_trained(word: str) -> bool:
     """Tell whether a seat's word names a run's own player; partners are scripts, the base model, frozen adapters."""
     return word.startswith(("player_", f"{SHARED_ADAPTER}@"))
@@ -208,10 +245,6 @@ def _blind_score(spec: GameSpec, suite: str, seed: int) -> int:
     while not game.is_over:
         game.apply(play(0))
     return game.score
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _weighted(pairs: Sequence[tuple[int, float]]) -> float:

@@ -5,16 +5,18 @@ from pathlib import Path
 
 from hanabi_grpo.envs.hanabi.conventions.cells import REPLIES, compared, figure_rows, hint_rows, matrix_rows
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_PLAYS, PER_GAME
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
     MIN_COUNT,
+    OF_GAMES,
+    OF_PLAYS,
+    PER_GAME,
     ConventionReport,
     Side,
     convention_json,
     convention_report,
 )
-from hanabi_grpo.envs.hanabi.replays.timeline import replayed_game
+from hanabi_grpo.envs.hanabi.replays.timeline import make_timeline
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import render, write_page
@@ -49,7 +51,7 @@ def write_conventions(page: Path, places: Sequence[Path]) -> list[str]:
         recordings, notes = read_recordings(recording_files(place))
         lines += notes
         counts: ConventionCounts | None = None
-        for game in map(replayed_game, recordings):
+        for game in (make_timeline(recording).game for recording in recordings):
             counts = counts or ConventionCounts(game.spec)
             if game.spec.hash != counts.spec.hash:
                 raise SettingsError(

@@ -4,10 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hanabi_grpo.envs.base import Frame
-from hanabi_grpo.envs.hanabi.replays.frames import frames as text_frames
-from hanabi_grpo.envs.hanabi.replays.recording import recorded_deck
-from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
-from hanabi_grpo.envs.hanabi.replays.wording import deed, outcome
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, deed, make_timeline, outcome
+from hanabi_grpo.envs.hanabi.replays.timeline import frames as text_frames
 from hanabi_grpo.envs.hanabi.rules import COLOR_NAMES
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
@@ -24,7 +22,7 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
     """
     timelines = [make_timeline(one) for one in recordings]
     for timeline, game in zip(timelines, games, strict=True):
-        result, most = timeline.recording.episode.result, timeline.spec.reachable_max
+        result, most = timeline.recording.episode.result, timeline.game.spec.reachable_max
         bomb = " ✕" if result["bombed"] else ""
         game |= {"score": result["score"], "shown": f"{result['score']:g}/{most}{bomb}"}
         game["outcome"] = outcome(timeline.recording, most)
@@ -36,7 +34,7 @@ def draw_games(recordings: Sequence[Recording], games: Sequence[dict[str, Any]],
 
 def frames(recording: Recording) -> Iterator[Frame]:
     """Yield the game as text, also one whose deck no seed deals; raises as `draw_games`."""
-    return text_frames(make_timeline(recording))
+    return text_frames(recording)
 
 
 def board_data(timeline: Timeline) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
     A move is [seat, kind, slot or hinted seat, 1 if a play scored or the hinted value, hints and lives after it, 1 if a
     card was drawn]. The rules stay here: the script only takes cards away, appends them and narrows knowledge.
     """
-    spec, first = timeline.spec, timeline.boards[0]
+    spec, first = timeline.game.spec, timeline.boards[0]
     moves = []
     for number, move in enumerate(timeline.moves):
         before, after = timeline.boards[number], timeline.boards[number + 1]
@@ -65,7 +63,7 @@ def board_data(timeline: Timeline) -> dict[str, Any]:
     return {
         "number": timeline.recording.number,
         "players": [visible(name) for name in timeline.recording.players],
-        "deck": "".join(map(str, recorded_deck(timeline.recording))),
+        "deck": "".join(map(str, timeline.game.deck)),
         "board": [spec.num_colors, spec.num_ranks, spec.hand_size, first.hints, first.lives],
         "moves": moves,
     }

@@ -4,21 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_HINTS, OF_PLAYS, PER_GAME, PLAY_SIGNAL, Unit
 from hanabi_grpo.envs.hanabi.conventions.report import (
     ANY_HINT,
     MIN_COUNT,
+    OF_GAMES,
+    OF_HINTS,
+    OF_PLAYS,
+    PER_GAME,
+    PLAY_SIGNAL,
     ConventionReport,
     Estimate,
     MoveMatrix,
     Side,
+    Unit,
 )
 
 NUM_SHADES = 8
 """Steps of colour on either side of "as usual"."""
 _FULL_SHADE = 0.5
 """Difference of two shares that has the strongest colour; the same for every line-up."""
-_NOTHING = "–"
 _FIGURES = OF_GAMES | PER_GAME | OF_PLAYS
 
 
@@ -35,7 +39,7 @@ class Cell:
 def figure_cell(estimate: Estimate, unit: Unit, what: str = "observations") -> Cell:
     """Return a figure with its standard error; its count shows on hovering."""
     if estimate.value is None:
-        return Cell(_NOTHING, "thin", f"0 {what}")
+        return Cell("–", "thin", f"0 {what}")
     text = number(estimate.value, unit)
     if estimate.error is not None:
         text += f" ± {number(estimate.error, unit)}"
@@ -50,10 +54,7 @@ def number(value: float, unit: Unit) -> str:
 
 
 def matrix_rows(matrix: MoveMatrix, actions: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Return the heat map: moves that were made, moves that followed, and the marginal as its last row.
-
-    The number in a cell is P(next move | move) in per cent; its shade is how far that is from the marginal.
-    """
+    """Return the heat map of P(next move | move) in per cent; shades: how far that is from the marginal."""
     columns = [index for index, share in enumerate(matrix.marginal) if share]
     rows = []
     for index, counts in enumerate(matrix.counts):
@@ -63,12 +64,8 @@ def matrix_rows(matrix: MoveMatrix, actions: Sequence[tuple[str, str]]) -> dict[
         cells = []
         for column in columns:
             share, usual = matrix.shares[index][column] or 0.0, matrix.marginal[column] or 0.0
-            error = matrix.errors[index][column]
-            hover = (
-                f"{actions[index][1]} → {actions[column][1]}: {counts[column]} of {total}"
-                + ("" if error is None else f", {100 * share:.1f} ± {100 * error:.1f}%")
-                + f"; usually {100 * usual:.1f}%"
-            )
+            pair = f"{actions[index][1]} → {actions[column][1]}"
+            hover = f"{pair}: {counts[column]} of {total}; usually {100 * usual:.1f}%"
             style = "thin" if total < MIN_COUNT else shade(share - usual)
             cells.append(Cell(_percent(share) if counts[column] else "", style, hover if counts[column] else ""))
         rows.append({"name": actions[index], "count": total, "cells": cells})

@@ -1,35 +1,62 @@
-"""The counters of one line-up: games go in one by one."""
+"""The classes of moves, the kinds of hints, and the counters of one line-up, into which games go one by one.
+
+Kinds of hints: colours, then ranks. Classes of moves: play and discard of each slot, then the kinds of hints to each
+following seat.
+"""
 
 import math
 import zlib
 from collections import defaultdict
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.conventions.moves import hint_kind, move_class
 from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
-from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, GameSpec, PlayerView
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Action, Card, Game, GameSpec, PlayerView
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
-from hanabi_grpo.errors import GameParameterError
 
 NUM_GROUPS = 32
 """Groups of deals. Leaving out one at a time gives the standard errors, which are then good to about one eighth."""
+_Hint = tuple[int, tuple[int, ...]]
+"""Its kind and the slots that it touched."""
 Row = defaultdict[Any, float]
 """Counters by their keys, see `count_game`."""
-_LEVELS = ("none", "color", "rank", "both")
+
+
+def hint_kind(spec: GameSpec, hint: Action) -> int:
+    """Return the number of a hint's kind."""
+    return hint.value + (spec.num_colors if hint.kind == "hint_rank" else 0)
+
+
+def move_class(spec: GameSpec, player: int, action: Action) -> int:
+    """Return the number of the class of a player's move."""
+    if action.slot >= 0:
+        return action.slot + (0 if action.kind == "play" else spec.hand_size)
+    step = (action.target - player) % spec.num_players - 1
+    return 2 * spec.hand_size + step * (spec.num_colors + spec.num_ranks) + hint_kind(spec, action)
+
+
+def hint_labels(spec: GameSpec) -> tuple[tuple[str, str], ...]:
+    """Return a short and a long name of each kind of hint."""
+    colors = zip(COLOR_LETTERS, COLOR_NAMES, strict=True)
+    return (*list(colors)[: spec.num_colors], *((str(rank), f"rank {rank}") for rank in range(1, spec.num_ranks + 1)))
+
+
+def move_labels(spec: GameSpec) -> tuple[tuple[str, str], ...]:
+    """Return a short and a long name of each class of moves; `+1` is the seat after the mover, with two players ""."""
+    slots = range(spec.hand_size)
+    labels = [(f"P{slot}", f"play card {slot}") for slot in slots]
+    labels += [(f"D{slot}", f"discard card {slot}") for slot in slots]
+    for step in range(1, spec.num_players):
+        short, long = ("", "hint") if spec.num_players == 2 else (f"+{step} ", f"hint to seat +{step}:")
+        labels += [(f"{short}{value}", f"{long} {name}") for value, name in hint_labels(spec)]
+    return tuple(labels)
 
 
 class ConventionCounts:
-    """What the games of one line-up on one board add up to.
+    """What the games of one line-up on one board add up to; `count_game` says which counters there are.
 
     A hash of the deck puts a game into one of `NUM_GROUPS` groups, so all games of one deal count as one draw in the
     standard errors.
-
-    Attributes:
-        spec: The board.
-        groups: The counters of each group; `count_game` says which there are.
     """
-
-    __slots__ = ("groups", "spec")
 
     def __init__(self, spec: GameSpec) -> None:
         """Start from nothing."""
@@ -37,17 +64,7 @@ class ConventionCounts:
         self.groups: tuple[Row, ...] = tuple(Row(float) for _ in range(NUM_GROUPS))
 
     def add(self, game: Game) -> None:
-        """Count one game; one that was cut off before its end counts as far as it went.
-
-        Raises:
-            GameParameterError: The game is on another board; nothing is counted.
-        """
-        ours, its = self.spec, game.spec
-        if its.hash != ours.hash:
-            raise GameParameterError(
-                f"a game on {its.preset} with {its.num_players} players (board {its.hash}): these are the counts of "
-                f"{ours.preset} with {ours.num_players} players (board {ours.hash}); count every board on its own."
-            )
+        """Count one game of this board; one that was cut off before its end counts as far as it went."""
         deck = bytes([8 * card.color + card.rank for card in game.deck])
         count_game(game, self.groups[zlib.crc32(deck) % NUM_GROUPS])
 
@@ -66,7 +83,7 @@ def count_game(game: Game, row: Row) -> None:
       choice is a play of a touched card after a hint that touched at least two.
     """
     spec, table = game.spec, Game(game.spec, game.deck)
-    pending: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in range(spec.num_players)]
+    pending: list[list[_Hint]] = [[] for _ in range(spec.num_players)]
     before: tuple[int, int] | None = None
     for player, action, card, scored, touched in game.events:
         view = table.view(player)
@@ -97,9 +114,7 @@ def count_game(game: Game, row: Row) -> None:
     row["score_kept"] += game.score_kept
 
 
-def _count_answer(
-    row: Row, player: int, hints: list[tuple[int, tuple[int, ...]]], action: Action, scored: bool
-) -> None:
+def _count_answer(row: Row, player: int, hints: list[_Hint], action: Action, scored: bool) -> None:
     """Count a turn as the answer to the hints since the seat's turn before, or as one without a hint."""
     plays = action.kind == "play"
     if not hints:
@@ -128,11 +143,8 @@ def _count_card(row: Row, view: PlayerView, action: Action, card: Card | None, s
         row[player, "critical_discards"] += can_score and is_last
         return
     beliefs, known = Beliefs(view), view.own_hand[action.slot]
-    level = _LEVELS[(len(known.colors) == 1) + 2 * (len(known.ranks) == 1)]
     row[player, "plays"] += 1
     row[player, "bits"] += math.log2(beliefs.num_unseen() / beliefs.num_unseen(known))
     row[player, "chance"] += beliefs.chance_to_fit(known)
     row[player, "certain_plays"] += beliefs.surely_fits(known)
-    row[player, f"plays_{level}"] += 1
     row[player, "misplays"] += not scored
-    row[player, f"misplays_{level}"] += not scored

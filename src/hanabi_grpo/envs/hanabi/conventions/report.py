@@ -1,16 +1,14 @@
-"""Counters to figures: what a team's moves mean, per seat and for the team."""
+"""Counters to figures: quotients of two sums of the counters of `counts`, per seat and for the team."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
-from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row
-from hanabi_grpo.envs.hanabi.conventions.figures import OF_GAMES, OF_HINTS, OF_PLAYS, PER_GAME, Figure
-from hanabi_grpo.envs.hanabi.conventions.moves import hint_labels, move_labels
+from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts, Row, hint_labels, move_labels
 from hanabi_grpo.envs.hanabi.rules import GameSpec
-from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import player_names
 
 TEAM = "team"
@@ -19,13 +17,74 @@ MIN_COUNT = 30
 """Observations below which a figure says little; pages show such figures in grey."""
 
 
+class Unit(StrEnum):
+    """How a figure is written."""
+
+    SHARE = "share"
+    BITS = "bits"
+    NUMBER = "number"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that is one counter over another."""
+
+    title: str
+    over: str
+    per: str
+    unit: Unit = Unit.SHARE
+
+
+OF_GAMES = {
+    "score": Figure("score", "score", "games", Unit.NUMBER),
+    "score_kept": Figure("points kept on a bomb", "score_kept", "games", Unit.NUMBER),
+    "bombs": Figure("games bombed", "bombs", "games"),
+}
+"""Of the team, whoever moved."""
+
+PER_GAME = {
+    name: Figure(title, name, "games", Unit.NUMBER)
+    for name, title in (
+        ("turns", "turns"),
+        ("hints", "hints given"),
+        ("wasted_hints", "hints that told nothing new"),
+        ("plays", "plays"),
+        ("misplays", "misplays"),
+        ("discards", "discards"),
+        ("critical_discards", "discards of a last copy still needed"),
+    )
+}
+
+OF_PLAYS = {
+    "bits_per_play": Figure("bits from hints about the card played", "bits", "plays", Unit.BITS),
+    "chance_per_play": Figure("chance to fit of the card played, as its player could know", "chance", "plays"),
+    "certain_plays": Figure("plays that were certain", "certain_plays", "plays"),
+    "misplay_share": Figure("plays that failed", "misplays", "plays"),
+    "wasted_share": Figure("hints that told nothing new", "wasted_hints", "hints"),
+    "unhinted_plays": Figure("turns without a new hint that play", "unhinted_plays", "unhinted_turns"),
+}
+
+OF_HINTS = {
+    "plays": Figure("plays", "plays", "answered"),
+    "discards": Figure("discards", "discards", "answered"),
+    "hints_back": Figure("hints", "hints_back", "answered"),
+    "plays_touched": Figure("plays a touched card", "plays_touched", "answered"),
+    "touched_of_plays": Figure("of plays: a touched card", "plays_touched", "plays"),
+    "oldest_of_choices": Figure("of choices: the oldest", "oldest", "choices"),
+    "newest_of_choices": Figure("of choices: the newest", "newest", "choices"),
+    "scored_of_touched": Figure("touched card scores", "touched_scored", "plays_touched"),
+    "playable_when_hinted": Figure("touched cards that fit", "playable", "touched"),
+    "touched_per_hint": Figure("cards touched", "touched", "hints", Unit.NUMBER),
+}
+"""Of one kind of hint to one seat."""
+
+PLAY_SIGNAL = Figure("play signal", "", "")
+"""P(plays a touched card | hinted) - P(plays | no new hint): 0 or less of a receiver that does not listen."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A figure, its standard error, and how much it rests on.
-
-    Example:
-        Estimate(value=0.62, error=0.03, count=215)
-    """
+    """A figure, its standard error, and how much it rests on."""
 
     value: float | None
     """None: nothing was observed."""
@@ -42,18 +101,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveMatrix:
-    """What the next player does after each move: P(next move | move).
-
-    Hu, Lerer, Peysakhovich, Foerster (2020), "Other-Play for zero-shot coordination", show the conventions of trained
-    Hanabi agents by this matrix.
-    """
+    """What the next player does after each move, as in Hu et al. (2020), "Other-Play for zero-shot coordination"."""
 
     counts: tuple[tuple[int, ...], ...]
     """[move][next move]."""
     shares: tuple[tuple[float | None, ...], ...]
-    """Each row sums to 1; None in rows without observations."""
-    errors: tuple[tuple[float | None, ...], ...]
-    """Standard errors of `shares`."""
+    """P(next move | move): each row sums to 1; None in rows without observations."""
     marginal: tuple[float | None, ...]
     """P(next move), whatever the move before; a row equal to it carries no information."""
 
@@ -67,7 +120,6 @@ class Side:
     matrix: MoveMatrix
     """Moves of this seat, and of the seat after it."""
     figures: Mapping[str, Estimate]
-    """By the names in `figures`."""
     hints: Mapping[str, Mapping[str, Estimate]]
     """Kind of hint (a colour's letter, a printed rank, or `any`) to what this seat, as its receiver, does next."""
 
@@ -82,7 +134,7 @@ class ConventionReport:
     num_unfinished: int
     """Games that were cut off before their end; they count as far as they went."""
     num_groups: int
-    """Groups of deals behind the standard errors; with few, these are rough."""
+    """Groups of deals behind the standard errors."""
     actions: tuple[tuple[str, str], ...]
     """Short and long name of each class of moves."""
     team: Side
@@ -90,18 +142,8 @@ class ConventionReport:
 
 
 def convention_report(label: str, counts: ConventionCounts) -> ConventionReport:
-    """Return the figures of one line-up; the team's pool the seats.
-
-    Args:
-        label: What to call the line-up, e.g. "iggi,player_1@7".
-        counts: Its games.
-
-    Raises:
-        SettingsError: No game was counted.
-    """
+    """Return the figures of one line-up of at least one game; the team's pool the seats."""
     spec, groups = counts.spec, [group for group in counts.groups if group]
-    if not groups:
-        raise SettingsError(f"{label!r}: no games counted; add at least one before asking for a report.")
     names = player_names(spec.num_players)
     return ConventionReport(
         label=label,
@@ -129,20 +171,18 @@ def convention_json(report: ConventionReport) -> dict[str, Any]:
 
 
 def standard_error(values: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the standard error of a figure by the delete-a-group jackknife for groups of unequal size.
+    """Return the standard error [...] of a figure by the delete-a-group jackknife for groups of unequal size.
 
     With sizes m_j that sum to n, h_j = n / m_j, the figure t on everything and t_j without group j:
     s_j = h_j t - (h_j - 1) t_j, J = sum_j (m_j / n) s_j, variance = (1 / g) sum_j (s_j - J)^2 / (h_j - 1).
-    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n).
+    For the mean of groups of one game each, it is the standard deviation divided by sqrt(n). NaN where a value is NaN
+    or there are fewer than two groups.
 
     Source: Busing, Meijer, van der Leeden (1999), "Delete-m jackknife for unequal m", Statistics and Computing 9.
 
     Args:
         values: [1 + group, ...], as `leave_one_out` orders them.
         sizes: [group], games of each group.
-
-    Returns:
-        [...]; NaN where a value is NaN or there are fewer than two groups.
     """
     if len(sizes) < 2:
         return np.full(values.shape[1:], np.nan)
@@ -189,23 +229,21 @@ def _side(name: str, groups: Sequence[Row], seats: Sequence[int], spec: GameSpec
         hints[short] = {key: ratio(figure, of_hints) for key, figure in OF_HINTS.items()}
         answered = of_hints("answered")
         hints[short]["play_signal"] = estimate(_divide(of_hints("plays_touched"), answered) - usual, answered[0])
-    return Side(name=name, matrix=_matrix(groups, seats, spec, sizes), figures=figures, hints=hints)
+    return Side(name=name, matrix=_matrix(groups, seats, spec), figures=figures, hints=hints)
 
 
-def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec, sizes: np.ndarray) -> MoveMatrix:
+def _matrix(groups: Sequence[Row], seats: Sequence[int], spec: GameSpec) -> MoveMatrix:
     num_moves = len(move_labels(spec))
-    each = np.zeros((len(groups), num_moves, num_moves))
-    for number, group in enumerate(groups):
+    pairs = np.zeros((num_moves, num_moves))
+    for group in groups:
         for key, count in group.items():
             if key[0] == "pair" and key[1] in seats:
-                each[number, key[2], key[3]] += count
-    pairs = leave_one_out(each)
+                pairs[key[2], key[3]] += count
     shares = _divide(pairs, pairs.sum(axis=-1, keepdims=True))
     return MoveMatrix(
-        counts=tuple(tuple(map(int, row)) for row in pairs[0]),
-        shares=_rows(shares[0]),
-        errors=_rows(standard_error(shares, sizes)),
-        marginal=tuple(map(_finite, _divide(pairs[0].sum(axis=0), pairs[0].sum().reshape(1)))),
+        counts=tuple(tuple(map(int, row)) for row in pairs),
+        shares=tuple(tuple(map(_finite, row)) for row in shares),
+        marginal=tuple(map(_finite, _divide(pairs.sum(axis=0), pairs.sum().reshape(1)))),
     )
 
 
@@ -213,10 +251,6 @@ def _divide(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     """Return the quotients; NaN where the denominator is 0."""
     shape = np.broadcast_shapes(numerator.shape, denominator.shape)
     return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=denominator != 0)
-
-
-def _rows(values: np.ndarray) -> tuple[tuple[float | None, ...], ...]:
-    return tuple(tuple(map(_finite, row)) for row in values)
 
 
 def _finite(value: Any) -> float | None:

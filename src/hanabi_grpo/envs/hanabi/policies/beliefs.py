@@ -5,6 +5,7 @@ three. Adding cards is adding integers, and picking kinds is a bitwise and.
 """
 
 import functools
+from itertools import chain
 
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
@@ -14,33 +15,28 @@ _HIGH = _LOW << 1
 
 
 class Beliefs:
-    """The cards of one view, counted.
-
-    Attributes:
-        view: What the player sees.
-        fits: Both bits of every kind that fits on its stack now.
-        unseen: How many cards of each kind are neither on the table nor in another player's hand: those of the
-            player's own hand and of the deck.
-    """
-
-    __slots__ = ("fits", "unseen", "view")
+    """The cards of one view, counted when asked for."""
 
     def __init__(self, view: PlayerView) -> None:
-        """Count what `view` shows."""
+        """Look at `view`."""
         self.view = view
+
+    @functools.cached_property
+    def fits(self) -> int:
+        """Both bits of every kind that fits on its stack now."""
+        stacks, num_ranks = enumerate(self.view.fireworks), self.view.num_ranks
+        return sum(3 << 2 * (MAX_RANKS * color + height) for color, height in stacks if height < num_ranks)
+
+    @functools.cached_property
+    def unseen(self) -> int:
+        """The cards that are neither on the table nor in another player's hand: the player's own and the deck's."""
+        view = self.view
         unseen = _deck(view.num_colors, view.num_ranks)
-        fits = 0
         for color, height in enumerate(view.fireworks):
-            unseen -= _stack(color, height)
-            if height < view.num_ranks:
-                fits |= 3 << 2 * (MAX_RANKS * color + height)
-        for card in view.discards:
+            unseen -= _LOW & _kinds((color,), tuple(range(height)))
+        for card in chain(view.discards, *view.hands):
             unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
-        for hand in view.hands:
-            for card in hand:
-                unseen -= 1 << 2 * (MAX_RANKS * card.color + card.rank)
-        self.unseen = unseen
-        self.fits = fits
+        return unseen
 
     def num_unseen(self, known: Knowledge | None = None) -> int:
         """Return the number of unseen cards, or of those that the hints on a card allow."""
@@ -80,11 +76,6 @@ def _deck(num_colors: int, num_ranks: int) -> int:
         for color in range(num_colors)
         for rank in range(num_ranks)
     )
-
-
-@functools.cache
-def _stack(color: int, height: int) -> int:
-    return sum(1 << 2 * (MAX_RANKS * color + rank) for rank in range(height))
 
 
 @functools.cache  # at most 1024 pairs of subsets

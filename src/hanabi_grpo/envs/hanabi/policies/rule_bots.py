@@ -1,7 +1,7 @@
-"""IGGI, Piers, Outer and Flawed: bots that are ordered lists of named rules.
+"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer and Flawed.
 
-Source: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when one
-leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point lower.
+The last four: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
+one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point lower.
 """
 
 import random
@@ -12,11 +12,19 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies import rules
 from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
-from hanabi_grpo.envs.hanabi.policies.script import script
-from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Action
 
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
+        # A learned policy that scores no more than this says nothing about cooperation.
+        "blind": (rules.play_oldest,),
+        # The teacher of the warm start: it looks at hints alone, not at the cards in sight.
+        "hint-bot": (
+            rules.play_what_hints_show,
+            rules.tell_anyone_about_useful_card,
+            rules.discard_oldest_first,
+            rules.tell_anything,
+        ),
         "iggi": (
             rules.play_if_certain,
             rules.play_safe_card,
@@ -29,9 +37,9 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             # The paper begins with PlayProbablySafe(0.0) for an empty deck. In its engine a player's deck holds that
             # player's own cards too and is never empty, so the published scores are those of the rules below.
             rules.play_safe_card,
-            only_if(rules.has_lives_to_spare, rules.play_probably_safe(0.6)),
+            only_if(lambda view: view.lives > 1, rules.play_probably_safe(0.6)),
             rules.tell_anyone_about_useful_card,
-            only_if(rules.hints_run_low, rules.tell_dispensable),
+            only_if(lambda view: view.hints < 4, rules.tell_dispensable),
             rules.osawa_discard,
             rules.discard_oldest_first,
             rules.tell_randomly,
@@ -57,15 +65,29 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
 """The rules of each bot, in the order in which they are tried."""
 
 
-def rule_bot(name: str) -> base.Script:
-    """Return the bot that makes the move of the first rule that applies; where none does, a random legal one."""
+def rule_bot(name: str, noise: float = 0.0) -> base.Script:
+    """Return the bot that makes the move of the first rule that applies; where none does, a random legal one.
 
-    def choose(view: PlayerView, rng: random.Random) -> Action:
-        beliefs = Beliefs(view)
-        for rule in RULE_BOTS[name]:
-            action = rule(beliefs, rng)
-            if action is not None:
-                return action
-        return rng.choice(view.legal_actions)
+    Args:
+        name: One of `RULE_BOTS`.
+        noise: Share of moves, within [0, 1], that are drawn evenly among the legal ones.
+    """
 
-    return script(name, choose)
+    def choose(seen: base.Observation, rng: random.Random) -> str:
+        beliefs = Beliefs(seen.view())
+        is_noise = noise > 0 and rng.random() < noise
+        moves = () if is_noise else (rule(beliefs, rng) for rule in RULE_BOTS[name])
+        action = next((move for move in moves if move is not None), None)
+        return move_text(seen, action or rng.choice(beliefs.view.legal_actions))
+
+    return base.Script(name, choose)
+
+
+def hint_bot(noise: float = 0.0) -> base.Script:
+    """Return the hint bot, see `rule_bot`."""
+    return rule_bot("hint-bot", noise)
+
+
+def move_text(seen: base.Observation, action: Action) -> str:
+    """Return a legal move in the words of the game, which lists the same moves as text and as data."""
+    return (seen.legal() or ())[seen.view().legal_actions.index(action)]

@@ -7,6 +7,7 @@ included, leave one value. Slots count from the oldest card, so "first" means ol
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
@@ -18,22 +19,21 @@ Rule = Callable[[Beliefs, random.Random], Action | None]
 
 def only_if(condition: Callable[[PlayerView], bool], rule: Rule) -> Rule:
     """Return `rule`, in force only where the condition holds."""
-
-    def guarded(beliefs: Beliefs, rng: random.Random) -> Action | None:
-        return rule(beliefs, rng) if condition(beliefs.view) else None
-
-    guarded.__name__ = f"{rule.__name__} if {condition.__name__}"
-    return guarded
+    return lambda beliefs, rng: rule(beliefs, rng) if condition(beliefs.view) else None
 
 
-def has_lives_to_spare(view: PlayerView) -> bool:
-    """Return True when a mistake does not end the game."""
-    return view.lives > 1
+def play_oldest(beliefs: Beliefs, rng: random.Random) -> Action | None:
+    """Play the oldest card."""
+    return play(0)
 
 
-def hints_run_low(view: PlayerView) -> bool:
-    """Return True with less than four hint tokens, whatever the board's most."""
-    return view.hints < 4
+def play_what_hints_show(beliefs: Beliefs, rng: random.Random) -> Action | None:
+    """Play the first card that fits whatever it is, given the hints alone."""
+    stacks = beliefs.view.fireworks
+    for slot, known in enumerate(beliefs.view.own_hand):
+        if all(stacks[color] == rank for color, rank in product(known.colors, known.ranks)):
+            return play(slot)
+    return None
 
 
 def play_if_certain(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -64,23 +64,20 @@ def play_probably_safe(threshold: float) -> Rule:
                 best, best_slot = chance, slot
         return play(best_slot) if best_slot >= 0 else None
 
-    rule.__name__ = f"play_probably_safe({threshold:g})"
     return rule
 
 
 def tell_anyone_about_useful_card(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Over players in turn order: name the rank of the first card that fits, or its colour if the rank is known."""
-    for seat in _following_seats(beliefs.view):
-        action = _tell_useful(beliefs.view, seat)
-        if action is not None:
-            return action
-    return None
+    view = beliefs.view
+    told = (_tell_useful(view, (view.player + step) % view.num_players) for step in range(1, view.num_players))
+    return next((action for action in told if action is not None), None)
 
 
 def tell_playable_card_outer(beliefs: Beliefs, rng: random.Random) -> Action | None:
     """Do as `tell_anyone_about_useful_card`, for the next player only."""
     view = beliefs.view
-    return _tell_useful(view, (view.player + 1) % view.num_players) if view.hints else None
+    return _tell_useful(view, (view.player + 1) % view.num_players)
 
 
 def tell_unknown(beliefs: Beliefs, rng: random.Random) -> Action | None:
@@ -129,12 +126,16 @@ def tell_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     return hint_rank(seat, card.rank)
 
 
-def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
-    """Discard the first card that can no longer score.
+def tell_anything(beliefs: Beliefs, rng: random.Random) -> Action | None:
+    """Give any legal hint at random."""
+    hints = [action for action in beliefs.view.legal_actions if action.slot < 0]
+    return rng.choice(hints) if hints else None
 
-    Source: Osawa, "Solving Hanabi: Estimating Hands by Opponent's Actions in Cooperative Game with Incomplete
-    Information" (2015). Cards whose known attributes show it come first, then cards of a known colour whose least
-    possible rank is out of reach.
+
+def osawa_discard(beliefs: Beliefs, rng: random.Random) -> Action | None:
+    """Discard the first card that can no longer score, see Osawa, "Solving Hanabi" (2015).
+
+    Cards whose known attributes show it come first, then cards of a known colour whose least rank is out of reach.
     """
     view = beliefs.view
     if view.hints == view.max_hints:
@@ -168,20 +169,13 @@ def discard_randomly(beliefs: Beliefs, rng: random.Random) -> Action | None:
     return discard(rng.randrange(len(view.own_hand))) if view.hints < view.max_hints else None
 
 
-def _following_seats(view: PlayerView) -> Iterator[int]:
-    """Yield the other seats in turn order while a hint can be given."""
-    if view.hints:
-        for step in range(1, view.num_players):
-            yield (view.player + step) % view.num_players
-
-
 def _cards_of(view: PlayerView, seat: int) -> Iterator[tuple[Card, Knowledge]]:
     """Return another player's cards and what their holder knows of each; nothing for the player's own seat."""
     return zip(view.hands[seat], view.knowledge[seat], strict=seat != view.player)
 
 
 def _tell_useful(view: PlayerView, seat: int) -> Action | None:
-    for card, known in _cards_of(view, seat):
+    for card, known in _cards_of(view, seat) if view.hints else ():
         if view.fireworks[card.color] == card.rank:
             if len(known.ranks) > 1:
                 return hint_rank(seat, card.rank)

@@ -1,33 +1,29 @@
-"""What a player is told and how its answer is read.
+"""What a player is told and how its answer is read, in the style `full` (readable) or `compact` (words of tiny models).
 
-- `style`: the two ways to word an observation.
-- `rules`: the system prompt, once per conversation.
-- `full`, `compact`: the message of one turn, per style; a pure function of a `PlayerView`.
-- `replies`: from whatever the model wrote to a move, or to None.
-
-Nothing here sees a `Game`, so nothing here can leak a hidden card.
+All of it is a pure function of a `PlayerView`, so nothing here can leak a hidden card.
 """
 
 from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary
-from hanabi_grpo.envs.hanabi.prompts.full import full_turn
-from hanabi_grpo.envs.hanabi.prompts.replies import parse_reply
-from hanabi_grpo.envs.hanabi.prompts.rules import system_prompt
-from hanabi_grpo.envs.hanabi.prompts.style import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules.view import PlayerView
+from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
+from hanabi_grpo.envs.hanabi.rules.actions import parse_action
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
+from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
+from hanabi_grpo.envs.replies import answer_lines
 
-__all__ = ["ObservationStyle", "compact_vocabulary", "parse_reply", "system_prompt", "turn_prompt"]
+__all__ = ["compact_vocabulary", "parse_reply", "system_prompt", "turn_prompt"]
 
 
-def turn_prompt(view: PlayerView, *, style: ObservationStyle | str, legal_moves: bool) -> str:
-    """Return the message that asks `view.player` for its move.
+def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "zero") -> str:
+    """Return the rules as told to one player, or "" in the compact style: a tiny model learns them by playing."""
+    return "" if style == "compact" else full_system(spec, player, bomb_rule)
 
-    It is the whole current state, so it can be read without the messages before it.
 
-    Args:
-        view: What the player may see.
-        style: How to word it.
-        legal_moves: Also list the legal moves (only when it is this player's turn).
-    """
-    if ObservationStyle(style) is ObservationStyle.COMPACT:
-        return compact_turn(view, legal_moves=legal_moves)
-    return full_turn(view, legal_moves=legal_moves)
+def turn_prompt(view: PlayerView, *, style: str, legal_moves: bool) -> str:
+    """Return the message that asks `view.player` for its move: the whole current state, readable on its own."""
+    return (compact_turn if style == "compact" else full_turn)(view, legal_moves=legal_moves)
+
+
+def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:
+    """Return the last line of any text that is a move, which the rules may forbid, or None; see `answer_lines`."""
+    moves = (parse_action(line, num_players=num_players, player=player) for line in answer_lines(text))
+    return next((move for move in moves if move is not None), None)

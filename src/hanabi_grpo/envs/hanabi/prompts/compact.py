@@ -11,16 +11,10 @@ the rank that fits; a finished colour has one more than the last rank.
 from collections.abc import Iterator
 from itertools import combinations
 
-from hanabi_grpo.envs.hanabi.prompts.style import ObservationStyle
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Knowledge, PlayerView
 from hanabi_grpo.types import player_names
-
-
-def compact_turn(view: PlayerView, *, legal_moves: bool) -> str:
-    """Return the observation as words separated by single spaces."""
-    return " ".join(_words(view, legal_moves))
 
 
 def compact_vocabulary(spec: GameSpec) -> tuple[str, ...]:
@@ -31,7 +25,7 @@ def compact_vocabulary(spec: GameSpec) -> tuple[str, ...]:
     colors, ranks = range(spec.num_colors), range(spec.num_ranks)
     undealt = spec.deck_size - spec.num_players * spec.hand_size
     partners = range(1, spec.num_players)
-    words = [
+    return (
         *(f"life{count}" for count in range(spec.max_lives + 1)),
         *(f"info{count}" for count in range(spec.max_hints + 1)),
         *(f"deck{count}" for count in range(undealt + 1)),
@@ -47,8 +41,12 @@ def compact_vocabulary(spec: GameSpec) -> tuple[str, ...]:
         *(str(number) for number in range(max(spec.hand_size, spec.num_ranks + 1))),
         *COLOR_LETTERS[: spec.num_colors],
         *(player_names(spec.num_players) if spec.num_players > 2 else ()),
-    ]
-    return tuple(words)
+    )
+
+
+def compact_turn(view: PlayerView, *, legal_moves: bool) -> str:
+    """Return the observation as words separated by single spaces."""
+    return " ".join(_words(view, legal_moves))
 
 
 def _words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
@@ -72,12 +70,11 @@ def _words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
             yield str(card)
             yield from _knowledge_words(known)
     yield "disc"
-    for card in view.discards:
-        yield str(card)
+    yield from map(str, view.discards)
     if legal_moves and view.legal_actions:
         yield "moves"
         for action in view.legal_actions:
-            yield format_action(action, style=ObservationStyle.COMPACT, num_players=view.num_players)
+            yield format_action(action, style="compact", num_players=view.num_players)
 
 
 def _knowledge_words(known: Knowledge) -> tuple[str, str]:

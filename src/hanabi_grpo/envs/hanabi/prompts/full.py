@@ -1,28 +1,79 @@
-"""The readable observation: what happened, the table, the hands, and the moves."""
+"""The readable style: the rules of a board as system prompt, and the observation of one turn, in sentences."""
 
 from collections.abc import Sequence
 
-from hanabi_grpo.envs.hanabi.prompts.style import ObservationStyle
-from hanabi_grpo.envs.hanabi.rules.actions import format_action
+from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_NAMES, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_name
 
 
-def full_turn(view: PlayerView, *, legal_moves: bool) -> str:
-    """Return the observation in sentences, in printable ASCII.
+def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:
+    """Return the rules as told to one player."""
+    return "\n\n".join((_goal(spec, player), _cards(spec), _moves(spec), _end(spec, bomb_rule), _format(spec, player)))
 
-    The player's own cards appear only through their `Knowledge` and, once they have left the hand,
-    through the public event.
-    """
+
+def _goal(spec: GameSpec, player: int) -> str:
+    return (
+        f"You are {player_name(player)} in a game of Hanabi for {spec.num_players} players, "
+        f"{player_name(0)} to {player_name(spec.num_players - 1)}, who move in this order. All of you are one team. "
+        "You see the cards of everybody else but never your own; hints are the only way to tell each other "
+        "what one holds.\n"
+        f"Together you build one firework per colour, rank by rank from 1 to {spec.num_ranks}. "
+        f"Every card that is added scores 1 point; the maximum is {spec.max_score}."
+    )
+
+
+def _cards(spec: GameSpec) -> str:
+    colors = ", ".join(COLOR_NAMES[: spec.num_colors])
+    copies = ", ".join(f"rank {rank + 1} x{num_copies(rank, spec.num_ranks)}" for rank in range(spec.num_ranks))
+    return (
+        f"Cards: {spec.deck_size}. Colours: {colors}. Copies in each colour: {copies}.\n"
+        f"Everybody holds {spec.hand_size} cards in slots counted from 0, the oldest card. When a card leaves a hand, "
+        "the younger ones move down by one slot and the new card takes the last slot."
+    )
+
+
+def _moves(spec: GameSpec) -> str:
+    return (
+        "On your turn you make one move:\n"
+        "- Play a card. If its rank is the next one of its colour, it is added to the firework and the team scores; "
+        "finishing a colour gives back a hint token, if one is spent. If not, the card is discarded and the team "
+        "loses a life.\n"
+        "- Discard a card. This gives back one hint token, and is not allowed while "
+        f"all {spec.max_hints} hint tokens are there.\n"
+        "- Hint: name one colour or one rank to one other player, who learns which of their cards have it and which do "
+        "not. It costs a hint token and must touch at least one card."
+    )
+
+
+def _end(spec: GameSpec, bomb_rule: str) -> str:
+    lives = "1 life" if spec.max_lives == 1 else f"{spec.max_lives} lives"
+    tokens = "1 hint token" if spec.max_hints == 1 else f"{spec.max_hints} hint tokens"
+    lost, kept = "every point scored so far is lost: the score is 0", "the points scored so far are kept"
+    cost = lost if bomb_rule == "zero" else kept
+    return (
+        f"The team starts with {lives} and {tokens}. When the last life is lost, the game ends at once and {cost}. "
+        "The game also ends when every firework is complete, or after each player has had one more turn "
+        "once the last card has been drawn."
+    )
+
+
+def _format(spec: GameSpec, player: int) -> str:
+    partner = (player + 1) % spec.num_players
+    examples = (play(0), discard(spec.hand_size - 1), hint_color(partner, 0), hint_rank(partner, 0))
+    texts = "\n".join(format_action(action, style="full", num_players=spec.num_players) for action in examples)
+    return f"End your reply with your move on a line of its own, written like one of these:\n{texts}"
+
+
+def full_turn(view: PlayerView, *, legal_moves: bool) -> str:
+    """Return the observation: what happened, the table, the hands, and the moves, in printable ASCII."""
     parts = [_happened(view), _table(view)]
     parts.extend(_partner(view, (view.player + step) % view.num_players) for step in range(1, view.num_players))
     parts.append(_own_hand(view))
     if legal_moves and view.legal_actions:
-        texts = (
-            format_action(action, style=ObservationStyle.FULL, num_players=view.num_players)
-            for action in view.legal_actions
-        )
-        parts.append("Legal moves: " + ", ".join(texts))
+        moves = (format_action(one, style="full", num_players=view.num_players) for one in view.legal_actions)
+        parts.append("Legal moves: " + ", ".join(moves))
     parts.append(f"You are {player_name(view.player)}. Your move?")
     return "\n".join(parts)
 

@@ -5,14 +5,13 @@ Map:
     deals       the deck that (suite, seed) stands for; which suites are for evaluation
     view        the data: Card, Action, Event, Knowledge, PlayerView
     actions     a move as text and back
-    game        Game: legal actions, moves, scores, what each player sees
-    openspiel   OpenSpiel's numbers for moves and cards
+    game        Game: legal actions, moves, scores, what each player sees; OpenSpiel's numbers for moves and cards
 """
 
 from hanabi_grpo.envs.hanabi.rules.actions import format_action, parse_action
-from hanabi_grpo.envs.hanabi.rules.deals import is_held_out, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.deals import shuffled_deck
 from hanabi_grpo.envs.hanabi.rules.game import Game
-from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, GameSpec, Preset, attainable, make_spec, recorded_spec
+from hanabi_grpo.envs.hanabi.rules.presets import PRESETS, GameSpec, attainable, make_spec, recorded_spec
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, COLOR_NAMES, Action, Card, Event, Knowledge, PlayerView
 
 __all__ = [
@@ -26,10 +25,8 @@ __all__ = [
     "GameSpec",
     "Knowledge",
     "PlayerView",
-    "Preset",
     "attainable",
     "format_action",
-    "is_held_out",
     "make_spec",
     "parse_action",
     "recorded_spec",

@@ -2,19 +2,14 @@
 
 import functools
 import hashlib
-import operator
 import re
 
 import numpy as np
 
+from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card
 from hanabi_grpo.errors import GameParameterError
-
-HELD_OUT_PREFIXES = ("eval", "test")
-"""A suite whose name starts with one of these is never trained on."""
-_SPLIT_PREFIX = "split-"
-"""A suite named split-train… deals one half of a board's decks, split-eval… or split-test… the other half."""
 
 _SUITE_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 _MAX_TRIES = 64
@@ -23,19 +18,18 @@ _MAX_TRIES = 64
 def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
     """Return the deck of one deal, first card dealt first.
 
-    Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's generators may
-    change between versions. Each card gets 64 hashed bits and the cards are put in the order of those bits,
-    so every order is equally likely up to a bias of about 2**-50.
+    Decks come from SHAKE-256 of (board, suite, seed) and nothing else: Python's and NumPy's generators may change
+    between versions. The cards are put in the order of 64 hashed bits each: every order is equally likely up to 2**-50.
 
     Half of all decks, chosen by a hash of their cards, belong to training and half are held out: no deck of a suite
     named like "eval" or "test" ever occurs in another suite. Boards with few decks (`GameSpec.deals_all_decks`) are the
-    exception: there, which decks can occur would tell players about the cards that they must not see. Every suite of
-    theirs deals from all decks, and suites differ in their seeds alone. What players do on decks that they never met is
-    asked there by the suites split-train and split-eval, which are halves on every board. (Boards with a handful of
-    decks, such as 1x1, may have none on one side; they deal what there is.)
+    exception: there, which decks can occur would tell players about the cards that they must not see, so every suite
+    deals from all decks. What players do on decks that they never met is asked there by the suites split-train and
+    split-eval, which are halves on every board. (Boards with a handful of decks, such as 1x1, may have none on one
+    side; they deal what there is.)
 
     Args:
-        spec: The board; only its colours and ranks matter, so all numbers of players share a deal's deck.
+        spec: The board; only its colours and ranks matter.
         suite: Name of a stream of deals, e.g. "train", "train-warm-start", "eval".
         seed: 0 to 2**63 - 1; the deal's number within the suite.
 
@@ -46,33 +40,27 @@ def shuffled_deck(spec: GameSpec, suite: str, seed: int) -> tuple[Card, ...]:
         raise GameParameterError(
             f"suite={suite!r}: a suite is 1 to 64 letters, digits, '.', '_' or '-', such as 'train' or 'eval'."
         )
-    number = _checked_seed(seed)
-    deck = sorted_deck(spec.num_colors, spec.num_ranks)
-    identities = np.frombuffer(sorted_identities(spec.num_colors, spec.num_ranks), dtype=np.uint8)
+    # NumPy's integers are welcome; bool is an int to Python but a mistake here.
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise GameParameterError(f"seed={seed!r}: a deal's seed is a whole number from 0 to 2**63 - 1.")
+    cards = sorted_deck(spec.num_colors, spec.num_ranks)
     board = f"{spec.num_colors}x{spec.num_ranks}"
-    side_key = hashlib.sha256(f"hanabi side v1|{board}|".encode())
     held_out, halves = is_held_out(suite), deals_halves(spec, suite)
-    ranking = np.arange(len(deck))
+    deck = cards
     for attempt in range(_MAX_TRIES):
-        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{number}|{attempt}".encode())
-        ranking = np.frombuffer(stream.digest(8 * len(deck)), dtype="<u8").argsort(kind="stable")
-        if not halves:
+        stream = hashlib.shake_256(f"hanabi deal v1|{board}|{suite}|{int(seed)}|{attempt}".encode())
+        order = np.frombuffer(stream.digest(8 * len(cards)), dtype="<u8").argsort(kind="stable")
+        deck = tuple([cards[i] for i in order.tolist()])
+        identities = bytes([card.color * spec.num_ranks + card.rank for card in deck])
+        side = hashlib.sha256(f"hanabi side v1|{board}|".encode() + identities).digest()[0] & 1
+        if not halves or side == held_out:
             break
-        side = side_key.copy()
-        side.update(identities[ranking].tobytes())
-        if side.digest()[0] & 1 == held_out:
-            break
-    return tuple([deck[i] for i in ranking.tolist()])
-
-
-def is_held_out(suite: str) -> bool:
-    """Return True when the suite is for evaluation: no run trains on its deals."""
-    return suite.removeprefix(_SPLIT_PREFIX).startswith(HELD_OUT_PREFIXES)
+    return deck
 
 
 def deals_halves(spec: GameSpec, suite: str) -> bool:
     """Return True when a suite draws from one half of the board's decks, False when from all of them."""
-    return suite.startswith(_SPLIT_PREFIX) or not spec.deals_all_decks
+    return suite.startswith("split-") or not spec.deals_all_decks
 
 
 @functools.cache  # pure, and at most 25 boards
@@ -80,22 +68,3 @@ def sorted_deck(num_colors: int, num_ranks: int) -> tuple[Card, ...]:
     """Return every card of a board, by colour and rank; equal cards are one object."""
     kinds = (Card(color, rank) for color in range(num_colors) for rank in range(num_ranks))
     return tuple(card for card in kinds for _ in range(num_copies(card.rank, num_ranks)))
-
-
-@functools.cache
-def sorted_identities(num_colors: int, num_ranks: int) -> bytes:
-    """Return OpenSpiel's number, color * num_ranks + rank, of each card of `sorted_deck`; ascending."""
-    return bytes(card.color * num_ranks + card.rank for card in sorted_deck(num_colors, num_ranks))
-
-
-def _checked_seed(seed: object) -> int:
-    rule = "a deal's seed is a whole number from 0 to 2**63 - 1"
-    if isinstance(seed, bool):
-        raise GameParameterError(f"seed={seed!r}: {rule}.")
-    try:
-        number = operator.index(seed)  # type: ignore[arg-type]  # NumPy integers are welcome, floats are not
-    except TypeError:
-        raise GameParameterError(f"seed={seed!r}: {rule}.") from None
-    if not 0 <= number < 2**63:
-        raise GameParameterError(f"seed={number}: {rule}.")
-    return number

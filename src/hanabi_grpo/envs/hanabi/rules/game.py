@@ -2,11 +2,16 @@
 
 import copy
 import functools
-from collections.abc import Sequence
-from typing import TypeVar
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
-from hanabi_grpo.envs.hanabi.rules.actions import format_action
-from hanabi_grpo.envs.hanabi.rules.openspiel import load_rules
+import pyspiel
+
+from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.errors import GameParameterError, IllegalActionError
@@ -16,14 +21,33 @@ _CHANCE = -1
 T = TypeVar("T")
 
 
+class Rules(NamedTuple):
+    """What one board looks like to OpenSpiel."""
+
+    game: pyspiel.Game
+    actions: tuple[tuple[Action, ...], ...]
+    """Per seat: the action of each OpenSpiel number."""
+
+
+@functools.lru_cache(maxsize=64)  # pure; loading a board takes longer than playing a game on it
+def load_rules(spec: GameSpec) -> Rules:
+    """Load a board.
+
+    OpenSpiel numbers moves by seat relative to the mover: discards of each slot, plays of each slot, then
+    for each following seat its colours, then for each following seat its ranks.
+    """
+    slots, colors, ranks = range(spec.hand_size), range(spec.num_colors), range(spec.num_ranks)
+    actions = []
+    for player in range(spec.num_players):
+        others = [(player + offset) % spec.num_players for offset in range(1, spec.num_players)]
+        colors_told = [hint_color(seat, color) for seat in others for color in colors]
+        ranks_told = [hint_rank(seat, rank) for seat in others for rank in ranks]
+        actions.append((*map(discard, slots), *map(play, slots), *colors_told, *ranks_told))
+    return Rules(pyspiel.load_game("hanabi", spec.openspiel_parameters), tuple(actions))
+
+
 class Game:
     """A game in progress. Seat 0 moves first. What holds for the table stands in tuples, which views share.
-
-    Example:
-        spec = make_spec("laptop")
-        game = Game(spec, shuffled_deck(spec, "train", 17))
-        while not game.is_over:
-            game.apply(random.choice(game.legal_actions()))
 
     Attributes:
         spec: The board.
@@ -37,11 +61,6 @@ class Game:
         hand_positions: Where in `deck` each card of `hands` lies; replay formats name cards by it.
     """
 
-    __slots__ = (
-        "_discards", "_knowledge", "_legal_ids", "_num_dealt", "_rules", "_state", "_turns_left", "current_player",
-        "deck", "events", "fireworks", "hand_positions", "hands", "hints", "lives", "spec",
-    )  # fmt: skip
-
     def __init__(self, spec: GameSpec, deck: Sequence[Card]) -> None:
         """Deal.
 
@@ -54,8 +73,13 @@ class Game:
         self._state = self._rules.game.new_initial_state()
         size = spec.hand_size
         self._num_dealt = spec.num_players * size
-        for card_id in _checked_ids(spec, self.deck, self._rules.sorted_card_ids)[: self._num_dealt]:
-            self._state.apply_action(card_id)
+        if Counter(self.deck) != Counter(sorted_deck(spec.num_colors, spec.num_ranks)):
+            raise GameParameterError(
+                f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
+                f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
+            )
+        for card in self.deck[: self._num_dealt]:
+            self._state.apply_action(card.color * spec.num_ranks + card.rank)
         starts = range(0, self._num_dealt, size)
         self.hand_positions = tuple(tuple(range(start, start + size)) for start in starts)
         self.hands = tuple(self.deck[start : start + size] for start in starts)
@@ -68,7 +92,7 @@ class Game:
         self.hints = spec.max_hints
         self.current_player = 0
         self.events: tuple[Event, ...] = ()
-        self._legal_ids: list[int] | None = None
+        self._legal: tuple[Action, ...] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -90,20 +114,12 @@ class Game:
         """Points on the table, kept on a bomb."""
         return sum(self.fireworks)
 
-    @property
-    def num_turns(self) -> int:
-        """Moves made so far, by all players."""
-        return len(self.events)
-
     def legal_actions(self) -> tuple[Action, ...]:
         """Return the mover's legal actions, in OpenSpiel's order; empty once the game is over."""
-        return tuple(map(self._rules.actions[self.current_player].__getitem__, self.legal_ids()))
-
-    def legal_ids(self) -> list[int]:
-        """Return OpenSpiel's numbers of them, see `openspiel.Rules.actions`."""
-        if self._legal_ids is None:
-            self._legal_ids = [] if self.is_over else self._state.legal_actions()
-        return self._legal_ids
+        if self._legal is None:
+            ids = [] if self.is_over else self._state.legal_actions()
+            self._legal = tuple(map(self._rules.actions[self.current_player].__getitem__, ids))
+        return self._legal
 
     def apply(self, action: Action) -> Event:
         """Make a move for the player whose turn it is, and return it as everybody saw it.
@@ -112,16 +128,16 @@ class Game:
             IllegalActionError: The move is not legal; the game is unchanged.
         """
         player = self.current_player
+        text = functools.partial(format_action, style="full", num_players=self.spec.num_players)
         if player < 0:
-            raise IllegalActionError(f"{_text(action, self.spec)}: the game is over; start another one.")
-        action_id = self._rules.action_ids[player].get(action)
-        if action_id is None or action_id not in self.legal_ids():
-            legal = ", ".join(_text(choice, self.spec) for choice in self.legal_actions())
+            raise IllegalActionError(f"{text(action)}: the game is over; start another one.")
+        if action not in self.legal_actions():
+            legal = ", ".join(map(text, self.legal_actions()))
             raise IllegalActionError(
-                f"{_text(action, self.spec)}: not legal for {player_name(player)} now; choose one of: {legal}."
+                f"{text(action)}: not legal for {player_name(player)} now; choose one of: {legal}."
             )
-        self._state.apply_action(action_id)
-        self._legal_ids = None
+        self._state.apply_action(self._rules.actions[player].index(action))
+        self._legal = None
         if self._turns_left is not None:
             self._turns_left -= 1
         event = self._hint(player, action) if action.slot < 0 else self._give_up_card(player, action)
@@ -206,16 +222,58 @@ class Game:
             self._turns_left = spec.num_players
 
 
-def _checked_ids(spec: GameSpec, deck: tuple[Card, ...], sorted_ids: list[int]) -> list[int]:
-    """Return OpenSpiel's number of each card of a complete deck."""
-    card_ids = [card.color * spec.num_ranks + card.rank for card in deck]
-    # A rank off the board could pass for a card of another colour.
-    if sorted(card_ids) != sorted_ids or not all(0 <= card.rank < spec.num_ranks for card in deck):
-        raise GameParameterError(
-            f"deck={', '.join(map(repr, deck[:3]))}, ... ({len(deck)} cards): a deck is some order of the "
-            f"{spec.deck_size} cards of the {spec.num_colors}x{spec.num_ranks} board; take one from shuffled_deck."
-        )
-    return card_ids
+def with_other_cards(game: Game, player: int, rng: random.Random) -> Game:
+    """Return a game in which a player has lived through the same, with other cards in its hand and in the deck.
+
+    Its cards are exchanged among themselves and with those still in the deck, as far as the hints that it was given
+    stay true; then the same moves are replayed. What the hints allow is read from the public moves, never from a view,
+    so that a view that leaks a card cannot hide it. The new hand is the old one only when no other is possible.
+    """
+    held, own = game.hand_positions[player], game.hands[player]
+    num_dealt = len(game.deck) - game.view(player).deck_size
+    pool = Counter(game.deck[position] for position in (*held, *range(num_dealt, len(game.deck))))
+    hands = _hands(_allowed(game, player), pool, rng)
+    new_hand = next((hand for hand in hands if hand != own), own)
+    rest = list((pool - Counter(new_hand)).elements())
+    rng.shuffle(rest)
+    deck = list(game.deck)
+    for position, card in zip(held, new_hand, strict=True):
+        deck[position] = card
+    deck[num_dealt:] = rest
+    other = Game(game.spec, deck)
+    for event in game.events:
+        other.apply(event.action)
+    return other
+
+
+def _allowed(game: Game, player: int) -> list[set[Card]]:
+    """Return per card that the player holds, oldest first, the cards about which all hints would have said the same."""
+    table, kinds = Game(game.spec, game.deck), set(game.deck)
+    allowed = [kinds for _ in table.hands[player]]
+    for event in game.events:
+        table.apply(event.action)
+        action = event.action
+        if action.target == player:
+            is_color = action.kind == "hint_color"
+            named = {card for card in kinds if (card.color if is_color else card.rank) == action.value}
+            told = [named if slot in event.touched else kinds - named for slot in range(len(allowed))]
+            allowed = [before & now for before, now in zip(allowed, told, strict=True)]
+        elif event.player == player and action.slot >= 0:
+            del allowed[action.slot]
+            allowed += [kinds] * (len(table.hands[player]) - len(allowed))
+    return allowed
+
+
+def _hands(
+    allowed: Sequence[set[Card]], pool: Counter[Card], rng: random.Random, hand: tuple[Card, ...] = ()
+) -> Iterator[tuple[Card, ...]]:
+    """Yield every allowed hand from the pool that begins with `hand`, each once, in random order."""
+    if len(hand) == len(allowed):
+        yield hand
+        return
+    cards = sorted((card for card in pool if card in allowed[len(hand)]), key=str)
+    for card in rng.sample(cards, len(cards)):
+        yield from _hands(allowed, pool - Counter([card]), rng, (*hand, card))
 
 
 @functools.cache  # pure, and at most 25 boards
@@ -229,8 +287,8 @@ def _told(known: Knowledge, is_color: bool, value: int, touched: bool) -> Knowle
     before = known.colors if is_color else known.ranks
     after = (value,) if touched else tuple(one for one in before if one != value)
     if is_color:
-        return Knowledge(after, known.ranks, known.color_hinted or touched, known.rank_hinted)
-    return Knowledge(known.colors, after, known.color_hinted, known.rank_hinted or touched)
+        return replace(known, colors=after, color_hinted=known.color_hinted or touched)
+    return replace(known, ranks=after, rank_hinted=known.rank_hinted or touched)
 
 
 def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
@@ -239,10 +297,3 @@ def _with(row: tuple[T, ...], place: int, value: T) -> tuple[T, ...]:
 
 def _without(row: tuple[T, ...], place: int) -> tuple[T, ...]:
     return row[:place] + row[place + 1 :]
-
-
-def _text(action: Action, spec: GameSpec) -> str:
-    try:
-        return format_action(action, style="full", num_players=spec.num_players)
-    except IllegalActionError:
-        return repr(action)

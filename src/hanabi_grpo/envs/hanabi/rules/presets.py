@@ -3,7 +3,6 @@
 OpenSpiel aborts the whole interpreter on a bad number, so a `GameSpec` that exists is one that it can load.
 """
 
-import difflib
 import functools
 import hashlib
 import math
@@ -11,43 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from hanabi_grpo.errors import GameParameterError
+from hanabi_grpo.errors import GameParameterError, did_you_mean
 
-MIN_PLAYERS, MAX_PLAYERS = 2, 5
-MAX_COLORS = 5
-MAX_RANKS = 5
-MAX_HAND_SIZE = 8
-"""With a larger hand OpenSpiel's masks of hinted cards are wrong."""
-MAX_TOKENS = 100
-"""Most hints or lives; beyond every published variant."""
-FEW_DECKS = 1_000_000
+MAX_PLAYERS = MAX_COLORS = MAX_RANKS = 5
+_RANGES = {
+    "num_players": (2, MAX_PLAYERS, "Hanabi needs 2 to 5 players"),
+    "num_colors": (1, MAX_COLORS, "a board has 1 to 5 colours"),
+    "num_ranks": (1, MAX_RANKS, "a board has 1 to 5 ranks"),
+    "hand_size": (1, 8, "a hand holds 1 to 8 cards"),  # OpenSpiel's masks of hinted cards are wrong in larger ones
+    "max_hints": (0, 100, "allowed are 0 to 100 hint tokens"),
+    "max_lives": (1, 100, "allowed are 1 to 100 lives"),
+}
+_FEW_DECKS = 1_000_000
 """A board with fewer different decks deals all of them, see `deals.shuffled_deck`: a run meets each of them, or could
 learn which ones never come."""
 
 
 def num_copies(rank: int, num_ranks: int) -> int:
     """Return how many cards of one colour carry `rank` (from 0): three 1s, one highest card, two of the rest."""
-    if rank == 0:
-        return 3
-    return 1 if rank == num_ranks - 1 else 2
-
-
-@functools.cache  # pure, and at most 25 boards
-def _count_decks(num_colors: int, num_ranks: int) -> int:
-    copies = [num_copies(rank, num_ranks) for rank in range(num_ranks)] * num_colors
-    return math.factorial(sum(copies)) // math.prod(map(math.factorial, copies))
+    return 3 if rank == 0 else 1 if rank == num_ranks - 1 else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameSpec:
-    """The parameters of one board; every instance is playable.
-
-    Example:
-        GameSpec(preset="laptop", num_players=2, num_colors=2, num_ranks=2, hand_size=3, max_hints=3, max_lives=1)
-
-    Raises:
-        GameParameterError: A parameter is no whole number or lies outside its range.
-    """
+    """The parameters of one board; every instance is playable, others raise `GameParameterError`."""
 
     preset: str
     num_players: int
@@ -61,19 +47,15 @@ class GameSpec:
 
     def __post_init__(self) -> None:
         """Check every range; OpenSpiel would not raise but end the process."""
-        _check("num_players", self.num_players, MIN_PLAYERS, MAX_PLAYERS, "Hanabi needs 2 to 5 players")
-        _check("num_colors", self.num_colors, 1, MAX_COLORS, "a board has 1 to 5 colours")
-        _check("num_ranks", self.num_ranks, 1, MAX_RANKS, "a board has 1 to 5 ranks")
-        _check("hand_size", self.hand_size, 1, MAX_HAND_SIZE, "a hand holds 1 to 8 cards")
-        _check("max_hints", self.max_hints, 0, MAX_TOKENS, "allowed are 0 to 100 hint tokens")
-        _check("max_lives", self.max_lives, 1, MAX_TOKENS, "allowed are 1 to 100 lives")
-        if self.num_players * self.hand_size > self.deck_size:
+        for name in _RANGES:
+            _check(name, getattr(self, name))
+        needed = self.num_players * self.hand_size
+        if needed > self.deck_size:
             most = self.deck_size // self.num_players
             step = f"pass hand_size={most} or less" if most else "take fewer players, or more colours or ranks"
             raise GameParameterError(
-                f"hand_size={self.hand_size}: {self.num_players} players would need "
-                f"{self.num_players * self.hand_size} cards, the {self.num_colors}x{self.num_ranks} deck has "
-                f"{self.deck_size}; {step}."
+                f"hand_size={self.hand_size}: {self.num_players} players would need {needed} cards, the "
+                f"{self.num_colors}x{self.num_ranks} deck has {self.deck_size}; {step}."
             )
 
     @property
@@ -87,14 +69,9 @@ class GameSpec:
         return self.num_colors * sum(num_copies(rank, self.num_ranks) for rank in range(self.num_ranks))
 
     @property
-    def num_decks(self) -> int:
-        """Number of different decks: orders of the cards, equal cards exchanged."""
-        return _count_decks(self.num_colors, self.num_ranks)
-
-    @property
     def deals_all_decks(self) -> bool:
         """Whether training and evaluation draw from all decks of the board, because they are few."""
-        return self.num_decks < FEW_DECKS and not self.halves_decks
+        return num_decks(self.num_colors, self.num_ranks) < _FEW_DECKS and not self.halves_decks
 
     @property
     def reachable_max(self) -> int:
@@ -105,8 +82,8 @@ class GameSpec:
     def max_turns(self) -> int:
         """A bound that no legal game exceeds.
 
-        Every undealt card is drawn after one play or discard and can pay back one hint; a complete colour
-        pays back one more; after the last draw each player moves once.
+        Every undealt card is drawn after one play or discard and can pay back one hint, a complete colour pays back one
+        more, and after the last draw each player moves once.
         """
         undealt = self.deck_size - self.num_players * self.hand_size
         return 2 * undealt + self.num_players + self.max_hints + self.num_colors
@@ -118,7 +95,7 @@ class GameSpec:
 
     @property
     def rules_hash(self) -> str:
-        """Twelve hex digits that name the rules alone; version 0.1 wrote it where `hash` stands now."""
+        """Twelve hex digits that name the rules alone, as version 0.1 wrote for `hash`."""
         return self._hash("")
 
     def _hash(self, deals: str) -> str:
@@ -130,7 +107,7 @@ class GameSpec:
 
     @property
     def openspiel_parameters(self) -> dict[str, int | bool | str]:
-        """Return the arguments of `pyspiel.load_game("hanabi", ...)`."""
+        """Arguments of `pyspiel.load_game("hanabi", ...)`."""
         return {
             "players": self.num_players,
             "colors": self.num_colors,
@@ -144,7 +121,7 @@ class GameSpec:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Preset:
     """A named board and the numbers of players that it is meant for."""
 
@@ -153,83 +130,63 @@ class Preset:
     max_hints: int
     max_lives: int
     hand_sizes: Mapping[int, int] = field(hash=False)
-    """Number of players to cards in a hand."""
-    summary: str
+    """Number of players, ascending, to cards in a hand; the first number is the default."""
 
     @property
     def players(self) -> tuple[int, ...]:
-        """Allowed numbers of players, ascending; the first is the default."""
-        return tuple(sorted(self.hand_sizes))
-
-
-def _preset(colors: int, ranks: int, hints: int, lives: int, hands: dict[int, int], summary: str) -> Preset:
-    return Preset(
-        num_colors=colors,
-        num_ranks=ranks,
-        max_hints=hints,
-        max_lives=lives,
-        hand_sizes=MappingProxyType(hands),
-        summary=summary,
-    )
+        """Allowed numbers of players."""
+        return tuple(self.hand_sizes)
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "marshal-mini": _preset(2, 2, 3, 3, {2: 3}, "MARSHAL's Mini Hanabi, maximum 4"),
-        "marshal-simple": _preset(3, 2, 8, 3, {2: 5}, "MARSHAL's Simple Hanabi, maximum 6, reachable 4"),
-        "marshal-full": _preset(3, 3, 8, 3, {2: 5}, "MARSHAL's largest board, maximum 9"),
-        "laptop": _preset(2, 2, 3, 1, {2: 3}, "the demo's board: one life, so only communication scores; maximum 4"),
+        # The boards of MARSHAL; of "marshal-simple" only 4 of 6 points can be reached.
+        "marshal-mini": Preset(2, 2, 3, 3, {2: 3}),
+        "marshal-simple": Preset(3, 2, 8, 3, {2: 5}),
+        "marshal-full": Preset(3, 3, 8, 3, {2: 5}),
+        # The demo's board: one life, so only communication scores.
+        "laptop": Preset(2, 2, 3, 1, {2: 3}),
         # The largest hands with which every point can still be reached.
-        "mini": _preset(2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}, "2 colours, 2 ranks, maximum 4"),
-        "simple": _preset(3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}, "3 colours, 2 ranks, maximum 6"),
-        "small": _preset(2, 5, 8, 3, {2: 6, 3: 4, 4: 3, 5: 3}, "2 colours, 5 ranks, maximum 10"),
-        "hle-small": _preset(2, 5, 3, 1, {2: 2}, "Hanabi Learning Environment's Hanabi-Small, maximum 10"),
-        "hle-very-small": _preset(1, 5, 3, 1, {2: 2}, "Hanabi Learning Environment's Hanabi-Very-Small, maximum 5"),
-        "full": _preset(5, 5, 8, 3, {2: 5, 3: 5, 4: 4, 5: 4}, "the real game, maximum 25"),
+        "mini": Preset(2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}),
+        "simple": Preset(3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}),
+        "small": Preset(2, 5, 8, 3, {2: 6, 3: 4, 4: 3, 5: 3}),
+        # The Hanabi Learning Environment's Hanabi-Small and Hanabi-Very-Small.
+        "hle-small": Preset(2, 5, 3, 1, {2: 2}),
+        "hle-very-small": Preset(1, 5, 3, 1, {2: 2}),
+        # The real game.
+        "full": Preset(5, 5, 8, 3, {2: 5, 3: 5, 4: 4, 5: 4}),
     }
 )
 
 
-def make_spec(preset: str, num_players: int | None = None, **overrides: int) -> GameSpec:
-    """Return the checked parameters of a preset.
-
-    Args:
-        preset: A name in `PRESETS`.
-        num_players: 2 to 5 as far as the preset allows; None takes its smallest number.
-        **overrides: `num_colors`, `num_ranks`, `hand_size`, `max_hints` or `max_lives`; the spec keeps the
-            preset's name and gets another `hash`.
+def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
+    """Return the checked parameters of a preset, by default for its smallest number of players.
 
     Raises:
-        GameParameterError: Unknown name or parameter, or a value out of range.
+        GameParameterError: Unknown name, or a number of players that it is not for.
     """
     board = PRESETS.get(preset) if isinstance(preset, str) else None
     if board is None:
         known = f"known presets: {', '.join(PRESETS)}"
-        raise GameParameterError(f"preset={preset!r}: no such board; {_did_you_mean(preset, tuple(PRESETS))}{known}.")
+        raise GameParameterError(f"preset={preset!r}: no such board; {did_you_mean(preset, PRESETS)}{known}.")
     if num_players is None:
         num_players = board.players[0]
-    _check("num_players", num_players, MIN_PLAYERS, MAX_PLAYERS, "Hanabi needs 2 to 5 players")
+    _check("num_players", num_players)
     if num_players not in board.hand_sizes:
         fitting = [name for name, other in PRESETS.items() if num_players in other.hand_sizes]
-        allowed = ", ".join(map(str, board.players))
         raise GameParameterError(
-            f"num_players={num_players}: preset {preset!r} is for {allowed} players; "
+            f"num_players={num_players}: preset {preset!r} is for {', '.join(map(str, board.players))} players; "
             f"boards for {num_players}: {', '.join(fitting)}."
         )
-    values = {
-        "num_colors": board.num_colors,
-        "num_ranks": board.num_ranks,
-        "hand_size": board.hand_sizes[num_players],
-        "max_hints": board.max_hints,
-        "max_lives": board.max_lives,
-    }
-    for name in overrides:
-        if name not in values:
-            raise GameParameterError(
-                f"{name}={overrides[name]!r}: no such parameter; {_did_you_mean(name, tuple(values))}"
-                f"allowed: {', '.join(values)}."
-            )
-    return GameSpec(preset=preset, num_players=num_players, **(values | overrides))  # type: ignore[arg-type]
+    return GameSpec(
+        preset=preset,
+        num_players=num_players,
+        num_colors=board.num_colors,
+        num_ranks=board.num_ranks,
+        hand_size=board.hand_sizes[num_players],
+        max_hints=board.max_hints,
+        max_lives=board.max_lives,
+    )
 
 
 def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | None:
@@ -258,14 +215,17 @@ def attainable(spec: GameSpec) -> float | None:
     return _ATTAINED.get(key)
 
 
-def _check(name: str, value: object, low: int, high: int, rule: str) -> None:
+@functools.cache  # asked for at every deal
+def num_decks(num_colors: int, num_ranks: int) -> int:
+    """Return the number of different decks of a board: orders of the cards, equal cards exchanged."""
+    copies = [num_copies(rank, num_ranks) for rank in range(num_ranks)] * num_colors
+    return math.factorial(sum(copies)) // math.prod(map(math.factorial, copies))
+
+
+def _check(name: str, value: object) -> None:
+    low, high, rule = _RANGES[name]
     # bool is an int to Python but a mistake here; OpenSpiel raises on some types and aborts on others.
     if type(value) is not int:
         raise GameParameterError(f"{name}={value!r}: {rule}; give a whole number.")
     if not low <= value <= high:
         raise GameParameterError(f"{name}={value}: {rule}.")
-
-
-def _did_you_mean(word: object, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(word), known, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""

@@ -60,10 +60,9 @@ class Event(NamedTuple):
 
 
 class PlayerView(NamedTuple):
-    """Everything that `player` may know, and nothing of its own cards beyond the hints.
+    """Everything that `player` may know, and nothing of its own cards beyond the hints; hands are oldest card first.
 
-    Hands are listed oldest card first. A named tuple, since every turn makes one and a frozen dataclass of this size
-    takes three times as long.
+    A named tuple, since every turn makes one and a frozen dataclass of this size takes three times as long.
     """
 
     player: int

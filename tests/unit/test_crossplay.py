@@ -1,10 +1,16 @@
+"""`hanabi-grpo cross-play`: entries, cells that are played once, figures, tables and files."""
+
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from crossplay_parts import plan_of, play, save_checkpoint, summary_of
+from hanabi_grpo.cli import app
 from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
@@ -12,40 +18,37 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries, unit_of
-from hanabi_grpo.evaluation.crossplay.summary import summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets
+from hanabi_grpo.evaluation.crossplay.plan import parse_entries
+from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.matches import Served
+from hanabi_grpo.report.cross_play_page import heat_map, markdown_report, render_cross_play, write_cross_play
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import ScriptRef, parse_checkpoint
 from server_app import push_to, running_app
 from training_runs import LAPTOP
 
 
+@pytest.fixture(scope="module")
+def bots(tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    return summary_of(tmp_path_factory.mktemp("bots"), "hint-bot", "random", "blind", deals=20)
+
+
 def test_entries_are_words_with_or_without_a_name() -> None:
     entries = parse_entries(["iggi", "mine=piers", " player_1@latest ", "served"], LAPTOP)
-    assert [(entry.label, entry.word) for entry in entries] == [
+    assert [(entry.label, str(entry.ref)) for entry in entries] == [
         ("iggi", "iggi"),
         ("mine", "piers"),
         ("player_1@latest", "player_1@latest"),
         ("served", "served"),
     ]
     for texts, message in (
-        ([], "0 entries: cross-play needs 2"),
         (["iggi"], "1 entries: cross-play needs 2"),
         (["iggi"] * 65, "65 entries"),
-        (["iggi", "iggy"], "Did you mean 'iggi'"),
         (["iggi", "piers,outer"], "an entry is one word"),
-        (["iggi", "human"], "hanabi-grpo play"),
-        (["iggi", "iggi"], "'iggi' is there 2 times"),
         (["iggi", "a=iggi"], "entry 'iggi' is there 2 times; give each entry once"),
         (["a=iggi", "a=piers"], "name 'a' is there 2 times; name them apart"),
-        (["iggi", "=piers"], "a name has 1 to 80"),
-        (["iggi", "a\x1bb=piers"], "a name has 1 to 80"),
-        (["iggi", "x" * 81 + "=piers"], "a name has 1 to 80"),
-        (["iggi", "nowhere/at/all"], "no such folder"),
-        (["iggi", ""], "unknown"),
+        (["iggi", "=piers"], "a name has visible"),
+        (["iggi", "a\x1bb=piers"], "a name has visible"),
         (["iggi", "a="], "unknown"),
     ):
         with pytest.raises(SettingsError, match=message):
@@ -57,21 +60,12 @@ def test_a_run_stands_for_the_checkpoint_that_is_newest_now(tmp_path: Path) -> N
     save_checkpoint(run, 10, [0.1, 0.2])
     newest = save_checkpoint(run, 20, [0.3, 0.4])
     entries = parse_entries([str(run), f"{run}:player_1", f"old={run}/checkpoint-10", "iggi"], LAPTOP)
-    assert [(entry.label, entry.word) for entry in entries] == [
-        ("lr=3e-3/checkpoint-20", str(newest)),
-        ("lr=3e-3/checkpoint-20:player_1", f"{newest}:player_1"),
-        ("old", f"{run}/checkpoint-10"),
-        ("iggi", "iggi"),
+    assert [(entry.label, str(entry.ref), entry.run) for entry in entries] == [
+        ("lr=3e-3/checkpoint-20", str(newest), run),
+        ("lr=3e-3/checkpoint-20:player_1", f"{newest}:player_1", run),
+        ("old", f"{run}/checkpoint-10", run),
+        ("iggi", "iggi", None),
     ]
-    assert [entry.run for entry in entries] == [run, run, run, None]
-
-
-def test_the_error_is_over_training_seeds_only_where_every_entry_is_a_run_of_its_own() -> None:
-    words = ("a/checkpoint-5", "a/checkpoint-9", "b/checkpoint-5")
-    a, later_a, b = (Entry(label=word, ref=parse_checkpoint(f"runs/{word}")) for word in words)
-    bot = Entry(label="iggi", ref=ScriptRef(name="iggi"))
-    assert unit_of([a, b]) == "training seeds"
-    assert unit_of([a, later_a, b]) == unit_of([a, b, bot]) == "entries"
 
 
 def test_every_ordered_pair_plays_the_same_deals_without_rotation(tmp_path: Path) -> None:
@@ -98,14 +92,17 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
     assert "gap" not in data and (data["score"], data["score_range"]) == ("return", (-2.0, 2.0))
 
 
-def test_with_four_players_a_cell_is_one_newcomer_in_a_team() -> None:
-    plan = plan_of("iggi", "piers", setup=Setup(HANABI, EnvConfig(preset="full", players=4)), deals=2)
-    assert [cell.line_up.words for cell in plan.cells] == [
+def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> None:
+    setup = Setup(HANABI, EnvConfig(preset="full", players=4))
+    summary = summary_of(tmp_path, "iggi", "random", setup=setup, deals=2)
+    assert [cell.line_up.words for cell in summary.plan.cells] == [
         ("iggi",) * 4,
-        ("iggi", "piers", "piers", "piers"),
-        ("piers", "iggi", "iggi", "iggi"),
-        ("piers",) * 4,
+        ("iggi", "random", "random", "random"),
+        ("random", "iggi", "iggi", "iggi"),
+        ("random",) * 4,
     ]
+    page = render_cross_play(summary)
+    assert "one newcomer, the row, in seat 0 of a team of the column" in page and "in seats 1 to 3" in page
 
 
 def test_finished_cells_are_not_played_again_and_those_of_other_work_are_refused(tmp_path: Path) -> None:
@@ -119,19 +116,13 @@ def test_finished_cells_are_not_played_again_and_those_of_other_work_are_refused
         (["iggi", "random"], {"deals": 9}, "deals: there 8, here 9"),
         (["iggi", "random"], {"suite": "test"}, "suite: there eval, here test"),
         (["iggi", "random"], {"setup": Setup(HANABI, EnvConfig(preset="marshal-mini"))}, "spec_hash: there"),
-        (
-            ["iggi", "random"],
-            {"setup": Setup(HANABI, LAPTOP.config.model_copy(update={"max_turns": 3}))},
-            "env_config: there",
-        ),
     ):
         with pytest.raises(SettingsError, match=message):
             play(plan_of(*texts, **other), tmp_path)
     grown = play(plan_of("iggi", "random", "blind"), tmp_path)
     assert grown.begun == ["0-2", "1-2", "2-0", "2-1", "2-2"]
-    (tmp_path / "cells" / "0-0.json").write_text(
-        json.dumps(json.loads((tmp_path / "cells/0-0.json").read_text()) | {"key": 3})
-    )
+    cell = tmp_path / "cells" / "0-0.json"
+    cell.write_text(json.dumps(json.loads(cell.read_text()) | {"key": 3}))
     with pytest.raises(SettingsError, match="not a cell of a cross-play"):
         play(plan_of("iggi", "random"), tmp_path)
 
@@ -171,3 +162,67 @@ def test_checkpoints_scripts_and_what_is_served_are_crossed_on_one_server(tmp_pa
         assert key["policies"]["player_0"] != key["policies"]["player_1"]
         with pytest.raises(SettingsError, match="are the same players"):
             plan_of(f"own={own}", f"copy={save_checkpoint(tmp_path / 'copy', 5, [0.1, 0.2])}", served=served)
+
+
+def test_the_error_is_over_training_seeds_only_where_every_entry_is_a_run_of_its_own(
+    bots: Summary, tmp_path: Path
+) -> None:
+    runs = [f"{name}={save_checkpoint(tmp_path / name, 5, [0.1, 0.2])}" for name in "ab"]
+    later = f"later={save_checkpoint(tmp_path / 'a', 9, [0.3, 0.4])}"
+    for texts, unit in ((runs, "training seeds"), ([*runs, later], "entries"), ([*runs, "iggi"], "entries")):
+        entries = parse_entries(texts, LAPTOP)
+        assert replace(bots, plan=replace(bots.plan, entries=entries)).unit == unit
+
+
+def test_the_tables_say_what_the_figures_are_and_markdown_escapes_names(bots: Summary) -> None:
+    entries = (replace(bots.plan.entries[0], label="a|b\\c"), *bots.plan.entries[1:])
+    summary = replace(bots, plan=replace(bots.plan, entries=entries))
+    matrix, whole, ranked = all_sheets(summary)
+    assert matrix.groups[0][0][0] == "a|b\\c"
+    assert [row[1].split(" ± ")[0] for row in matrix.groups[0]] == [f"{mean:.3f}" for mean in bots.matrix.means[:, 0]]
+    gap = whole.groups[0][2]
+    assert gap[0] == "self-play minus cross-play" and float(gap[1]) == pytest.approx(bots.whole["gap"].mean, abs=5e-4)
+    assert whole.columns[3] == "± over entries"
+    means = {label: one.cross_play.mean for one, label in zip(bots.entries, summary.labels, strict=True)}
+    assert [row[0] for row in ranked.groups[0]] == sorted(summary.labels, key=lambda label: -means[label])
+    assert "(blind)" in next(row for row in ranked.groups[0] if row[0] == "random")[-1]
+    rows = [line for line in markdown_report(summary).splitlines() if line.startswith("| a\\|b\\\\c ")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {5, 8}
+
+
+def test_an_unfinished_matrix_says_so_and_shows_what_is_there(bots: Summary, tmp_path: Path) -> None:
+    partial = summarise(bots.plan, {name: cell for name, cell in bots.cells.items() if name < "1-2"})
+    texts = [text.get_text().split("\n")[0] for text in heat_map(partial).axes[0].texts]
+    assert texts == [f"{mean:.2f}" for mean in bots.matrix.means.ravel()[:5]] + ["–"] * 4
+    assert "not finished: 5 of 9 pairs" in render_cross_play(partial)
+    files = write_cross_play(tmp_path, partial)
+    data = json.loads(files[0].read_text())
+    assert (data["complete"], data["num_played"], data["gap"]["mean"], data["cells"][2]) == (False, 5, None, [None] * 3)
+    assert data["entries"][0]["gap"]["mean"] is None and data["entries"][0]["first_seat"]["mean"] is not None
+    assert "not finished: 5 of 9 pairs" in files[1].read_text()
+    assert files[2].read_bytes()[:4] == b"\x89PNG"
+    files[1].unlink()
+    files[1].mkdir()
+    with pytest.raises(SettingsError, match=r"cross_play\.md: cannot be written"):
+        write_cross_play(tmp_path, bots)
+
+
+def test_the_command_leaves_every_file_and_is_gone_on_with(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    words = ["cross-play", "hint-bot", "me=random", "--preset", "laptop", "--out", str(out), "--deals"]
+    answer = CliRunner().invoke(app, [*words, "30", "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert {path.name for path in out.iterdir()} == {
+        "cells", "cross_play.json", "cross_play.md", "cross_play.html", "heat_map.png"
+    }  # fmt: skip
+    data = json.loads(answer.stdout)
+    assert data == json.loads((out / "cross_play.json").read_text())
+    assert (data["preset"], data["num_deals"], data["temperature"], data["complete"]) == ("laptop", 30, None, True)
+    assert data["gap"]["error_entries"] is None, "two entries have no error over entries"
+    cell = data["cells"][0][1]
+    assert cell["seats"] == ["hint-bot", "random"] and cell["interval_95"][0] < cell["mean"] < cell["interval_95"][1]
+    assert str(tmp_path) not in (out / "cross_play.html").read_text() + (out / "cross_play.json").read_text()
+    again = CliRunner().invoke(app, [*words, "30", "blind"])
+    assert again.exit_code == 0 and "4 of 9 cells are in" in again.stderr
+    for text in ("30 deals of suite eval", "Self-play and cross-play", "best first", f"wrote {out}"):
+        assert text in again.output

@@ -1,0 +1,266 @@
+"""Any environment as a PettingZoo environment, and one seat of it as a Gymnasium one: replies in, messages out."""
+
+import string
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Generic
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Dict, Text
+from gymnasium.utils import seeding
+from pettingzoo import AECEnv
+
+from hanabi_grpo.envs.base import C, Environment, Policy, Seat, Task
+from hanabi_grpo.envs.referee import Referee, parts_of
+from hanabi_grpo.errors import IllegalActionError, SettingsError
+from hanabi_grpo.types import player_name, player_names
+
+
+class AnyText(Text):
+    """A space that holds every text up to a length; samples are printable ASCII."""
+
+    def __init__(self, max_length: int) -> None:
+        """Hold texts of at most `max_length` characters."""
+        super().__init__(max_length, min_length=0, charset=string.printable)
+
+    def contains(self, x: Any) -> bool:
+        """Return True for a text that is not too long."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+
+_REPLY_CHARS, _MESSAGE_CHARS = 1 << 12, 1 << 16
+
+
+class _HoldsEpisode:
+    _referee: Referee | None = None
+
+    @property
+    def referee(self) -> Referee:
+        """The episode; it knows everything, so it is for records and tests, never for players."""
+        if self._referee is None:
+            raise IllegalActionError("No episode was started: call reset() first.")
+        return self._referee
+
+
+class AECWrapper(_HoldsEpisode, AECEnv[str, dict[str, str], str | None]):
+    """One environment with one config; its agents are `player_0`, `player_1` ….
+
+    - Action: any text up to a length is a reply, see `Referee` for bad ones; `infos[agent]["legal"]` lists the legal
+      actions of an agent that is to act, where the environment lists them. An agent whose episode is over steps with
+      None.
+    - Observation: "message", what is new for the agent; "" for one that is not to act. A bare text would fail
+      PettingZoo's check, which reads the `dtype` of every observation.
+    - Rewards: the sum of the agent's reward parts of a step, `infos[agent]["rewards"]`.
+    - Players who answer at the same time are selected one after the other; the step is made when the last has answered,
+      and none of them sees the others' answers before.
+    - Every agent terminates when the game is over, and is truncated after the spec's `max_turns` steps.
+      `infos[agent]` then holds "result".
+    - `reset(options={"split": "eval", "seed": 17})` chooses the start. Without options the split is "pettingzoo" and
+      the start is drawn from a generator that `reset(seed=...)` seeds.
+    """
+
+    metadata = {"name": "hanabi_grpo_v1", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012 - as PettingZoo declares it
+
+    def __init__(self, environment: Environment[C], config: C) -> None:
+        """Make an env without a game; call `reset` first."""
+        self.environment = environment
+        self.config = config
+        self.possible_agents = list(player_names(environment.spec(config).num_players))
+        self.agents: list[str] = []
+        self.action_spaces = {agent: AnyText(_REPLY_CHARS) for agent in self.possible_agents}
+        self.observation_spaces = {agent: Dict({"message": AnyText(_MESSAGE_CHARS)}) for agent in self.possible_agents}
+        self._players = {agent: player for player, agent in enumerate(self.possible_agents)}
+        self._generator: np.random.Generator | None = None
+        self._replies: dict[int, str] = {}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Start a new episode; see the class for `options`. Warns of an option that it does not know."""
+        options = options or {}
+        if unknown := sorted(set(options) - {"split", "seed"}):
+            # PettingZoo's own check passes an unknown option and expects no error.
+            warnings.warn(f"reset options {unknown}: unknown, ignored; allowed: split, seed.", stacklevel=2)
+        if seed is not None or self._generator is None:
+            self._generator, _ = seeding.np_random(seed)
+        number = options["seed"] if "seed" in options else int(self._generator.integers(2**31))
+        split = options.get("split", "pettingzoo")
+        self._referee = Referee(Task(environment=self.environment, config=self.config, split=split, seed=number))
+        self._replies = {}
+        self.agents = self.possible_agents.copy()
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self._skip_agent_selection: str | None = None
+        self._tell([{}] * len(self.agents))
+
+    def step(self, action: str | None) -> None:
+        """Take the reply of the selected agent; None from an agent whose episode is over."""
+        referee = self.referee
+        if not self.agents:
+            raise IllegalActionError("The episode is over and every agent has left: call reset() before the next step.")
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        if not isinstance(action, str):
+            raise IllegalActionError(f"action={action!r}: an action is the text of a reply.")
+        self._replies[self._players[agent]] = action
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        if set(self._replies) == set(referee.to_act()):
+            turns = referee.step(self._replies)
+            self._replies = {}
+            parts = [parts_of(turns, player) for player in range(len(self.agents))]
+            self.rewards = {agent: float(sum(part.values())) for agent, part in zip(self.agents, parts, strict=True)}
+            self._tell(parts)
+        else:
+            self._select()
+        self._accumulate_rewards()
+
+    def observe(self, agent: str) -> dict[str, str]:
+        """Return the message of one agent."""
+        player = self._players.get(agent)
+        if player is None:
+            raise SettingsError(f"agent={agent!r}: this environment has {', '.join(self.possible_agents)}.")
+        referee = self.referee
+        return {"message": referee.see(player).message() if player in referee.to_act() else ""}
+
+    def observation_space(self, agent: str) -> Dict:
+        """Return the space of an agent's observations; equal for all agents."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> AnyText:
+        """Return the space of an agent's replies; equal for all agents."""
+        return self.action_spaces[agent]
+
+    def _tell(self, parts: list[dict[str, float]]) -> None:
+        referee = self.referee
+        self.infos: dict[str, dict[str, Any]] = {
+            agent: {"rewards": part} for agent, part in zip(self.agents, parts, strict=True)
+        }
+        for player in referee.to_act():
+            self.infos[self.agents[player]]["legal"] = referee.see(player).legal()
+        if referee.status is not None:
+            self.terminations = dict.fromkeys(self.agents, not referee.status.is_truncated)
+            self.truncations = dict.fromkeys(self.agents, referee.status.is_truncated)
+            for info in self.infos.values():
+                info["result"] = dict(referee.game.result())
+        self._select()
+
+    def _select(self) -> None:
+        waiting = [player for player in self.referee.to_act() if player not in self._replies]
+        self.agent_selection = self.agents[waiting[0] if waiting else 0]
+
+
+class SeatEnv(_HoldsEpisode, gymnasium.Env[str, str], Generic[C]):
+    """An environment seen from one seat: each step is one reply of it and what the partners do until its next turn.
+
+    - Action and observation: texts as in `AECWrapper`; "" when the episode is over.
+    - Reward: the seat's return since its last turn, whose parts are `info["rewards"]`. What it earns before its first
+      turn is paid with its first step.
+    - Terminated when the game is over, truncated after the spec's `max_turns` steps. Where partners end the game before
+      the seat's first turn, which `reset` cannot say, the first step takes no reply: whatever it is given, it returns
+      the end and its reward. Starting again instead would change which starts are played.
+    - Info: `player`, `system` (the system message), `legal` (of the next turn; None: any text), after a step also
+      `rewards`, `action` and `kind` of the seat's own move, and at the end `result`.
+    - `reset(options={"split": "eval", "seed": 17, "game": 3})` chooses the start and the partners' random generators.
+      Without options the split is "gymnasium" and the start is drawn from the env's own generator.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it without ClassVar
+
+    def __init__(self, environment: Environment[C], config: C, seat: int, partners: Mapping[int, Policy]) -> None:
+        """Make an env without a game; call `reset` first.
+
+        Args:
+            environment: What is played.
+            config: Its settings.
+            seat: The player that the replies are for, from 0.
+            partners: The script of every other player, e.g. `{1: HANABI.policies["iggi"]()}`.
+        """
+        num_players = environment.spec(config).num_players
+        if not 0 <= seat < num_players:
+            raise SettingsError(f"seat={seat}: {num_players} players have seats 0 to {num_players - 1}.")
+        others = [other for other in range(num_players) if other != seat]
+        if sorted(partners) != others:
+            raise SettingsError(f"partners for seats {sorted(partners)}: with seat={seat} give one each for {others}.")
+        self.environment = environment
+        self.config = config
+        self.seat = seat
+        self.observation_space = AnyText(_MESSAGE_CHARS)
+        self.action_space = AnyText(_REPLY_CHARS)
+        self._partners = dict(partners)
+        self._seats: dict[int, Seat] = {}
+        self._owed: Counter[str] = Counter()
+        self._is_end_told = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start a new episode and let the partners before this seat act; see the class for `options`."""
+        super().reset(seed=seed)
+        options = options or {}
+        if unknown := sorted(set(options) - {"split", "seed", "game"}):
+            raise SettingsError(f"reset options {unknown}: unknown; allowed: split, seed, game.")
+        number = options["seed"] if "seed" in options else int(self.np_random.integers(2**31))
+        split, game = options.get("split", "gymnasium"), options.get("game", 0)
+        task = Task(environment=self.environment, config=self.config, split=split, seed=number)
+        self._referee = Referee(task, number=game)
+        self._seats = {player: one.seat(player, task=task, game=game) for player, one in self._partners.items()}
+        self._owed = Counter()
+        self._is_end_told = False
+        self._wait_for_my_turn()
+        return self._shown()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take this seat's reply, then let the partners act until its next turn or the end.
+
+        Raises:
+            IllegalActionError: There is no game, or it is over, or a partner's action was not legal.
+        """
+        own: dict[str, Any] = {}
+        if self.referee.status is None:
+            own = self._step(action)
+            self._wait_for_my_turn()
+        elif self._is_end_told:
+            raise IllegalActionError(f"The episode is over ({self.referee.status}): call reset() before the next step.")
+        rewards, self._owed = dict(self._owed), Counter()
+        status = self.referee.status
+        self._is_end_told = status is not None
+        truncated = status is not None and status.is_truncated
+        message, info = self._shown()
+        reward = float(sum(rewards.values()))
+        return message, reward, self._is_end_told and not truncated, truncated, {**info, **own, "rewards": rewards}
+
+    def _wait_for_my_turn(self) -> None:
+        while self.referee.status is None and self.seat not in self.referee.to_act():
+            self._step(None)
+
+    def _step(self, reply: str | None) -> dict[str, Any]:
+        """Make one step in which this seat gives `reply`; return what became of it."""
+        referee, replies = self.referee, {} if reply is None else {self.seat: reply}
+        for player in referee.to_act():
+            if player != self.seat:
+                seen = referee.see(player)
+                replies[player] = self._seats[player].act(seen)
+                legal = seen.legal()
+                if legal is not None and seen.parse(replies[player]) not in legal:
+                    raise IllegalActionError(
+                        f"{replies[player]!r}: {self._partners[player].name} as {player_name(player)} may not do that "
+                        f"now; a partner has to choose one of {', '.join(legal)}."
+                    )
+        turns = referee.step(replies)
+        self._owed.update(parts_of(turns, self.seat))
+        own = next((turn for turn in turns if turn.player == self.seat), None)
+        return {} if own is None else {"action": own.action, "kind": own.kind}
+
+    def _shown(self) -> tuple[str, dict[str, Any]]:
+        """Return message and info of this seat."""
+        info: dict[str, Any] = {
+            "player": player_name(self.seat),
+            "system": self.environment.system(self.config, self.seat),
+        }
+        if self.referee.status is not None:
+            return "", {**info, "legal": (), "result": dict(self.referee.game.result())}
+        seen = self.referee.see(self.seat)
+        return seen.message(), {**info, "legal": seen.legal()}

@@ -1,0 +1,214 @@
+"""Deals stay what they are, suites hold what they promise, and impossible boards never reach OpenSpiel."""
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hanabi_grpo.envs.hanabi.rules import PRESETS, Card, Game, GameSpec, make_spec, recorded_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.presets import num_decks
+from hanabi_grpo.errors import GameParameterError
+
+LAPTOP = make_spec("laptop")
+SIMPLE = make_spec("marshal-simple")
+FULL = make_spec("full")
+
+
+def _text(deck: tuple[Card, ...]) -> str:
+    return " ".join(map(str, deck))
+
+
+GOLDEN = {
+    ("laptop", "train", 0): "Y1 Y1 Y2 Y1 R1 R1 R1 R2",
+    ("laptop", "train", 17): "R1 Y1 Y1 R1 Y1 Y2 R1 R2",
+    ("laptop", "eval", 0): "Y2 R1 Y1 R1 Y1 R2 Y1 R1",
+    ("hle-very-small", "eval", 3): "R1 R3 R4 R3 R2 R5 R1 R2 R1 R4",
+    ("marshal-simple", "train-warm-start", 9223372036854775807): "R1 G1 Y1 Y1 Y2 R1 Y1 R1 R2 G2 G1 G1",
+    ("full", "train", 0): (
+        "G1 W2 B5 W2 Y2 G3 G2 G5 R4 W1 B1 R3 Y5 R2 B2 B1 G4 B3 Y1 G3 W4 G2 Y3 B4 G1 "
+        "W5 B1 R1 Y4 W3 G4 R1 B2 B4 Y1 R4 Y2 R2 W1 Y4 Y3 R5 G1 R1 Y1 W3 R3 W1 W4 B3"
+    ),
+    ("full", "eval", 999): (
+        "R1 G4 B1 W5 G3 Y1 Y5 B4 Y3 G1 R4 W2 Y4 B5 G1 G5 R1 B4 G3 W1 Y2 Y4 G4 Y1 Y3 "
+        "R2 W1 R3 B3 B1 B2 R2 R5 R1 B1 W3 W3 Y1 W1 B3 G2 B2 R4 Y2 W4 W4 R3 G1 G2 W2"
+    ),
+}
+
+
+@pytest.mark.parametrize(("preset", "suite", "seed"), GOLDEN)
+def test_this_deal_never_changes(preset: str, suite: str, seed: int) -> None:
+    assert _text(shuffled_deck(make_spec(preset), suite, seed)) == GOLDEN[preset, suite, seed]
+
+
+def test_every_suite_of_a_board_with_few_decks_deals_all_of_them_equally_often() -> None:
+    num_deals = 20_000
+    for suite in ("train", "train-warm-start", "eval", "test"):
+        counts = Counter(shuffled_deck(LAPTOP, suite, seed) for seed in range(num_deals))
+        assert len(counts) == 1120
+        chi_square = sum((count - num_deals / 1120) ** 2 for count in counts.values()) / (num_deals / 1120)
+        # 1119 degrees of freedom: mean 1119, standard deviation 47.
+        assert abs(chi_square - 1119) < 5 * 47
+
+
+@pytest.mark.parametrize("spec", [LAPTOP, SIMPLE], ids=["laptop", "marshal-simple"])
+def test_the_suites_of_the_split_share_no_deck(spec: GameSpec) -> None:
+    training = {shuffled_deck(spec, suite, seed) for suite in ("split-train", "split-train-2") for seed in range(4000)}
+    held_out = {shuffled_deck(spec, suite, seed) for suite in ("split-eval", "split-test") for seed in range(4000)}
+    assert training.isdisjoint(held_out)
+    if spec is LAPTOP:
+        assert (len(training), len(held_out)) == (574, 546)  # every deck of the board is on one side
+
+
+def test_held_out_suites_of_a_board_with_many_decks_share_no_deck_with_training() -> None:
+    # Half of these decks are held out, so a deal that ignored the side would be found among the first few.
+    sides = {suite: [_side(shuffled_deck(SIMPLE, suite, seed)) for seed in range(200)] for suite in ("train", "eval")}
+    assert set(sides["train"]) == {0}
+    assert set(sides["eval"]) == {1}
+
+
+def _side(deck: tuple[Card, ...]) -> int:
+    identities = bytes(card.color * SIMPLE.num_ranks + card.rank for card in deck)
+    return hashlib.sha256(b"hanabi side v1|3x2|" + identities).digest()[0] & 1
+
+
+def test_a_record_of_version_0_1_names_the_deck_that_was_dealt_then() -> None:
+    old = recorded_spec("laptop", 2, "2beb8aa616bb")
+    assert old is not None
+    assert _text(shuffled_deck(old, "train", 0)) == "R1 Y1 R1 R1 R2 Y1 Y1 Y2"
+    assert recorded_spec("laptop", 2, "6d2c920b5b32") == LAPTOP
+    assert recorded_spec("laptop", 2, "000000000000") is None
+
+
+@pytest.mark.parametrize("suite", ["train", "eval"])
+def test_every_card_is_equally_likely_in_every_position(suite: str) -> None:
+    num_deals = 3000
+    counts = np.zeros((FULL.deck_size, 25))
+    for seed in range(num_deals):
+        for position, card in enumerate(shuffled_deck(FULL, suite, seed)):
+            counts[position, card.color * 5 + card.rank] += 1
+    share = np.array([[count / 50 for count in (3, 2, 2, 2, 1)] * 5])
+    z = (counts - num_deals * share) / np.sqrt(num_deals * share * (1 - share))
+    # 1250 cells of unit variance: a shuffle that favours one cell by 2 % of the deals would stand out.
+    assert np.abs(z).max() < 5
+    assert 0.9 < (z**2).mean() < 1.1
+
+
+def test_what_is_no_seed_or_no_suite_is_refused() -> None:
+    for seed in (-1, 2**63, 1.0, "1", None, True):
+        with pytest.raises(
+            GameParameterError, match=r"^seed=.*: a deal's seed is a whole number from 0 to 2\*\*63 - 1"
+        ):
+            shuffled_deck(LAPTOP, "train", seed)
+    for suite in ("", "a|b", "train ", "-x", "x" * 65, "é", None, 3):
+        with pytest.raises(GameParameterError, match=r"a suite is 1 to 64 letters"):
+            shuffled_deck(LAPTOP, suite, 0)
+
+
+# --- Boards
+
+BOARDS = {
+    "marshal-mini": (2, 2, 3, 3, {2: 3}, 8, 4),
+    "marshal-simple": (3, 2, 8, 3, {2: 5}, 12, 6),
+    "marshal-full": (3, 3, 8, 3, {2: 5}, 18, 9),
+    "laptop": (2, 2, 3, 1, {2: 3}, 8, 4),
+    "mini": (2, 2, 3, 3, {2: 3, 3: 2, 4: 2, 5: 1}, 8, 4),
+    "simple": (3, 2, 8, 3, {2: 4, 3: 3, 4: 2, 5: 2}, 12, 6),
+    "small": (2, 5, 8, 3, {2: 6, 3: 4, 4: 3, 5: 3}, 20, 10),
+    "hle-small": (2, 5, 3, 1, {2: 2}, 20, 10),
+    "hle-very-small": (1, 5, 3, 1, {2: 2}, 10, 5),
+    "full": (5, 5, 8, 3, {2: 5, 3: 5, 4: 4, 5: 4}, 50, 25),
+}
+"""Colours, ranks, hint tokens, lives, cards in a hand by number of players, cards, most points."""
+SPECS = st.builds(
+    dict,
+    preset=st.just("any"),
+    num_players=st.integers(0, 7),
+    num_colors=st.integers(-1, 7),
+    num_ranks=st.integers(-1, 7),
+    hand_size=st.integers(-1, 10),
+    max_hints=st.integers(-2, 10),
+    max_lives=st.integers(-1, 5),
+)
+
+
+def test_the_presets_are_these_boards() -> None:
+    assert list(PRESETS) == list(BOARDS) and {make_spec(preset).num_players for preset in PRESETS} == {2}
+    for preset, (colors, ranks, hints, lives, hands, deck, most) in BOARDS.items():
+        assert PRESETS[preset].players == tuple(hands)
+        for num_players, hand in hands.items():
+            spec = make_spec(preset, num_players)
+            assert (spec.num_colors, spec.num_ranks, spec.max_hints, spec.max_lives) == (colors, ranks, hints, lives)
+            assert (spec.hand_size, spec.deck_size, spec.max_score) == (hand, deck, most)
+            assert spec.reachable_max == (4 if preset == "marshal-simple" else most)
+
+
+def test_the_hash_names_rules_and_deals_and_not_the_preset() -> None:
+    assert (make_spec("laptop").hash, make_spec("laptop").rules_hash) == ("6d2c920b5b32", "2beb8aa616bb")
+    assert make_spec("full").hash == "10743f8424a0"
+    assert make_spec("marshal-mini").hash == make_spec("mini").hash
+    assert replace(make_spec("mini"), max_lives=1).hash == make_spec("laptop").hash
+    names = ("num_colors", "num_ranks", "hand_size", "max_hints", "max_lives")
+    hashes = {replace(FULL, **{name: 4}).hash for name in names}
+    assert len(hashes | {FULL.hash, make_spec("full", 3).hash}) == 7
+
+
+def test_boards_with_fewer_than_a_million_decks_deal_all_of_them() -> None:
+    # Orders of the cards over orders of equal cards: 8! / (3! 3!), 10! / (3! 2! 2! 2!), 12! / (3! 3! 3!).
+    assert (num_decks(2, 2), num_decks(1, 5), num_decks(3, 2)) == (1120, 75_600, 2_217_600)
+    all_decks = {name for name in PRESETS if make_spec(name).deals_all_decks}
+    assert all_decks == {"laptop", "marshal-mini", "mini", "hle-very-small"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_players": 7}, "num_players=7: Hanabi needs 2 to 5 players."),
+        ({"num_players": 1}, "num_players=1: Hanabi needs 2 to 5 players."),
+        ({"num_players": 2.0}, "num_players=2.0: Hanabi needs 2 to 5 players; give a whole number."),
+        ({"num_players": True}, "num_players=True: Hanabi needs 2 to 5 players; give a whole number."),
+        ({"num_colors": 6}, "num_colors=6: a board has 1 to 5 colours."),
+        ({"num_ranks": 0}, "num_ranks=0: a board has 1 to 5 ranks."),
+        ({"num_ranks": "5"}, "num_ranks='5': a board has 1 to 5 ranks; give a whole number."),
+        ({"hand_size": -1}, "hand_size=-1: a hand holds 1 to 8 cards."),
+        ({"hand_size": 9}, "hand_size=9: a hand holds 1 to 8 cards."),
+        ({"max_lives": 0}, "max_lives=0: allowed are 1 to 100 lives."),
+        ({"max_hints": -1}, "max_hints=-1: allowed are 0 to 100 hint tokens."),
+        ({"num_colors": 2, "num_ranks": 2}, "hand_size=5: 2 players would need 10 cards, the 2x2 deck has 8; pass "
+                                            "hand_size=4 or less."),
+        ({"num_players": 5, "num_colors": 1, "num_ranks": 2, "hand_size": 1},
+         "hand_size=1: 5 players would need 5 cards, the 1x2 deck has 4; take fewer players, or more colours or "
+         "ranks."),
+    ],
+)  # fmt: skip
+def test_impossible_parameters_are_refused_with_this_message(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(GameParameterError, match=f"^{re.escape(message)}$"):
+        replace(FULL, **changes)
+
+
+def test_an_unknown_preset_gets_a_hint_and_one_for_other_players_the_boards_for_them() -> None:
+    for preset, hint in (("laptpo", "did you mean 'laptop'?"), ("chess", "known presets: marshal-mini,"),
+                         (None, "no such board"), (["full"], "no such board")):  # fmt: skip
+        with pytest.raises(GameParameterError, match=re.escape(hint)):
+            make_spec(preset)
+    boards = "num_players=3: preset 'laptop' is for 2 players; boards for 3: mini, simple, small, full."
+    with pytest.raises(GameParameterError, match=f"^{re.escape(boards)}$"):
+        make_spec("laptop", 3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(values=SPECS, seed=st.integers(0, 2**32))
+def test_every_spec_is_refused_in_python_or_plays_to_the_end(values: dict[str, int], seed: int) -> None:
+    try:
+        spec = GameSpec(**values)
+    except GameParameterError:
+        return
+    game = Game(spec, shuffled_deck(spec, "train", seed))
+    while not game.is_over:
+        game.apply(game.legal_actions()[seed % len(game.legal_actions())])
+    assert game.score_kept <= spec.reachable_max
+    assert len(game.events) <= spec.max_turns

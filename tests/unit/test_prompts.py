@@ -1,0 +1,168 @@
+"""What players are told, word for word, and how moves are read out of whatever a model writes."""
+
+import random
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from boards import ALL_BOARDS, random_game
+from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary, parse_reply, system_prompt, turn_prompt
+from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, parse_action
+from hanabi_grpo.envs.hanabi.rules.view import Action, Card
+
+LAPTOP = make_spec("laptop")
+R1, R2, Y1, Y2 = Card(0, 0), Card(0, 1), Card(1, 0), Card(1, 1)
+DECK = (R1, Y1, R2, Y1, R1, Y2, R1, Y1)
+PLAY_0 = Action("play", slot=0)
+
+
+def full(game: Game, player: int, *, legal_moves: bool = True) -> str:
+    return turn_prompt(game.view(player), style="full", legal_moves=legal_moves)
+
+
+def compact(game: Game, player: int, *, legal_moves: bool = False) -> str:
+    return turn_prompt(game.view(player), style="compact", legal_moves=legal_moves)
+
+
+def read(text: str) -> Action | None:
+    return parse_reply(text, num_players=2, player=0)
+
+
+def later_game() -> Game:
+    """Return a game after a hint, a discard and a play; the deck is empty."""
+    game = Game(LAPTOP, DECK)
+    for action in (Action("hint_rank", target=1, value=1), Action("discard", slot=0), Action("play", slot=0)):
+        game.apply(action)
+    return game
+
+
+def test_the_opening_message_is_word_for_word_this() -> None:
+    assert full(Game(LAPTOP, DECK), 0) == (
+        "The game begins.\n"
+        "Lives: 1 of 1\n"
+        "Hint tokens: 3 of 3\n"
+        "Deck: 2 cards\n"
+        "Fireworks: red 0, yellow 0\n"
+        "Discarded: nothing\n"
+        "Hand of player_1:\n"
+        "- slot 0: yellow 1 (knows: colour any, rank any)\n"
+        "- slot 1: red 1 (knows: colour any, rank any)\n"
+        "- slot 2: yellow 2 (knows: colour any, rank any)\n"
+        "Your hand, as far as hints have told:\n"
+        "- slot 0: colour any, rank any\n"
+        "- slot 1: colour any, rank any\n"
+        "- slot 2: colour any, rank any\n"
+        "Legal moves: Play 0, Play 1, Play 2, Hint player_1 red, Hint player_1 yellow, "
+        "Hint player_1 1, Hint player_1 2\n"
+        "You are player_0. Your move?"
+    )
+
+
+def test_the_rules_state_the_numbers_of_this_board_and_what_the_last_life_costs() -> None:
+    text = system_prompt(make_spec("hle-small"), "full", 1)
+    assert "You are player_1 in a game of Hanabi for 2 players, player_0 to player_1" in text
+    assert "rank by rank from 1 to 5" in text
+    assert "the maximum is 10" in text
+    assert "Cards: 20. Colours: red, yellow." in text
+    assert "rank 1 x3, rank 2 x2, rank 3 x2, rank 4 x2, rank 5 x1" in text
+    assert "Everybody holds 2 cards" in text
+    assert "The team starts with 1 life and 3 hint tokens." in text
+    assert text.endswith("Play 0\nDiscard 1\nHint player_0 red\nHint player_0 1")
+    assert "the game ends at once and every point scored so far is lost: the score is 0." in text
+    kept = system_prompt(LAPTOP, "full", 0, bomb_rule="keep")
+    assert "the game ends at once and the points scored so far are kept." in kept
+    assert system_prompt(LAPTOP, "compact", 0) == ""
+
+
+def test_the_compact_lines_of_a_laptop_game_are_word_for_word_these() -> None:
+    assert compact(Game(LAPTOP, DECK), 0, legal_moves=True) == (
+        "life1 info3 deck2 nextR1 nextY1 me slot0 cRY r12 slot1 cRY r12 slot2 cRY r12 "
+        "mate Y1 cRY r12 R1 cRY r12 Y2 cRY r12 disc moves Play 0 Play 1 Play 2 Hint R Hint Y Hint 1 Hint 2"
+    )
+    assert compact(later_game(), 1) == (
+        "life1 info3 deck0 left2 nextR2 nextY1 me slot0 cRY r1 slot1 cRY r2 slot2 cRY r12 "
+        "mate Y1 cRY r12 R2 cRY r12 Y1 cRY r12 disc Y1"
+    )
+
+
+def test_the_laptop_vocabulary_is_exactly_this() -> None:
+    assert " ".join(compact_vocabulary(LAPTOP)) == (
+        "life0 life1 info0 info1 info2 info3 deck0 deck1 deck2 left0 left1 left2 "
+        "nextR1 nextR2 nextR3 nextY1 nextY2 nextY3 me disc moves slot0 slot1 slot2 mate R1 R2 Y1 Y2 "
+        "cR cY cRY r1 r2 r12 Play Discard Hint 0 1 2 R Y"
+    )
+
+
+@settings(deadline=None)
+@given(board=st.sampled_from(ALL_BOARDS), seed=st.integers(0, 2**32))
+def test_a_position_has_only_known_words_and_its_moves_parse_back(board: tuple[str, int], seed: int) -> None:
+    game = random_game(make_spec(*board), random.Random(seed))
+    vocabulary = compact_vocabulary(game.spec)
+    assert len(set(vocabulary)) == len(vocabulary)
+    for player in range(board[1]):
+        view = game.view(player)
+        line = turn_prompt(view, style="compact", legal_moves=True)
+        replies = [format_action(action, style="compact", num_players=board[1]) for action in view.legal_actions]
+        assert set(line.split(" ")) | {word for reply in replies for word in reply.split(" ")} <= set(vocabulary)
+        text = turn_prompt(view, style="full", legal_moves=True)
+        assert set(text) <= set(string.printable)
+        listed = [line for line in text.splitlines() if line.startswith("Legal moves: ")]
+        texts = listed[0].removeprefix("Legal moves: ").split(", ") if listed else []
+        moves = tuple(parse_action(move, num_players=board[1], player=player) for move in texts)
+        assert moves == view.legal_actions
+
+
+def test_these_replies_all_play_slot_0() -> None:
+    for text in (
+        *("Play 0", "play 0", "  Play 0  \n\n", "**Play 0**", "`Play 0`", '"Play 0."', "> Play 0", "- Play 0"),
+        *("### Play 0", "Action: Play 0", "**Action:** Play 0", "**My final move is:** `Play 0`!", "```\nPlay 0\n```"),
+        *("Discard 1\nPlay 0", "I know that slot 0 is red 1.\nPlay 0", "Play 0\nThat is my move because it fits."),
+        *("<think>Discard 1</think>Play 0", "<think>\nDiscard 1\n</think>\n\nPlay 0", "Discard 1</think>Play 0"),
+        *("<THINK>Discard 1</THINK>\nPlay 0", "<think>a</think>Discard 1\n<think>b</think>Play 0"),
+        "Play 0\n<think>Discard 1</think>",
+    ):
+        assert read(text) == PLAY_0, text
+
+
+def test_these_replies_hold_no_move() -> None:
+    for text in (
+        *("", "\n\n", "Play", "Play zero", "I would Play 0", "Never do this: Play 0", "Play 0 or Discard 1"),
+        *("<think>Play 0", "Play 0\n<think>But wait", "<think>Play 0</think>", "<think>a</think>Play 0<think>"),
+        *("Play 0<think>a</think>b</think>c", "Play \u0660", "Hint R Y"),
+    ):
+        assert read(text) is None, text
+
+
+@settings(deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["<think>", "</think>", "Play 0", "\n", "Action:", "*", "\x00", "\ud800", "Hint ", "R", ":"])
+    )
+)
+def test_any_mix_of_tags_labels_and_moves_gives_a_move_or_none(parts: list[str]) -> None:
+    assert isinstance(read("".join(parts)), Action | None)
+
+
+@pytest.mark.parametrize(
+    "piece", ["<think>", "</think>", "\n", "*", "Action:", "Play ", " ", "(", "\ud800", "Play 0\r"]
+)
+def test_a_reply_of_two_million_characters_is_read(piece: str) -> None:
+    assert read(piece * (2_000_000 // len(piece)) + "\nPlay 0") == (None if piece == "<think>" else PLAY_0)
+
+
+@settings(deadline=None)
+@given(
+    board=st.sampled_from(ALL_BOARDS),
+    seed=st.integers(0, 2**32),
+    style=st.sampled_from(["full", "compact"]),
+    wrapping=st.sampled_from(["{}", "**{}**", "<think>Play 0\n</think>{}", "Well.\nMy move: {}.", "`{}`\nDone."]),
+)
+def test_every_legal_move_is_read_back_from_its_decorated_text(
+    board: tuple[str, int], seed: int, style: str, wrapping: str
+) -> None:
+    game = random_game(make_spec(*board), random.Random(seed))
+    for action in game.legal_actions():
+        text = wrapping.format(format_action(action, style=style, num_players=board[1]))
+        assert parse_reply(text, num_players=board[1], player=game.current_player) == action
