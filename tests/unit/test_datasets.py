@@ -17,15 +17,18 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import dataset_row
 from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
+    MAX_BLOCK,
+    Terms,
     deals,
     load_rows,
+    locate,
     mix_line,
     num_steps,
+    plan_phases,
     played_setups,
     training_rows,
     write_dataset,
 )
-from hanabi_grpo.rollout.deal_schedule import MAX_BLOCK, Terms, locate, plan_phases
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
