@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.envs.hanabi.policies import POLICIES, SCRIPTED
+from hanabi_grpo.envs.hanabi.policies import POLICIES
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import (
@@ -233,20 +233,20 @@ READ: dict[str, Ref] = {
 
 def test_each_reference_is_read_as_its_value_and_written_as_it_was_typed() -> None:
     for text, value in READ.items():
-        assert parse_ref(text, where="here", roles=tuple(Role), scripts=SCRIPTED, adapters=True) == value
+        assert parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True) == value
         assert str(value) == text + ("@latest" if text == "player_0" else "")
-    scripts = [parse_ref(name, where="here", roles=(), scripts=SCRIPTED) for name in SCRIPTED]
-    assert scripts == [ScriptRef(name=one) for one in SCRIPTED]
+    scripts = [parse_ref(name, where="here", roles=(), scripts=POLICIES) for name in POLICIES]
+    assert scripts == [ScriptRef(name=one) for one in POLICIES]
 
 
 @given(st.text(max_size=40) | st.from_regex(r"(wandb|hf):[a-z./@:_0-9-]{0,30}", fullmatch=True))
 def test_any_text_is_a_reference_that_is_read_again_or_is_refused(text: str) -> None:
     try:
-        value = parse_ref(text, where="here", roles=tuple(Role), scripts=SCRIPTED, adapters=True)
+        value = parse_ref(text, where="here", roles=tuple(Role), scripts=POLICIES, adapters=True)
     except SettingsError as error:
         assert len(str(error)) < 900
     else:
-        assert parse_ref(str(value), where="here", roles=tuple(Role), scripts=SCRIPTED, adapters=True) == value
+        assert parse_ref(str(value), where="here", roles=tuple(Role), scripts=POLICIES, adapters=True) == value
 
 
 @pytest.mark.parametrize("text", ["player_8", "player_0@", "player_0@-1", "player_0@٣", "frozen_0123456789abcdef@50"])
