@@ -93,10 +93,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
     """Make calls at the same time, each in a thread of its own, and return their answers in order.
 
     All have ended before this returns, so that a server is never asked two things at once. A thread ends with the
-    process: Ctrl-C waits for none.
-
-    Raises:
-        BaseException: What the first of the calls that failed raised; the others' are in the log.
+    process: Ctrl-C waits for none. The error of the first call that failed is raised; the others' are in the log.
     """
     answers: dict[str, _Answer] = {}
     errors: dict[str, BaseException] = {}
@@ -105,7 +102,6 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
         try:
             answers[name] = call()
         except BaseException as error:
-            # Raised again where the calls were asked for, once the other servers are done.
             logger.warning("%s: %s: %s", name, type(error).__name__, error)
             errors[name] = error
 

@@ -156,7 +156,7 @@ class SeatResolver:
                 f"{ref}: the server serves no adapter for {adapter} (held: {known}). Train first, name a checkpoint, "
                 f"or play {BASE}."
             )
-        if version is not None and version != held[name]:
+        if version not in (None, held[name]):
             raise ServerError(
                 f"{ref}: the server serves {name}@{held[name]}; it keeps no other version. For an earlier one name "
                 "the checkpoint."
@@ -192,18 +192,13 @@ class SeatResolver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePolicy:
-    """A model of a server in one seat of a game that is played here, one request per reply.
-
-    Example:
-        RemotePolicy(client=client, seat_word="player_1@7", max_tokens=4, temperature=1.0)
-    """
+    """A model of a server in one seat of a game that is played here, one request per reply."""
 
     client: RolloutClient
     seat_word: str
+    """E.g. "player_1@7"."""
     max_tokens: int
-    """Per reply."""
     temperature: float
-    """Of sampling; 0 is greedy."""
 
     @property
     def name(self) -> str:

@@ -45,8 +45,7 @@ def own_server(
         grace: Seconds from SIGTERM to SIGKILL.
 
     Raises:
-        ServerError: It died, or was not healthy in time; with the last lines of its log.
-        SettingsError: The log cannot be written.
+        ServerError: It died, with the last lines of its log, or was not healthy in time.
     """
     with socket.socket() as probe:
         probe.bind((_HOST, 0))

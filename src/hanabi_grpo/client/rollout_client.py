@@ -229,11 +229,7 @@ class RolloutClient:
             self.close()
 
     def push(self, version: int, adapters: Mapping[str, tuple[bytes, Mapping[str, Any]]]) -> dict[str, Any]:
-        """Upload every adapter, commit them together and check the receipts.
-
-        Args:
-            version: Optimizer steps behind these weights.
-            adapters: Per adapter its safetensors bytes and PEFT configuration.
+        """Upload the safetensors bytes and the PEFT configuration of every adapter, commit, and check the receipts.
 
         Returns:
             {"instance_id": …, "receipts": {adapter: {"version", "sha256", "config_sha256", "lora_name"}}}
@@ -258,9 +254,7 @@ class RolloutClient:
         """Give the server an adapter that it keeps beside those of its session, and check the receipt.
 
         The server holds a few; the least recently used go first. Lending one that it holds costs only the upload.
-
-        Returns:
-            The word for its seats, e.g. "frozen_0123456789abcdef@50".
+        Returns the word for its seats, e.g. "frozen_0123456789abcdef@50".
         """
         sha256, digest = hashlib.sha256(weights).hexdigest(), config_digest(config)
         name = frozen_name(sha256, config)

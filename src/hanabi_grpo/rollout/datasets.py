@@ -32,13 +32,12 @@ _DEAL_KEYS = ("messages", "env", "env_config", "suite")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """When a row plays, and how often beside the others that play then: it may have deals `first` to `end` - 1."""
+    """When a row plays, and how often: it may have deals `first` to `end` - 1 (None: it plays for ever)."""
 
     share: Fraction
-    """Above 0; what counts is its ratio to the shares of the other rows."""
+    """Above 0; what counts is its ratio to the shares of the other rows that play then."""
     first: int = 0
     end: int | None = None
-    """None: it plays for ever."""
 
     def covers(self, deal: int) -> bool:
         """Tell whether the row may have this deal."""

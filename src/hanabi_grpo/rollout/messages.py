@@ -63,10 +63,9 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
-    """A game that was given up; it has no episode."""
+    """A game that was given up; `task` is its number in the request."""
 
     task: Annotated[int, Meta(ge=0)]
-    """Number in the request."""
     game: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(min_length=1)]
 

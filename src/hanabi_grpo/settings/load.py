@@ -106,17 +106,12 @@ def misspelt_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
-    """Refuse variables of the shell (`environ`; None: this process's), `.env` and the profile that look misspelt.
-
-    Raises:
-        SettingsError: One line for each of them, with what to do.
-    """
+    """Refuse variables of the shell (`environ`; None: this process's), `.env` and the profile that look misspelt."""
     sources = read_sources(environ, dotenv)
     places = {name: source for source in reversed(sources) for name in source.values}
     lines = []
     for name, meant in misspelt_names(places).items():
-        # Those with our prefix are refused as unknown names.
-        if not name.upper().startswith("HANABI_"):
+        if not name.upper().startswith(_PREFIX):  # those are refused as unknown names
             source = places[name]
             away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
             lines.append(
@@ -202,11 +197,8 @@ def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> tuple[Sett
     except ValidationError as error:
         # pydantic makes no defaults once a given value is bad.
         bad |= {str(item["loc"][0]) for item in error.errors(include_input=False)} & given.keys()
-    problems = [
-        f"{one.env}={('********' if one.secret else given[one.field])!r}: {one.allowed}."
-        for one in known
-        if one.field in bad
-    ]
+    shown = {one: "********" if one.secret else given[one.field] for one in known if one.field in bad}
+    problems = [f"{one.env}={value!r}: {one.allowed}." for one, value in shown.items()]
     if problems or settings is None:
         return None, problems
     return settings, _cross_checks(settings, known)

@@ -62,11 +62,7 @@ class Draw:
 
 
 def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> tuple[Partner, ...]:
-    """Read HANABI_PARTNERS: each entry a script, "base", "earlier" or a checkpoint, perhaps with "player_1=" before it.
-
-    Raises:
-        SettingsError: An entry that is none of these, or that is given twice.
-    """
+    """Read HANABI_PARTNERS: each entry a script, base, earlier or a checkpoint, perhaps with player_1= before it."""
     scripts = registry.get(env).policies
     found = [_parse(entry, num_players, scripts) for entry in entries]
     for (word, seat), count in Counter((partner.word, partner.seat) for partner in found).items():

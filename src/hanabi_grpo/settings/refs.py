@@ -82,14 +82,12 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbPlace:
-    """An artifact at W&B, as it was typed."""
+    """An artifact at W&B, as it was typed; no entity: the one of this shell or of the key, no alias: latest."""
 
     entity: str = ""
-    """Team or user; empty: the one of this shell or of the key."""
     project: str
     name: str
     alias: str = ""
-    """Empty: latest."""
 
     def __post_init__(self) -> None:
         """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too."""
@@ -173,8 +171,8 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
         text: One reference.
         where: For errors, e.g. "HANABI_PARTNERS".
         roles: Which of them are allowed here, beside scripts and checkpoints.
-        scripts: Names of the environment's scripts.
-        adapters: Whether the server's own adapters are.
+        scripts: Of the environment.
+        adapters: Whether the server's own are allowed.
 
     Raises:
         SettingsError: It is none; says what is allowed and what is near.

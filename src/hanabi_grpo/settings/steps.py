@@ -31,12 +31,7 @@ class BatchPlan:
 
 
 def batch_plan(settings: Settings) -> BatchPlan:
-    """Return the sizes of one step.
-
-    Raises:
-        SettingsError: The games do not divide among processes and micro-batches, with the arithmetic; or settings of
-            updates that do not go together.
-    """
+    """Return the sizes of one step; SettingsError where the games do not divide, or settings do not go together."""
     check_updates(settings)
     if settings.overlap and deepspeed_stage(settings) == 3:
         raise SettingsError(
