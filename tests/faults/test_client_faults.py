@@ -5,7 +5,7 @@ import gzip
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -90,11 +90,8 @@ def _behaviour(call: str, fault: Behaviour) -> Behaviour:
 def _assert_told(error: Exception, url: str, call: str) -> None:
     """The error is ours, names server and call, and says what to do."""
     assert isinstance(error, ServerError), repr(error)
-    text = str(error)
-    assert url in text and call in text, text[:300]
-    next_step = ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered")
-    assert any(word in text for word in next_step), text[:300]
-    assert len(text) < 3000, text[:300]
+    text, next_step = str(error), ("other terminal", "VLLM_SERVER_HOST", "Restart", "the server answered")
+    assert url in text and call in text and any(word in text for word in next_step) and len(text) < 3000, text[:300]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -239,24 +236,19 @@ def test_a_sign_of_life_that_meets_any_fault_ends_nothing(drill: Drills) -> None
     assert threading.active_count() <= before, "threads stay behind"
 
 
-@pytest.fixture
-def flaky() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that hangs up on the first two of every three requests."""
+def test_only_calls_whose_repeat_is_harmless_are_repeated(drill: Drills) -> None:
     heads: list[bytes] = []
 
-    def behave(connection: socket.socket, head: bytes) -> None:
+    def hangs_up_on_two_of_three(connection: socket.socket, head: bytes) -> None:
         heads.append(head)
         if len(heads) % 3 == 0:
             says(http(b'{"instance_id": "x", "next": 3, "lines": []}'))(connection, head)
 
-    with bad_server(behave) as server:
-        yield server.url, heads
-
-
-def test_only_calls_whose_repeat_is_harmless_are_repeated(flaky: tuple[str, list[bytes]], drill: Drills) -> None:
-    url, heads = flaky
     row = drill("a server that hangs up on two of three requests", short=10, long=200)
-    with contextlib.closing(RolloutClient(url, timeouts=QUICK)) as client:
+    with (
+        bad_server(hangs_up_on_two_of_three) as server,
+        contextlib.closing(RolloutClient(server.url, timeouts=QUICK)) as client,
+    ):
         for number in row:
             heads.clear()
             if number % 2:
