@@ -15,11 +15,7 @@ from transformers.masking_utils import _preprocess_mask_arguments
 from hanabi_grpo.sft.batches import reply_logits
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
-from hanabi_grpo.training.model.shared_prefixes import (
-    attend,
-    share_prefixes,
-    shares_prefixes,
-)
+from hanabi_grpo.training.model.shared_prefixes import attend, share_prefixes, shares_prefixes
 from small_models import small_model
 
 

@@ -30,10 +30,7 @@ GROUP = [
     _episode(_turn(0, score=1.0), score=1),
 ]
 """Returns of player 0: 2, −0.5, 1; of player 1, which has no turn in the third game: 2, 0."""
-OTHER = [
-    _episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1),
-    _episode(_turn(0), score=0, seed=1),
-]
+OTHER = [_episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1), _episode(_turn(0), score=0, seed=1)]
 """Returns of player 0: 3, 0."""
 RLOO = ESTIMATORS["rloo"]
 KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}

@@ -8,13 +8,7 @@ import torch
 
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.batching import (
-    next_baselines,
-    plan_batches,
-    sequences_of,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import next_baselines, plan_batches, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn

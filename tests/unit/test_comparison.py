@@ -245,8 +245,8 @@ def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_
 def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
     for words, message in (
-        (["--x", "hours"], "--x hours: must be steps or games"),
-        (["--window", "0"], "--window 0: must be at least 1"),
+        (["--x", "hours"], "Invalid value for '--x'"),
+        (["--window", "0"], "Invalid value for '--window'"),
         (["--reference", "x"], "--reference 'x': give NAME=SCORE"),
         (["--reference", "a=nan"], "--reference 'a=nan': give NAME=SCORE"),
         (["--out-json", f"{run}/metrics.jsonl/c.json"], "c.json: cannot be written ("),

@@ -10,7 +10,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions.cells import matrix_rows, shade
 from hanabi_grpo.envs.hanabi.conventions.counts import ConventionCounts
 from hanabi_grpo.envs.hanabi.conventions.report import MoveMatrix, convention_json, convention_report
-from hanabi_grpo.envs.hanabi.rules import Game, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions, write_conventions
 from hanabi_grpo.runs.recordings import write_episodes
@@ -40,16 +40,6 @@ def test_a_cell_shows_its_share_its_count_and_the_usual_share() -> None:
     assert 'id="compared"' not in page
     assert "standard errors from 1 group of deals: too few to trust them" in page
     assert page.count('class="r0"') == 6  # R, 2 and any hint: of the team and of the seat that was hinted
-
-
-def test_a_line_up_that_never_moved_has_a_page() -> None:
-    spec = make_spec("laptop")
-    counts = ConventionCounts(spec)
-    counts.add(Game(spec, shuffled_deck(spec, "eval", 0)))
-    text = Reader(render_conventions([convention_report("idle", counts)] * 2, title="t")).text
-    assert "No move was followed by another." in text
-    assert "No hint was given." in text
-    assert "1 games, 1 of them cut off" in text
 
 
 def test_a_heat_map_is_coloured_by_what_differs_from_its_last_row() -> None:

@@ -107,6 +107,7 @@ def test_with_four_players_a_cell_is_one_newcomer_in_a_team(tmp_path: Path) -> N
 
 def test_finished_cells_are_not_played_again_and_those_of_other_work_are_refused(tmp_path: Path) -> None:
     first = play(plan_of("iggi", "random"), tmp_path)
+    assert not list(tmp_path.rglob("*.part.jsonl"))
     assert first.begun == ["0-0", "0-1", "1-0", "1-1"]
     again = play(plan_of("a=iggi", "random"), tmp_path)
     assert again.begun == [] and again.cells == first.cells
@@ -125,26 +126,6 @@ def test_finished_cells_are_not_played_again_and_those_of_other_work_are_refused
     cell.write_text(json.dumps(json.loads(cell.read_text()) | {"key": 3}))
     with pytest.raises(SettingsError, match="not a cell of a cross-play"):
         play(plan_of("iggi", "random"), tmp_path)
-
-
-def test_an_interrupted_cell_goes_on_from_its_finished_deals(tmp_path: Path) -> None:
-    plan = plan_of("iggi", "random", deals=120)
-    seen: list[int] = []
-
-    def stop(done: int) -> None:
-        seen.append(done)
-        if len(seen) == 6:  # in the second cell, after its first 50 deals
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        play(plan, tmp_path / "cut", progress=stop)
-    left = sorted(path.name for path in (tmp_path / "cut" / "cells").iterdir())
-    assert left == ["0-0.json", "0-1.part.jsonl"]
-    counts: list[int] = []
-    rest = play(plan, tmp_path / "cut", progress=counts.append)
-    assert rest.begun == ["0-1", "1-0", "1-1"] and counts[0] == 50
-    assert rest.cells == play(plan, tmp_path / "whole").cells
-    assert not list((tmp_path / "cut" / "cells").glob("*.part.jsonl"))
 
 
 def test_checkpoints_scripts_and_what_is_served_are_crossed_on_one_server(tmp_path: Path) -> None:

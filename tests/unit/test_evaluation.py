@@ -228,13 +228,6 @@ def test_a_result_comes_back_from_its_file_and_a_file_that_is_none_is_refused_by
         read_result(path)
 
 
-def test_deals_of_training_and_models_without_a_server_are_refused() -> None:
-    with pytest.raises(SettingsError, match="training may have seen"):
-        evaluate_line_up(IGGI, LAPTOP, 10, suite="train")
-    with pytest.raises(SettingsError, match="--own-server"):
-        evaluate_line_up(parse_line_up("base", 2), LAPTOP, 10)
-
-
 def test_an_interrupted_evaluation_goes_on_and_asks_for_no_deal_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +299,8 @@ def test_several_line_ups_write_one_file_and_json_is_all_that_standard_output_ho
 
 
 def test_bad_options_are_one_message() -> None:
+    with pytest.raises(SettingsError, match="needs a rollout server: start one, or add --own-server"):
+        evaluate_line_up(parse_line_up("base", 2), LAPTOP, 10)
     for words, message in (
         (["iggy"], "Did you mean 'iggi'?"),
         (["iggi,iggi,iggi"], "3 words for 2 players"),

@@ -14,11 +14,11 @@ import pytest
 
 from doctor_machines import find, only
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.commands.doctor import starts
-from hanabi_grpo.commands.view import choose_recordings
+from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
@@ -52,6 +52,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+
+
+def games_of(word: str) -> tuple[Any, list[str]]:
+    return read_recordings(recording_files(checkpoints.games_place(Path(word)), None))
 
 
 def use(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +158,11 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         ):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+    games, _ = games_of("wandb:team/hanabi/laptop:v3")
     assert {game.source for game in games} == {"step_000002"} and len(games) == 4, "those that went up with it"
     shutil.rmtree(place / "episodes")
     with pytest.raises(SettingsError, match="holds adapters and no games"):
-        choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+        games_of("wandb:team/hanabi/laptop:v3")
     assert [path.name for path in place.parent.iterdir()] == ["v3"]
     (place / "player_0/adapter_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"has sha256 .* To fetch it again: rm -r .*laptop/v3"):
@@ -303,7 +307,7 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
     with pytest.raises(SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"):
         recorded_start(settings, None)
     with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={WORD}: .*was not fetched"):
-        PartnerSeats(settings, Path("run")).load({}, lambda *_: "", "here")
+        PartnerSeats(settings, Path("run"), lambda *_: "").load({}, "here")
     shutil.copytree(made(2), VERSION)
     keep(fetch_used(settings_of(start_from=("wandb:team/hanabi/laptop:v3",)), Path("run")))
     Path("run/settings.json").write_text(Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best"))
@@ -319,7 +323,7 @@ def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypa
         lent.append((version, weights))
         return f"frozen_{len(lent):016x}@{version}"
 
-    PartnerSeats(settings, Path("run")).load({}, lend, "here")
+    PartnerSeats(settings, Path("run"), lend).load({}, "here")
     assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
 
 
@@ -336,17 +340,17 @@ def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.Monke
     given: dict[str, Any] = {"LORA_RANK": 8, "OUTPUT_DIR": "run", "MODEL": "no/model"}
     with artifact_store(made(2), "laptop") as store:
         use(store, monkeypatch)
-        checks = find(starts.start_checks, HANABI_START_FROM=WORD, **given)
+        checks = find(runs.start_checks, HANABI_START_FROM=WORD, **given)
         assert [(check.status, check.finding) for check in checks] == [
             ("ok", f"{name} from {name} of {VERSION}, step 2") for name in player_names(2)
         ]
-        check = only(find(starts.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
+        check = only(find(runs.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
         assert check.status == "fail" and "laptop:gone" in check.finding and "wandb login" in check.remedy
         assert not Path("run").exists()
         keep(fetch_used(settings_of(partners=(WORD,)), Path("run")))
         store.seen.clear()
         given |= {"RESUME": "latest"}
-        check = only(find(starts.partner_checks, HANABI_PARTNERS=WORD, **given))
+        check = only(find(runs.partner_checks, HANABI_PARTNERS=WORD, **given))
         assert check.status == "ok" and check.finding == f"{WORD}: {VERSION}, step 2, adapters player_0, player_1"
         assert store.seen == [], "what the run used before is here"
 

@@ -19,8 +19,14 @@ from hanabi_grpo.envs.texts import split_reply, visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
-from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_episodes, write_recordings
-from hanabi_grpo.runs.selection import Selection, num_bad_replies
+from hanabi_grpo.runs.recordings import (
+    Selection,
+    num_bad_replies,
+    read_recordings,
+    recording_files,
+    write_episodes,
+    write_recordings,
+)
 from hanabi_grpo.training.advantages import ESTIMATORS, turn_advantages
 from hanabi_grpo.types import Episode, ReplyKind
 from tracked_runs import scripted_games

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from doctor_machines import find, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.commands.doctor import starts
+from hanabi_grpo.commands.doctor.runs import run_folder_checks
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.report.run_report import read_evaluations
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -95,7 +95,7 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
         prepare_run_folder(Settings(output_dir=tmp_path))
     assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(caught.value)
     for settings in ({}, {"RESUME": "latest"}):
-        check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
+        check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
         assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
         assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
         assert "rm " not in f"{check.remedy}{caught.value}"

@@ -12,9 +12,8 @@ import pytest
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.runs.evaluation_result import write_result
-from hanabi_grpo.runs.recordings import read_recordings, write_episodes
+from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations, write_sample_games
 from hanabi_grpo.tracking.publisher import RunReader

@@ -1,46 +1,25 @@
 """Episodes as JSON, both ways."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
-from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
+from hanabi_grpo.types import EpisodeStatus, Turn
+from made_games import made_episode, made_turn
 
 
-def example() -> Episode:
-    """Player 0 moves twice, player 1 once, and player 2's turn never comes."""
+def turn(player: int, number: int, **rewards: float) -> Turn:
+    made = made_turn(player, 20 + number, 2, rewards=rewards, logprobs=(-0.25, -0.5), version=3, num_players=3)
+    return replace(made, step=number, prompt_ids=(10, 11 + number))
 
-    def turn(player: int, number: int, **rewards: float) -> Turn:
-        return Turn(
-            player=player,
-            step=number,
-            prompt=f"board {number}",
-            reply=f"Play {number}",
-            action=f"Play {number}",
-            kind=ReplyKind.LEGAL,
-            rewards=tuple(rewards if seat == player else {} for seat in range(3)),
-            prompt_ids=(10, 11 + number),
-            reply_ids=(20 + number, 2),
-            logprobs=(-0.25, -0.5),
-            version=3,
-        )
 
-    return Episode(
-        env="hanabi",
-        preset="full",
-        spec_hash="abc",
-        num_players=3,
-        suite="train",
-        seed=17,
-        game=2,
-        status=EpisodeStatus.TRUNCATED_TOKENS,
-        result={"score": 1, "score_kept": 1, "bombed": 0},
-        turns=(turn(0, 0), turn(1, 1, score=1.0, illegal=-0.5), turn(0, 2)),
-        instance_id="server",
-    )
+TURNS = (turn(0, 0), turn(1, 1, score=1.0, illegal=-0.5), turn(0, 2))
+EPISODE = made_episode(*TURNS, score=1, num_players=3, seed=17, game=2, status=EpisodeStatus.TRUNCATED_TOKENS)
+"""Player 0 moves twice, player 1 once, and player 2's turn never comes."""
 
 
 def put(row: Any, path: str, value: object) -> Any:
@@ -80,8 +59,8 @@ def put(row: Any, path: str, value: object) -> Any:
     ],
 )
 def test_a_malformed_row_is_refused_by_field(path: str, value: object, message: str) -> None:
-    row = json.loads(json.dumps(episode_to_json(example())))
-    assert episode_from_json(row) == example()
+    row = json.loads(json.dumps(episode_to_json(EPISODE)))
+    assert episode_from_json(row) == EPISODE
     with pytest.raises(ServerError) as caught:
         episode_from_json(put(row, path, value))
     assert str(caught.value).startswith(message)

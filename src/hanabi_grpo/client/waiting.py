@@ -16,7 +16,7 @@ _ASK_SECONDS = 5.0
 _LONGEST_SILENCE = 60.0
 
 
-class _NotReady(NamedTuple):
+class NotReady(NamedTuple):
     """Why there is no healthy server yet."""
 
     reason: str
@@ -48,10 +48,9 @@ def wait_for_server(
         ServerError: The server refuses the key, or the address is none.
     """
     base, limit = server_url(settings), settings.server_timeout
-    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
     start = next_reminder = time.monotonic()
     said: bool | None = None
-    with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
+    with _client(settings) as client:
         while True:
             look()
             left = start + limit - time.monotonic()
@@ -62,7 +61,7 @@ def wait_for_server(
                     say(f"the rollout server at {base} is ready.")
                 return answer
             if server_command is None and not answer.is_there:
-                answer = _NotReady(f"is starting, {waited:.0f} s", is_there=True)
+                answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
                 raise ServerGoneError(
                     f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its "
@@ -84,7 +83,18 @@ def wait_for_server(
             time.sleep(min(poll, limit - waited))
 
 
-def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _NotReady:
+def look_once(settings: Settings) -> dict[str, Any] | NotReady:
+    """Return what a server answers to one question, or why there is no healthy one; raises as `wait_for_server`."""
+    with _client(settings) as client:
+        return _ask(client, server_url(settings), _ASK_SECONDS)
+
+
+def _client(settings: Settings) -> httpx.Client:
+    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    return bounded_client(headers=headers, timeout=_ASK_SECONDS)
+
+
+def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | NotReady:
     """Return the health of the server, or why it has none."""
     try:
         answer = client.get(f"{base}/health/", timeout=timeout)
@@ -95,8 +105,8 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         hung_up = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
         if hung_up or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
             # Also where the one that says "starting" has just made way for the one that serves.
-            return _NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
-        return _NotReady(problem)
+            return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
+        return NotReady(problem)
     try:
         health = dict(answer.json())
     except (ValueError, TypeError, RecursionError):
@@ -108,9 +118,9 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
     if health.get("status") == STARTING:
         seconds = health.get("seconds")
         so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""
-        return _NotReady(f"is starting{so_far}", is_there=True)
+        return NotReady(f"is starting{so_far}", is_there=True)
     if not answer.is_success:
-        return _NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
+        return NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
     if "instance_id" not in health:
-        return _NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
+        return NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
     return health

@@ -1,14 +1,11 @@
 """`hanabi-grpo export`: folders that are ready for a hub."""
 
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.console import interruptible, make_console, sayer
 
 
 def export(
@@ -26,7 +23,6 @@ def export(
     base_model: Annotated[
         str | None, typer.Option(help="Hub name of the base model, when it was trained from a folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Write a hub-ready folder for each player: PEFT adapter, card with results and limits, manifest.
 
@@ -35,21 +31,17 @@ def export(
 
     Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
     how hf: words are.
-    Exits with 0, or with 2 after an error.
     """
     from hanabi_grpo.report.export.folder import check_base_model
     from hanabi_grpo.report.export.folder import export as write
     from hanabi_grpo.report.export.origin import read_origin
     from hanabi_grpo.settings.refs import parse_checkpoint
-    from hanabi_grpo.tracking.artifact import base_name
     from hanabi_grpo.tracking.checkpoints import local_folder
 
     if base_model is not None:
         check_base_model(base_model)
-    say = sayer(stderr_console() if as_json else make_console())
-    # DeepSpeed, which PEFT loads, prints to standard output.
-    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with interruptible(lambda: f"Stopped; nothing was written to {out}."), aside:
+    say = sayer(make_console())
+    with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)
         origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
         for text in origin.left_out:
@@ -58,20 +50,6 @@ def export(
             origin.saved.choose(ref.adapter, ref.adapter)
         players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
         write(origin, out, players=players, base_model=base_model, say=say)
-    if as_json:
-        results = [
-            {"line_up": one.line_up, "mean": one.result.mean, "standard_error": one.result.standard_error}
-            for one in origin.results
-        ]
-        document = {
-            "folder": str(out),
-            "step": origin.saved.step,
-            "players": players,
-            "base_model": base_model or base_name(origin.model)[0],
-            "results": results,
-        }
-        print_json(document)
-        return
     say(f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
     say("to publish a player, or all as one repository:")
     for folder in (*(out / name for name in players), out):

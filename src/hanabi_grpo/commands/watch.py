@@ -8,29 +8,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.live import Live
+
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.run_views.run_watch import RunWatch
+from hanabi_grpo.report.run_views.screen import RunScreen
 
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms, the last game. Ctrl-C ends the watching only.
 
     Nothing is written. --once exits with 1 when there is no run yet. Where standard output is no terminal, one frame is
     printed.
     """
-    from rich.live import Live
-
-    from hanabi_grpo.commands.console import make_console
-    from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.report.run_views.run_watch import RunWatch
-    from hanabi_grpo.report.run_views.screen import RunScreen
-
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
-    if not 0.1 <= every <= 3600:
-        raise SettingsError(f"--every {every}: must be 0.1 to 3600 seconds.")
     console, watched = make_console(), RunWatch(run)
     if once or not sys.stdout.isatty():
         state = watched.look()

@@ -10,8 +10,8 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_words, own_page
 from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import recorded_settings
-from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator, turn_advantages
 

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,7 @@ from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.runs.selection import num_bad_replies
+from hanabi_grpo.runs.recordings import num_bad_replies
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 _ENDINGS = {
@@ -33,15 +34,12 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
 
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
     """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
-    named: dict[str, Any] = {"preset": episode.preset}
-    for config in (None, named, {**named, "players": episode.num_players}):
-        try:
-            found = run_setup(settings) if config is None else registry.setup(episode.env, config)
-        except HanabiGrpoError:
-            continue
-        if found is not None and (found.env, found.spec.hash) == (episode.env, episode.spec_hash):
-            return found
-    return None
+    found = [run_setup(settings)]
+    for more in ({}, {"players": episode.num_players}):
+        with suppress(HanabiGrpoError):
+            found.append(registry.setup(episode.env, {"preset": episode.preset, **more}))
+    wanted = (episode.env, episode.spec_hash)
+    return next((one for one in found if one is not None and (one.env, one.spec.hash) == wanted), None)
 
 
 def own_page(env: str) -> ModuleType | None:

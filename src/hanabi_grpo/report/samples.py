@@ -12,8 +12,7 @@ from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.played import outcome, returns
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.runs.selection import NUM_REPLAYS, num_bad_replies
+from hanabi_grpo.runs.recordings import NUM_REPLAYS, num_bad_replies, read_recordings, recording_files
 from hanabi_grpo.settings import Settings, settings_values
 
 COLUMNS = ("file", "task", "game", "returns", "result", "turns", "bad replies", "moves")

@@ -51,10 +51,7 @@ def number(value: object) -> float | None:
 
 
 class IncidentLog:
-    """What went wrong in a run without ending it: dropped games, lost servers, failed saves.
-
-    Appends to `incidents.jsonl` of a run folder, warns in the log, and counts by kind.
-    """
+    """Appends what went wrong without ending a run to its `incidents.jsonl`, warns in the log, and counts by kind."""
 
     def __init__(self, run_folder: Path) -> None:
         """Prepare; the file appears with the first incident."""

@@ -42,11 +42,8 @@ def dataset_sha256(settings: Settings) -> str | None:
 def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool = False) -> list[str]:
     """Compare the settings of now with `settings.json` of the run that a checkpoint comes from.
 
-    Returns one sentence for each setting that differs and may. For a fork, a new run from the checkpoint, only what the
-    tensors depend on must be equal.
-
-    Raises:
-        SettingsError: Every setting that differs and may not, with both values.
+    Returns one sentence for each setting that differs and may; a SettingsError has each that may not, with both values.
+    For a fork, a new run from the checkpoint, only what the tensors depend on must be equal.
     """
     before, now = saved.get("settings"), settings_values(settings)
     if not isinstance(before, Mapping):

@@ -156,10 +156,7 @@ def resume_command_of(run_folder: Path) -> str:
 
 
 def run_home(folder: Path) -> Path:
-    """Return the run folder that a folder stands for: itself, or its `train/`.
-
-    Every command reads a run through it: `tools/demo.sh` keeps the run as `train/` beside its logs and evaluations.
-    """
+    """Return the run folder that a folder stands for: itself, or its `train/`, as `tools/demo.sh` keeps the run."""
     inner = folder / TRAIN
     return inner if _is_of_a_run(inner) and not _is_of_a_run(folder) else folder
 
@@ -184,7 +181,8 @@ def run_identity(folder: Path) -> str:
     path = folder / RUN_ID
     if not path.exists():
         write_json_atomic(path, uuid.uuid4().hex[:12])
-    return f"{folder.resolve()} ({json.loads(path.read_bytes())})"
+    number = path.read_text(encoding="utf-8").strip().strip('"')
+    return f"{folder.resolve()} ({number})"
 
 
 def run_secret(folder: Path) -> str:

@@ -25,11 +25,10 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
-from hanabi_grpo.runs.recordings import read_recordings, recorded_steps, recording_to_json
+from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recorded_steps, recording_to_json, spread
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
-from hanabi_grpo.runs.selection import NUM_REPLAYS, spread
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore

@@ -10,8 +10,8 @@ from typing import Any
 
 from hanabi_grpo.runs.history import read_row
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
+from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import write_text_atomic
-from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, is_best, running_score, write_record

@@ -129,10 +129,7 @@ def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def shape_advantages(
-    batches: Iterable[dict[str, Any]],
-    settings: Settings,
-    groups: Sequence[Sequence[Episode]],
-    trained: Sequence[str],
+    batches: Iterable[dict[str, Any]], settings: Settings, groups: Sequence[Sequence[Episode]], trained: Sequence[str]
 ) -> list[float]:
     """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
 

@@ -34,13 +34,7 @@ from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.advantages import choose_estimator
-from hanabi_grpo.training.batching import (
-    PlayerBatch,
-    next_baselines,
-    plan_batches,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
