@@ -65,7 +65,6 @@ def test_a_malformed_file_is_refused_with_the_reason() -> None:
         (struct.pack("<Q", 2**63) + b"{}", UNREADABLE),
         (struct.pack("<Q", 3) + b"{}", UNREADABLE),
         (struct.pack("<Q", 2) + b"{}", "0 tensors, the base model needs 8; missing"),
-        (struct.pack("<Q", 2) + b"[]", UNREADABLE),
         (struct.pack("<Q", 30000) + b"[" * 30000, UNREADABLE),
         (adapter_bytes()[:-4], UNREADABLE),
         (adapter_bytes() + b"\x00", UNREADABLE),
@@ -87,7 +86,6 @@ def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
         ({"lora_alpha": 0}, "lora_alpha=0"),
         ({"lora_alpha": float("nan")}, "lora_alpha=nan"),
         ({"lora_alpha": 1e300}, "lora_alpha=1e+300"),
-        ({"lora_alpha": True}, "lora_alpha=True"),
         ({"r": 16}, "r=16; this session takes LORA of rank 8"),
         ({"r": 8.0}, "r=8.0"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
@@ -97,7 +95,6 @@ def test_a_configuration_that_is_no_plain_lora_is_refused() -> None:
         ({"target_modules": ["x" * 300]}, "target_modules names 'xxx"),
         ({"lora_dropout": 0.1}, "lora_dropout=0.1"),
         ({"bias": "all"}, "bias='all'"),
-        ({"use_rslora": 1}, "use_rslora=1"),
         ({"use_dora": True}, "use_dora=True: Extra inputs are not permitted"),
     ):
         assert problem in refusal(adapter_bytes(), {**PEFT_CONFIG, **change})
