@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from doctor_machines import find, only
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -34,7 +35,6 @@ from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures, small_figure
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
 from hanabi_grpo.runs.history import IncidentLog

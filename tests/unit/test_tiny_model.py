@@ -30,7 +30,7 @@ from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.fingerprint import damage_of, resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
-from hanabi_grpo.settings.board import TINY_MODEL
+from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.sft.samples import padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.network import single_turns

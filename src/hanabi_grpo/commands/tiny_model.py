@@ -9,7 +9,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.fingerprint import TINY_MANIFEST
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
+from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 
 
 def tiny_model(

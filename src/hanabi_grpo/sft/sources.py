@@ -12,12 +12,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Observation, Policy, ScriptSeat, Setup, Task, is_held_out
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample

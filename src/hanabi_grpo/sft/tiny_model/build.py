@@ -15,7 +15,7 @@ from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.fingerprint import CARD, TINY_MANIFEST, damage_of, way_back, write_tiny_manifest
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
-from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
+from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
 
 _PACKAGES = ("hanabi-grpo", "torch", "transformers", "open_spiel")

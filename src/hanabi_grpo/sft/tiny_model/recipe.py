@@ -12,7 +12,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.settings.game import HANABI
 from hanabi_grpo.sft.encoding import Encoder
