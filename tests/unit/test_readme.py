@@ -53,11 +53,8 @@ def test_the_marks_of_the_demo_table_are_there_once_and_in_order() -> None:
 def test_every_board_is_listed_with_its_parameters(name: str) -> None:
     board = PRESETS[name]
     hands = ", ".join(f"{players}: {hand}" for players, hand in board.hand_sizes.items())
-    row = (
-        f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | {board.max_lives} | {hands} "
-        f"| {board.summary} |"
-    )
-    assert row in README.splitlines()
+    row = f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | {board.max_lives} | {hands} | "
+    assert f"\n{row}" in README
 
 
 def test_the_rule_of_few_decks_is_told_with_its_boards() -> None:
