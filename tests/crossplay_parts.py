@@ -7,9 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.evaluation.crossplay.cells import CellStore
-from hanabi_grpo.evaluation.crossplay.entries import parse_entries
-from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan
+from hanabi_grpo.evaluation.crossplay.plan import Plan, find_cells, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import Summary, summarise
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -25,10 +23,9 @@ def plan_of(
 
 def play(plan: Plan, folder: Path, served: Served | None = None, progress: Any = lambda done: None) -> SimpleNamespace:
     """Play what is missing; returns the cells, and the names of those that were played now."""
-    store = CellStore(folder)
-    cells = store.find(plan)
+    cells = find_cells(plan, folder)
     begun: list[str] = []
-    store.play(plan, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
+    play_cells(plan, folder, cells, served=served, begin=lambda cell: begun.append(cell.name), progress=progress)
     return SimpleNamespace(cells=cells, begun=begun)
 
 
@@ -37,10 +34,10 @@ def summary_of(folder: Path, *texts: str, **options: Any) -> Summary:
     return summarise(plan, play(plan, folder).cells)
 
 
-def save_checkpoint(run: Path, step: int, values: Sequence[float], *, shared: bool = False) -> Path:
+def save_checkpoint(run: Path, step: int, values: Sequence[float]) -> Path:
     """Write a checkpoint whose adapters hold these values, of the base model of `server_app.make_identity`."""
     identity = make_identity()
-    names = ["shared"] if shared else [f"player_{number}" for number in range(len(values))]
+    names = [f"player_{number}" for number in range(len(values))]
 
     def fill(partial: Path) -> None:
         for name, value in zip(names, values, strict=True):

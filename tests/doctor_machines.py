@@ -75,15 +75,20 @@ def named(checks: list[Check], name: str) -> Check:
 
 
 @contextmanager
-def answering(status: int, body: dict[str, Any] | str, key: str | None = None) -> Iterator[int]:
-    """Serve one answer on every path, 401 as the rollout server words it without the key; yields the port."""
+def answering(status: int, body: dict[str, Any] | str, key: str | None = None, starting: int = 0) -> Iterator[int]:
+    """Serve one answer on every path: before it "starting" some times, and without the key 401; yields the port."""
+    left = [starting]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            refused = key is not None and self.headers.get("Authorization") != f"Bearer {key}"
-            detail = {"detail": "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."}
-            content = detail if refused else body
-            self.send_response(401 if refused else status)
+            code, content = status, body
+            if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
+                said = "wrong or missing key: set HANABI_API_KEY to the server's value in this terminal too."
+                code, content = 401, {"detail": said}
+            elif left[0]:
+                left[0] -= 1
+                code, content = 503, {"status": "starting", "seconds": 146.2}
+            self.send_response(code)
             self.end_headers()
             self.wfile.write((content if isinstance(content, str) else json.dumps(content)).encode())
 
@@ -101,7 +106,7 @@ def answering(status: int, body: dict[str, Any] | str, key: str | None = None) -
         server.server_close()
 
 
-def make_gpu_machine(folder: Path, count: int, *, free: int = 80000) -> dict[str, str]:
+def make_gpu_machine(folder: Path, count: int, *, free: int) -> dict[str, str]:
     """Write an nvidia-smi, an installed vllm and a torch for CUDA; return the variables that put them first.
 
     Args:
@@ -122,8 +127,7 @@ def make_gpu_machine(folder: Path, count: int, *, free: int = 80000) -> dict[str
         "    is_available = staticmethod(lambda: True)\n"
         "    @staticmethod\n"
         "    def device_count():\n"
-        "        visible = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
-        f"        return {count} if visible is None else len(visible.split(','))\n"
+        f"        return len(os.environ.get('CUDA_VISIBLE_DEVICES', ',' * {count - 1}).split(','))\n"
     )
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()

@@ -30,11 +30,9 @@ def made_turn(
     version: int | None = None,
     num_players: int = 2,
 ) -> Turn:
-    """Return one player's turn whose reply is `ids`; without ids it is a script's.
+    """Return one player's turn whose reply is `ids`, of these logprobs in nats; without ids it is a script's.
 
-    Of `rewards` everybody gets "score" and "bomb", and this player the others. `logprobs` are one number for all ids or
-    a number for each, in nats. Without `kind` a turn is illegal where it has the reward part "illegal", and legal
-    elsewhere.
+    Of `rewards` everybody gets "score" and "bomb", and this player the others; with "illegal" the turn is illegal.
     """
     rewards = rewards or {}
     team = {part: value for part, value in rewards.items() if part in ("score", "bomb")}

@@ -25,8 +25,7 @@ class Reader(HTMLParser):
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
+        self.handle_starttag(tag, attrs)
 
     def handle_endtag(self, tag: str) -> None:
         # These may be left open.

@@ -8,23 +8,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from hanabi_grpo.runs.checkpoints import FoundCheckpoint, find_checkpoint, recover_checkpoints, rotate, write_checkpoint
 
 FILES = ("player_0/adapter_model.safetensors", "player_1/adapter_model.safetensors", "trainer/state.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillReport:
-    """What a number of kills did."""
-
-    kills: int
-    checkpoints: int
-    """Written in full, over all processes."""
-    leftovers: int
-    """Kills after which something hidden lay in the run folder."""
 
 
 def write(run_folder: Path, step: int, text: str = "", size: int = 2000) -> Path:
@@ -60,33 +48,29 @@ def in_child(work: Callable[[], object]) -> int:
     return pid
 
 
-def kill_writers(run_folder: Path, kills: int, seed: int = 0) -> KillReport:
-    """Start a writer, end it by SIGKILL at a random moment, check, and go on from what is left.
+def kill_writer(run_folder: Path, rng: random.Random) -> int:
+    """Start a writer, end it by SIGKILL at a random moment and check; returns how many checkpoints it had finished.
 
     Every writer takes up the newest checkpoint, writes each step twice and keeps two. A checkpoint that the writer had
     finished must be there after the kill, in one piece.
     """
-    rng, checkpoints, leftovers = random.Random(seed), 0, 0
     write(run_folder, 0)
-    for _ in range(kills):
-        readable, writable = os.pipe()
-        pid = in_child(lambda writable=writable: _write_for_ever(run_folder, writable))
-        os.close(writable)
-        try:
-            select.select([readable], [], [], 20)
-            time.sleep(rng.random() * 0.05)
-        finally:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        with os.fdopen(readable, "rb") as pipe:
-            finished = [int(line) for line in pipe.read().split(b"\n")[:-1]]
-        leftovers += any(path.name[0] == "." for path in run_folder.iterdir())
-        found = find_checkpoint(run_folder)
-        text_of(found)
-        if not finished or found.manifest.step < finished[-1]:
-            raise AssertionError(f"finished {finished[-1:]}, but the newest valid one is {found}")
-        checkpoints += len(finished)
-    return KillReport(kills=kills, checkpoints=checkpoints, leftovers=leftovers)
+    readable, writable = os.pipe()
+    pid = in_child(lambda: _write_for_ever(run_folder, writable))
+    os.close(writable)
+    try:
+        select.select([readable], [], [], 20)
+        time.sleep(rng.random() * 0.05)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    with os.fdopen(readable, "rb") as pipe:
+        finished = [int(line) for line in pipe.read().split(b"\n")[:-1]]
+    found = find_checkpoint(run_folder)
+    text_of(found)
+    if not finished or found.manifest.step < finished[-1]:
+        raise AssertionError(f"finished {finished[-1:]}, but the newest valid one is {found}")
+    return len(finished)
 
 
 def _write_for_ever(run_folder: Path, writable: int) -> None:

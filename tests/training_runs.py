@@ -9,10 +9,18 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
+from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
+from tracked_runs import add_row
 
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
+
+
+def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = "eval") -> EvaluationResult:
+    """Let one script fill every seat."""
+    team = parse_line_up(name, setup.spec.num_players, env=setup.env)
+    return evaluate_line_up(team, setup, num_deals, suite=suite)
 
 
 def made_run(
@@ -26,13 +34,11 @@ def made_run(
 ) -> Path:
     """Write one row per score from step 1 on, two seconds apart; without a preset as old versions did."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
     for step, score in enumerate(scores, start=1):
-        row = {"step": step, "seconds": 2.0 * step, "games": games, "score/mean": score}
-        if preset:
-            row |= {f"games/{preset}": games, f"score/{preset}": score}
-        rows.append(json.dumps(row) + "\n")
-    (folder / "metrics.jsonl").write_text("".join(rows) + tail, encoding="utf-8")
+        own = {f"games/{preset}": games, f"score/{preset}": score} if preset else {}
+        add_row(folder, step, games=games, **{"score/mean": score, **own})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(tail)
     if settings is not None:
         (folder / "settings.json").write_text(json.dumps({"settings": settings}), encoding="utf-8")
     return folder

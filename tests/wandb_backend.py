@@ -1,11 +1,14 @@
-"""A stand-in for W&B's service on loopback, for its bad days: it opens runs, and answers everything else as told."""
+"""A stand-in for W&B's service on loopback: its bad days, and one artifact for W&B's own library."""
 
 import json
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from local_service import LocalService, QuietHandler, graphql_operation, served
 
@@ -19,14 +22,12 @@ class Backend(LocalService):
 
     Attributes:
         mode: "good", a status such as "500", "no": a refusal with status 200, or "hang": no answer at all.
-        good_for: Names of GraphQL operations that are answered well in any mode.
         seen: Path of each request, or the GraphQL operation.
     """
 
     def __init__(self, mode: str) -> None:
         super().__init__(_Handler)
         self.mode = mode
-        self.good_for: set[str] = set()
         self.seen: list[str] = []
         self.bodies: list[bytes] = []
         self.stopping = threading.Event()
@@ -35,18 +36,23 @@ class Backend(LocalService):
     def environ(self) -> dict[str, str]:
         return {"WANDB_BASE_URL": self.url, "WANDB_API_KEY": KEY}
 
+    def answer(self, what: str, variables: dict[str, Any]) -> Any:
+        return _good(what, variables)
+
+    def file(self, path: str) -> bytes | None:
+        """Return what a GET asks for; None: it is answered as a POST."""
+        return None
+
 
 class _Handler(QuietHandler):
     server: Backend
 
     def do_POST(self) -> None:
         body = self.body()
-        what = self.path
-        if self.path == "/graphql":
-            what = graphql_operation(body)
+        what = graphql_operation(body) if self.path == "/graphql" else self.path
         self.server.seen.append(what)
         self.server.bodies.append(body)
-        mode = "good" if what in self.server.good_for else self.server.mode
+        mode = self.server.mode
         if mode == "hang":
             self.server.stopping.wait(HANG_SECONDS)
             self.close_connection = True
@@ -56,10 +62,17 @@ class _Handler(QuietHandler):
         if mode != "good":
             text = "user is not logged in" if mode == "401" else "not today"
             return self.give_json({"errors": [{"message": text}]}, int(mode))
-        variables = json.loads(body).get("variables", {}) if self.path == "/graphql" else {}
-        self.give_json(_good(what, variables))
+        variables = json.loads(body).get("variables") or {} if self.path == "/graphql" else {}
+        self.give_json(self.server.answer(what, variables))
 
-    do_GET = do_PUT = do_POST
+    def do_GET(self) -> None:
+        content = self.server.file(self.path)
+        if content is None:
+            return self.do_POST()
+        self.server.seen.append(self.path)
+        self.give(content)
+
+    do_PUT = do_POST
 
 
 def _good(what: str, variables: dict[str, Any]) -> Any:
@@ -102,3 +115,104 @@ def wait_until(done: Any, seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return bool(done())
+
+
+TEAM, PROJECT = {"id": "e", "name": "team"}, "hanabi"
+
+
+class Store(Backend):
+    """Serves a folder as version 3 of `team/hanabi/<name>`, alias `best`.
+
+    Attributes:
+        kind: The artifact's type.
+    """
+
+    def __init__(self, folder: Path, name: str, kind: str = "model") -> None:
+        import wandb
+
+        super().__init__("good")
+        self.folder, self.name, self.kind = folder, name, kind
+        artifact = wandb.Artifact(name, type=kind)
+        artifact.add_dir(str(folder), skip_cache=True, policy="immutable")
+        artifact.finalize()
+        self.manifest: dict[str, Any] = artifact.manifest.to_manifest_json()
+        for entry in self.manifest["contents"].values():
+            entry.pop("local_path", None)
+        self.digest, self.size = artifact.digest, artifact.size
+
+    def answer(self, what: str, variables: dict[str, Any]) -> Any:
+        if what.startswith("/"):
+            return {}
+        viewer = {"id": "u", "username": "me", "entity": "team", "email": "", "flags": "{}"}
+        found = variables.get("name") in (f"{self.name}:{alias}" for alias in ("best", "v3", "latest"))
+        member = self._membership() if found and variables.get("project") == PROJECT else None
+        nodes = [
+            {"node": {"__typename": "File", "name": name, "directUrl": f"{self.url}/files/{name}"}}
+            for name in self.manifest["contents"]
+        ]
+        files = {
+            "artifactMembership": {"files": {"pageInfo": {"hasNextPage": False, "endCursor": None}, "edges": nodes}}
+        }
+        manifest = {"id": "m", "file": {"id": "f", "directUrl": f"{self.url}/manifest"}}
+        known = {
+            "Viewer": {"viewer": viewer},
+            "GetDefaultEntity": {"viewer": viewer},
+            "ServerFeaturesQuery": {"serverInfo": {"features": []}},
+            "ArtifactMembershipByName": {"project": {"artifactCollectionMembership": member}},
+            "FetchArtifactManifest": {"artifact": {"currentManifest": manifest}},
+            "GetArtifactMembershipFileUrls": {
+                "project": {"artifactCollection": {"__typename": "ArtifactSequence", **files}}
+            },
+        }
+        return {"data": known[what]} if what in known else {"errors": [{"message": f"{what} is not known here"}]}
+
+    def file(self, path: str) -> bytes:
+        if path == "/manifest":
+            return json.dumps(self.manifest).encode()
+        name = unquote(path).removeprefix("/files/")
+        for entry, content in self.manifest["contents"].items():
+            # A single file is asked for by its digest.
+            if b64decode(content["digest"]).hex() in path.split("/"):
+                name = entry
+        return (self.folder / name).read_bytes()
+
+    def _membership(self) -> dict[str, Any]:
+        project = {"id": "p", "internalId": "i", "name": PROJECT, "entity": TEAM}
+        sequence = {"__typename": "ArtifactSequence", "name": self.name, "project": project}
+        now = "2026-01-01T00:00:00"
+        artifact = {
+            "__typename": "Artifact",
+            "id": f"a-{self.server_port}",
+            "artifactSequence": sequence,
+            "versionIndex": 3,
+            "artifactType": {"name": self.kind},
+            "description": None,
+            "metadata": "{}",
+            "ttlDurationSeconds": -2,
+            "ttlIsInherited": True,
+            "tags": [],
+            "historyStep": None,
+            "state": "COMMITTED",
+            "size": self.size,
+            "digest": self.digest,
+            "commitHash": None,
+            "fileCount": len(self.manifest["contents"]),
+            "createdAt": now,
+            "updatedAt": None,
+            "aliases": [],
+        }
+        aliases = [{"__typename": "ArtifactAlias", "id": alias, "alias": alias} for alias in ("best", "latest")]
+        return {
+            "__typename": "ArtifactCollectionMembership",
+            "id": "x",
+            "versionIndex": 3,
+            "createdAt": now,
+            "aliases": aliases,
+            "artifactCollection": sequence,
+            "artifact": artifact,
+        }
+
+
+def artifact_store(folder: Path, name: str, kind: str = "model") -> AbstractContextManager[Store]:
+    """Serve a folder as an artifact for the length of a block."""
+    return served(Store(folder, name, kind))

@@ -1,8 +1,8 @@
 """Our forward pass gives the values and gradients of ms-swift's own, and what it hooks into is where it was."""
 
+import copy
 import inspect
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.lora_op import join_lora_products
-from hanabi_grpo.training.model.token_wise import token_wise
+from hanabi_grpo.training.model.forward import _JoinedLora, join_lora_products, reply_logps
+from hanabi_grpo.training.model.shared_prefixes import token_wise
 
 NAMES = ("player_0", "player_1")
 SIZES = {
@@ -116,15 +115,9 @@ def test_only_the_wanted_logits_are_computed_and_no_hook_stays_behind() -> None:
     reply_logps(model, model, ids, mask, 1.0)
     assert shapes == [(1, 6, 40)]
     watch.remove()
-    with pytest.raises(RuntimeError, match="planted"):
-        reply_logps(_failing, model, ids, mask, 1.0)
     modules = [head, *token_wise(model)]
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in modules)
     assert model(input_ids=ids).logits.shape == (3, 12, 40)
-
-
-def _failing(**_: Any) -> Any:
-    raise RuntimeError("planted")
 
 
 def test_the_layers_parts_behind_attention_are_where_the_hooks_expect_them() -> None:
@@ -151,3 +144,28 @@ def test_the_loops_step_is_transformers_own_but_for_a_count_and_a_clock() -> Non
     swift = inspect.getsource(GRPOTrainer.training_step)
     assert "return super().training_step(model, inputs, num_items_in_batch)" in swift
     assert swift.count("self.") == 5, "more than the end of an asynchronous evaluation; look at `updates`"
+
+
+def test_the_written_out_gradient_is_the_numerical_one() -> None:
+    seeded = torch.Generator().manual_seed(0)
+    shapes = ((3, 5), (4, 5), (4,), (2, 5), (4, 2))
+    x, weight, bias, down, up = (torch.randn(shape, generator=seeded, dtype=torch.float64) for shape in shapes)
+    wanted = [one.requires_grad_() for one in (x, down, up)]
+    assert torch.autograd.gradcheck(lambda x, down, up: _JoinedLora.apply(x, weight, bias, down, up, 1.5), wanted)
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "autocast", "merged"])
+def test_where_the_joined_operation_does_not_hold_pefts_own_layer_answers(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    plain = _model(dtype=torch.bfloat16 if case == "bfloat16" else torch.float32)
+    joined = copy.deepcopy(plain)
+    join_lora_products(joined)
+    monkeypatch.setattr(_JoinedLora, "apply", lambda *_: pytest.fail("the joined operation was used"))
+    outputs = []
+    for model in (plain, joined):
+        if case == "merged":
+            model.merge_adapter([NAMES[0]])
+        with torch.autocast("cpu", torch.bfloat16, enabled=case == "autocast"):
+            outputs.append(model(input_ids=_rows()[0]).logits)
+    assert torch.equal(*outputs)

@@ -26,7 +26,7 @@ from trl import GRPOTrainer as TRLTrainer
 
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.pipeline import _is_no_false_alarm, register_trainer
+from hanabi_grpo.training.pipeline import register_trainer
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 from small_models import small_model
 
@@ -141,7 +141,7 @@ def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_other
     monkeypatch.setattr(ModelLoader, "default_trust_remote_code", ModelLoader.default_trust_remote_code)
     monkeypatch.setitem(TrainerFactory.TRAINER_MAPPING, "grpo", TrainerFactory.TRAINER_MAPPING["grpo"])
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}')
-    said: list[str] = []
+    said, num_filters = list[str](), len(model_meta.logger.filters)
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
     model_meta.logger.addHandler(handler)
@@ -154,7 +154,7 @@ def test_ms_swift_s_warning_of_code_that_no_model_here_has_is_left_out_and_other
         model_meta.logger.warning("Loading model from elsewhere")
     finally:
         model_meta.logger.removeHandler(handler)
-        model_meta.logger.removeFilter(_is_no_false_alarm)
+        del model_meta.logger.filters[num_filters:]
     assert said == ["Loading model from elsewhere"]
 
 

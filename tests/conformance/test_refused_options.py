@@ -14,7 +14,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import PASSED, REFUSED, Terminal, option_problems
-from hanabi_grpo.training.arguments import swift_options
+from hanabi_grpo.training.pipeline import swift_options
 
 OURS = {"hanabi_settings"}
 OF_VLLMS_OWN_SERVER = {"config", "host", "port", "api_key", "chat_template", "served_model_name"}

@@ -13,11 +13,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import _preprocess_mask_arguments
 
 from hanabi_grpo.sft.batches import reply_logits
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
-from hanabi_grpo.training.model.shared_prefixes import ATTENTION, attend, share_prefixes, shares_prefixes
-from hanabi_grpo.training.model.token_wise import token_wise
+from hanabi_grpo.training.model.shared_prefixes import attend, share_prefixes, shares_prefixes
 from small_models import small_model
 
 
@@ -68,23 +66,6 @@ def test_values_and_gradients_are_those_of_each_sequence_by_itself(
     flat, other = (torch.cat([one[name].flatten() for name in expected]) for one in (gradients, expected))
     assert torch.cosine_similarity(flat, other, 0) > 0.99999
     assert float((flat - other).abs().max()) < 1e-5 * float(other.abs().max())
-
-
-def test_the_layers_see_each_beginning_once() -> None:
-    model = _model()
-    assert share_prefixes(model)
-    ids, mask = _rows()
-    tree = prefix_tree(ids, mask)
-    # 13 of row 0, 10 more of row 1, 7 of row 2, 4 of row 3, none of rows 4 and 5, 13 of row 6.
-    assert len(tree.ids) == 13 + 10 + 7 + 4 + 13
-    shapes = []
-    first, last = model.get_base_model().get_decoder().layers[0].mlp, token_wise(model)[-1]
-    for module in (first, last):
-        module.register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape[:2])))
-    reply_logps(model, model, ids, mask, 1.0, tree)
-    # The last layer, only where a reply token is predicted from.
-    assert shapes == [(1, len(tree.ids)), (1, len(set(tree.predicting.tolist())))]
-    assert model.config._attn_implementation == ATTENTION
 
 
 def test_without_a_tree_attention_is_pytorchs_masks_included() -> None:

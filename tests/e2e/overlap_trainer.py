@@ -1,8 +1,7 @@
 """A real trainer with HANABI_OVERLAP=1 whose server is a sleep: games are made when they are asked for, by scripts.
 
 The rest is as in `scripted_trainer`, whose `SCRIPTED` this reads as well: {"seconds": 0.5} is how long an answer takes,
-{"gone": [2]} loses the request that was sent with that version, {"bug": 1} raises in the thread of that version, and
-{"stale": 1} lets that player's games come from the version before, from version 1 on, while their stamps say otherwise.
+and {"stale": 1} lets that player's games come from the version before, from version 1 on, whatever their stamps say.
 """
 
 import sys
@@ -13,7 +12,6 @@ import scripted_trainer
 import torch
 
 from hanabi_grpo.client.rollout_client import RolloutResult
-from hanabi_grpo.errors import ServerGoneError
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
@@ -50,10 +48,6 @@ def _prepare(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], ver
 
 def _fetch(link: Any, request: GamesRequest) -> RolloutResult:
     time.sleep(PLAN.get("seconds", 0.2))
-    if request.version in PLAN.get("gone", []):
-        raise ServerGoneError("planted: the server is gone")
-    if request.version == PLAN.get("bug"):
-        raise ZeroDivisionError("planted: a bug")
     return _answers.pop(request.version)
 
 

@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 from conftest_e2e import TRAINER_SECONDS, Server, start_server, stop
-from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.runs.wire import episode_from_json
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.types import player_names
@@ -57,40 +55,18 @@ def _weights(run: Path, step: int, player: str) -> dict[str, torch.Tensor]:
     return load_file(run / f"checkpoint-{step}" / player / "adapter_model.safetensors")
 
 
-def test_each_of_the_five_learns_an_adapter_of_its_own(run: Path) -> None:
+def test_each_of_the_five_learns_an_adapter_of_its_own_from_games_of_its_own_seat(run: Path) -> None:
     last = {player: _weights(run, STEPS, player) for player in PLAYERS}
     for player, weights in last.items():
         first = _weights(run, 1, player)
         assert all(not torch.equal(first[name], weights[name]) for name in weights), f"{player} did not move"
     name = next(name for name in last["player_0"] if "lora_B" in name)
     assert len({tuple(weights[name].flatten().tolist()) for weights in last.values()}) == 5
-
-
-def test_every_players_policy_is_the_sampled_one_at_every_step(run: Path) -> None:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    for row in rows:
-        assert all(row[f"{player}/parity"] < 1e-4 for player in PLAYERS)
-
-
-def test_all_five_sat_in_their_own_seats(run: Path) -> None:
+    assert all(row[f"{player}/parity"] < 1e-4 for row in rows for player in PLAYERS)
     lines = (run / "episodes/step_000002.jsonl").read_text().splitlines()
     episodes = [episode_from_json(json.loads(line)) for line in lines]
     assert len(episodes) == 16
     assert {episode.seats for episode in episodes} == {tuple(f"{player}@2" for player in PLAYERS)}
     assert {turn.player for episode in episodes for turn in episode.turns} == set(range(5))
-
-
-def test_the_trained_team_plays_on_and_takes_a_bot_in(run: Path, table: Server) -> None:
-    client = RolloutClient(table.url)
-    config = EnvConfig(preset="mini", players=5, observation="compact", legal_moves=False)
-    own = [f"{player}@{STEPS}" for player in PLAYERS]
-    seatings = [own, [*own[:2], "hint-bot", *own[3:]], own[::-1]]
-    deals = [
-        {"env_config": config.model_dump(), "suite": "eval", "seed": seed, "seats": seats}
-        for seats in seatings
-        for seed in range(4)
-    ]
-    result = client.play(deals, num_games=1, max_tokens=4, temperature=1.0)
-    assert result.dropped == ()
-    assert [list(group[0].seats) for group in result.groups] == [seats for seats in seatings for _ in range(4)]

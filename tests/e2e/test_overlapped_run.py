@@ -86,21 +86,6 @@ def test_a_server_that_samples_from_the_version_before_is_caught_although_its_st
     assert find_checkpoint(tmp_path / "run").manifest.step == 2
 
 
-def test_a_request_that_was_lost_is_played_again_and_a_bug_in_the_thread_stops_the_run(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "run"
-    process = start(overlapped(folder, tiny_model, MAX_STEPS="9"), plan={"gone": [1], "bug": 3})
-    output, _ = process.communicate(timeout=400)
-    assert process.returncode == 1, output[-4000:]
-    assert "ZeroDivisionError: planted: a bug" in output
-    assert [row["staleness"] for row in rows_of(folder)] == [0, 1, 0, 1]
-    kinds = [json.loads(line)["kind"] for line in (folder / "incidents.jsonl").read_text().splitlines()]
-    assert kinds.count("games_asked_again") == 1
-    # The step in which the games with the bug would have been learned from is not one of them.
-    assert find_checkpoint(folder).manifest.step == 4
-
-
 def test_games_in_flight_at_a_kill_are_played_again_and_no_deal_is_trained_on_twice_or_left_out(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -1,9 +1,6 @@
 """Who sits where, on the real engine: bots, swapped seats, more lent adapters than it has room for, single replies."""
 
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,40 +106,3 @@ def test_a_game_played_reply_by_reply_is_the_game_that_the_server_plays(
     policies = [RemotePolicy(client=client, seat_word=name, max_tokens=4, temperature=0.0) for name in (word, "base")]
     remote = play_episodes_sync(Setup(HANABI, CONFIG), policies, "eval", SEEDS)
     assert _said(remote) == _said(_greedy(client, word, "base"))
-
-
-def test_evaluate_and_cross_play_over_checkpoints_and_bots(
-    server: Server, tmp_path: Path, adapter: tuple[bytes, dict[str, Any]]
-) -> None:
-    config = adapter[1]
-    for name, factor in (("checkpoint-1", 1.0), ("checkpoint-2", 1.5)):
-        for number, player in enumerate(("player_0", "player_1")):
-            folder = tmp_path / "run" / name / player
-            folder.mkdir(parents=True)
-            (folder / "adapter_model.safetensors").write_bytes(_scaled(adapter, factor + 0.1 * number))
-            (folder / "adapter_config.json").write_text(json.dumps(config))
-    one, two = str(tmp_path / "run/checkpoint-1"), str(tmp_path / "run/checkpoint-2")
-    board = ["--preset", "laptop", "--deals", "20"]
-    result = tmp_path / "result.json"
-    done = _command(server, tmp_path, "evaluate", one, f"{two},iggi", *board, "--out", str(result))
-    assert done.returncode == 0, done.stdout
-    assert "random" in done.stdout and "blind" in done.stdout
-    assert result.exists()
-    folder = tmp_path / "cross"
-    done = _command(server, tmp_path, "cross-play", one, two, "hint-bot", *board, "--out", str(folder))
-    assert done.returncode == 0, done.stdout
-    assert len(list((folder / "cells").glob("*.json"))) >= 9
-    assert {"cross_play.json", "cross_play.md", "cross_play.html", "heat_map.png"} <= {p.name for p in folder.iterdir()}
-
-
-def _command(server: Server, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["hanabi-grpo", *words],
-        env=server.environment(),
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )

@@ -1,7 +1,6 @@
 """The two real scripts: train, save, agree, stop."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_server, stop, train
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -31,6 +30,11 @@ def _tensors(folder: Path, step: int, player: str) -> dict[str, torch.Tensor]:
     return load_file(folder / f"checkpoint-{step}" / player / "adapter_model.safetensors")
 
 
+def _run(words: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 400}
+    return subprocess.run([sys.executable, *words], env=environment, check=False, **given)  # type: ignore[call-overload]
+
+
 def test_every_player_learns_its_own_adapter(trained: tuple[Path, str]) -> None:
     folder, _ = trained
     first, last = ({player: _tensors(folder, step, player) for player in PLAYERS} for step in (1, 3))
@@ -39,14 +43,8 @@ def test_every_player_learns_its_own_adapter(trained: tuple[Path, str]) -> None:
         assert len(moved) == len(last[player]), f"{player}: only {moved} moved between steps 1 and 3"
     differing = [name for name in last["player_0"] if not torch.equal(last["player_0"][name], last["player_1"][name])]
     assert len(differing) == len(last["player_0"])
-
-
-def test_the_base_model_in_the_trainer_never_changes(trained: tuple[Path, str]) -> None:
-    folder, _ = trained
-    sums = {
-        json.loads((folder / f"checkpoint-{step}/manifest.json").read_text())["base_checksum"] for step in (1, 2, 3)
-    }
-    assert len(sums) == 1
+    manifests = [json.loads((folder / f"checkpoint-{step}/manifest.json").read_text()) for step in (1, 2, 3)]
+    assert len({one["base_checksum"] for one in manifests}) == 1, "the base model in the trainer changed"
 
 
 def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
@@ -95,29 +93,6 @@ def test_a_checkpoint_in_plain_peft_gives_the_logprobs_that_the_server_gave(
 
 
 @pytest.mark.rest
-def test_a_stale_adapter_planted_on_the_server_stops_training(
-    trained: tuple[Path, str], server: Server, tmp_path: Path
-) -> None:
-    planted_trainer = str(Path(__file__).parent / "plant_stale_adapter.py")
-    settings = tmp_path / "planted" / "settings.json"
-    settings.parent.mkdir()
-    settings.write_text((trained[0] / "settings.json").read_text())
-    planted = subprocess.run(
-        [sys.executable, planted_trainer, "--settings", str(settings)],
-        env=server.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert planted.returncode == 2, planted.stdout[-4000:]
-    assert re.search(r"ParityError: player_1@1: trainer and sampler logprobs differ by", planted.stdout), (
-        planted.stdout[-4000:]
-    )
-
-
-@pytest.mark.rest
 def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server, tmp_path: Path) -> None:
     done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_ADAPTERS="shared")
     assert done.returncode == 0, done.stdout[-4000:]
@@ -126,61 +101,6 @@ def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server
         "shared",
         "trainer",
     ]
-
-
-@pytest.mark.rest
-def test_two_processes_under_deepspeed_agree_with_the_sampler(server: Server, tmp_path: Path) -> None:
-    done = train(
-        server,
-        tmp_path / "train",
-        MAX_STEPS=2,
-        NPROC_PER_NODE=2,
-        PER_DEVICE_TRAIN_BATCH_SIZE=4,
-        DEEPSPEED="zero2",
-        BETA=0.01,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    for player in PLAYERS:
-        tensors = _tensors(tmp_path / "train", 2, player)
-        assert any(tensor.abs().max() > 0 for name, tensor in tensors.items() if "lora_B" in name)
-
-
-@pytest.mark.rest
-def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(
-    trained: tuple[Path, str], tmp_path: Path
-) -> None:
-    recorded = json.loads((trained[0] / "settings.json").read_text())
-    trainer = [str(Path(__file__).parent / "replay_trainer.py"), "--settings"]
-    environment = {**clean_environment(), "REPLAY_EPISODES": str(trained[0] / "episodes/step_000000.jsonl")}
-    for name, changes, launcher in (
-        ("one", {"MAX_STEPS": 1}, []),
-        (
-            "two",
-            {"MAX_STEPS": 1, "NPROC_PER_NODE": 2, "PER_DEVICE_TRAIN_BATCH_SIZE": 4, "DEEPSPEED": "zero2"},
-            ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"],
-        ),
-    ):
-        settings = tmp_path / name / "settings.json"
-        settings.parent.mkdir()
-        settings.write_text(json.dumps({**recorded, "settings": {**recorded["settings"], **changes}}))
-        done = subprocess.run(
-            [sys.executable, *launcher, *trainer, str(settings)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=400,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-4000:]
-    for player in PLAYERS:
-        one, two = (_tensors(tmp_path / name, 1, player) for name in ("one", "two"))
-        # Adam's first step is learning rate × sign, so an entry differs only where its gradient is all but zero.
-        same = [(one[name] - two[name]).abs() < 1e-4 for name in one if "lora_B" in name]
-        share = torch.cat([entry.flatten() for entry in same]).float().mean()
-        moved = torch.cat([one[name].abs().flatten() for name in one if "lora_B" in name])
-        assert moved.max() > 0.009
-        assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
 
 
 @pytest.mark.rest
@@ -220,14 +140,6 @@ def test_partners_play_and_only_the_players_of_the_run_are_trained(server: Serve
     manifest = json.loads((folder / "checkpoint-3/manifest.json").read_text())
     assert manifest["model_fingerprint"] == model_fingerprint(server.model)
     assert {"tokenizer_hash", "chat_hash", "dtype"} <= manifest.keys()
-
-
-@pytest.mark.rest
-def test_a_partner_that_is_no_checkpoint_stops_the_trainer_before_a_game(server: Server, tmp_path: Path) -> None:
-    done = train(server, tmp_path / "train", MAX_STEPS=1, HANABI_PARTNERS=f"iggi,{tmp_path}/none/checkpoint-5")
-    assert done.returncode == 2, done.stdout[-4000:]
-    assert "HANABI_PARTNERS=" in done.stdout and "no such folder" in done.stdout
-    assert not (tmp_path / "train/metrics.jsonl").exists()
 
 
 @pytest.mark.rest
@@ -272,9 +184,3 @@ def test_ctrl_c_ends_the_trainer_and_keeps_its_last_step_and_the_server(server: 
 def test_a_killed_server_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path) -> None:
     server = start_server(tiny_model, tmp_path / "server.log")
     assert stop(server.process, signal.SIGKILL) == []
-
-
-def test_the_tokenizer_of_the_tiny_model_survives_a_round_trip(tiny_model: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    ids = tokenizer.encode("life1 info3 Play 0", add_special_tokens=False)
-    assert tokenizer.decode(ids) == "life1 info3 Play 0"

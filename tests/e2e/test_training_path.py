@@ -9,10 +9,7 @@ import torch
 from test_resumed_run import PLAYERS, STAGES, everything, run, write_settings
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
-CUTS = {
-    "rows": {},
-    "tokens": {"HANABI_TOKENS_PER_MICRO_BATCH": "120"},
-}
+CUTS = {"rows": {}, "tokens": {"HANABI_TOKENS_PER_MICRO_BATCH": "120"}}
 _OWN_CUT = ("time/", "seconds", "step_time", "tokens/useful_share")
 
 
@@ -33,10 +30,7 @@ def _train(
     return rows, moments
 
 
-@pytest.mark.parametrize(
-    ("stage", "cuts"),
-    [("torch", ("rows", "tokens")), ("zero2", ("tokens",))],
-)
+@pytest.mark.parametrize(("stage", "cuts"), [("torch", ("rows", "tokens")), ("zero2", ("tokens",))])
 def test_gradients_and_metrics_are_those_of_ms_swifts_own_pass_over_equal_shares_of_rows(
     tmp_path: Path, tiny_model: Path, stage: str, cuts: tuple[str, ...]
 ) -> None:

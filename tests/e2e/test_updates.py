@@ -60,6 +60,22 @@ def test_a_run_with_several_updates_resumes_bit_by_bit(
             assert _same(before, after), (step, resting)
 
 
+def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(tmp_path: Path, tiny_model: Path) -> None:
+    variables = {"MAX_STEPS": "1", "LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
+    run(write_settings(tmp_path / "one", tiny_model, **variables))
+    run(write_settings(tmp_path / "two", tiny_model, **variables, **STAGES["zero2"]), processes=2)
+    for player in PLAYERS:
+        files = (tmp_path / name / "checkpoint-1" / player / "adapter_model.safetensors" for name in ("one", "two"))
+        one, two = (
+            torch.cat([value.flatten() for name, value in load_file(path).items() if "lora_B" in name])
+            for path in files
+        )
+        # Adam's first step is learning rate × sign, so an entry differs only where its gradient is all but zero.
+        assert one.abs().max() > 0.009
+        share = ((one - two).abs() < 1e-4).float().mean()
+        assert share > 0.99, f"{player}: {share:.1%} of the entries agree"
+
+
 def test_a_frozen_player_is_saved_as_it_started_and_the_start_is_another_runs_checkpoint(
     tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -18,8 +18,7 @@ from hanabi_grpo.envs.hanabi.prompts import parse_reply
 from hanabi_grpo.envs.hanabi.rules.view import Action
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.runs.structs import read_struct
-from hanabi_grpo.runs.wire import EpisodeRow, episode_of
+from hanabi_grpo.runs.wire import EpisodeRow, episode_of, read_struct
 from hanabi_grpo.types import Reply, ReplyKind
 
 _FRAGMENTS = [

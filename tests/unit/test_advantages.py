@@ -1,12 +1,20 @@
-"""Estimators against values worked out by hand."""
+"""Estimators against values worked out by hand, and what holds for every one, whatever was played."""
 
+import math
 from typing import Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator
-from hanabi_grpo.training.advantages.estimators import moved, rloo
-from hanabi_grpo.training.advantages.step import step_advantages, token_weights
+from hanabi_grpo.training.advantages import (
+    ESTIMATORS,
+    Estimator,
+    choose_estimator,
+    moved,
+    step_advantages,
+    token_weights,
+)
 from hanabi_grpo.types import Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn
@@ -22,11 +30,9 @@ GROUP = [
     _episode(_turn(0, score=1.0), score=1),
 ]
 """Returns of player 0: 2, −0.5, 1; of player 1, which has no turn in the third game: 2, 0."""
-OTHER = [
-    _episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1),
-    _episode(_turn(0), score=0, seed=1),
-]
+OTHER = [_episode(_turn(0, score=1.0), _turn(1, score=2.0), score=3, seed=1), _episode(_turn(0), score=0, seed=1)]
 """Returns of player 0: 3, 0."""
+RLOO = ESTIMATORS["rloo"]
 KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}
 
 
@@ -67,7 +73,7 @@ def test_advantages_are_those_worked_out_by_hand(
 
 
 def test_without_anything_to_compare_with_there_is_no_advantage() -> None:
-    assert rloo(GROUP[:1], 0) == [[0.0, 0.0]]
+    assert RLOO(GROUP[:1], 0) == [[0.0, 0.0]]
     # Without a step before, the mean of these games is the baseline.
     assert choose_estimator("baseline")(GROUP, 0) == choose_estimator("grpo", "none")(GROUP, 0)
     for name, estimator in ESTIMATORS.items():
@@ -84,7 +90,7 @@ def test_the_baseline_moves_a_tenth_of_the_way_per_player_and_board() -> None:
 
 
 def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says_and_boards_never() -> None:
-    assert step_advantages([GROUP, [], OTHER], 0, rloo) == [rloo(GROUP, 0), [], [[3.0], [-3.0]]]
+    assert step_advantages([GROUP, [], OTHER], 0, RLOO) == [RLOO(GROUP, 0), [], [[3.0], [-3.0]]]
     # Over the step: turns with 2, 2, −0.5, 1 and 3, 0; mean 1.25.
     assert step_advantages([GROUP, OTHER], 0, choose_estimator("reinforce_pp", "none")) == [
         [[0.75, 0.75], [-1.75], [-0.25]],
@@ -99,7 +105,7 @@ def test_groups_are_compared_apart_or_over_the_step_as_the_estimator_says_and_bo
 def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1() -> None:
     # RLOO: 1.75, 1.75, −2, 0.25, 3, −3; mean 0.29167; squares sum to 28.1875, so the deviation is
     # sqrt((28.1875 − 6 · 0.29167²) / 5) = 2.35275.
-    assert step_advantages([GROUP, OTHER], 0, rloo, whiten=True) == [
+    assert step_advantages([GROUP, OTHER], 0, RLOO, whiten=True) == [
         [
             pytest.approx([0.6198, 0.6198], abs=1e-3),
             pytest.approx([-0.9740], abs=1e-3),
@@ -107,10 +113,7 @@ def test_whitened_advantages_of_a_step_have_mean_0_and_deviation_1() -> None:
         ],
         [pytest.approx([1.1511], abs=1e-3), pytest.approx([-1.3990], abs=1e-3)],
     ]
-    grpo = ESTIMATORS["grpo"]
-    assert step_advantages([GROUP[:1]], 0, grpo, whiten=True) == [[[0.0, 0.0]]]
-    empty: list[list[Episode]] = []
-    assert step_advantages(empty, 0, grpo, whiten=True) == []
+    assert step_advantages([GROUP[:1]], 0, ESTIMATORS["grpo"], whiten=True) == [[[0.0, 0.0]]]
 
 
 def test_weights_give_tokens_turns_or_sequences_equal_weight() -> None:
@@ -125,4 +128,73 @@ def test_weights_give_tokens_turns_or_sequences_equal_weight() -> None:
     ]
     # 8 tokens in 2 sequences of 5 and 3: 8/10, 8/6.
     assert token_weights(turns, "sequence") == [[0.8, 0.8], [pytest.approx(8 / 6)], [0.0], []]
-    assert token_weights([], "turn") == [] and token_weights([[0]], "sequence") == [[0.0]]
+
+
+ALL = [
+    *(choose_estimator(name, scale) for name in ESTIMATORS for scale in ("std", "none")),
+    choose_estimator("baseline", None, {"player_0 x": 1.5, "player_1 x": -2.0}),
+]
+IDS = [f"{one.name}-{'std' if one.scaled else 'none'}-{number}" for number, one in enumerate(ALL)]
+REWARDS = st.one_of(
+    st.just({}),
+    st.builds(lambda value: {"score": value}, st.sampled_from((1.0, 2.0, -3.0, 1e-9, 1e6))),
+    st.builds(lambda value: {"illegal": value}, st.sampled_from((-0.5, -4.0))),
+    st.just({"score": 1.0, "length": -0.25}),
+)
+GAMES = st.lists(st.lists(st.tuples(st.integers(0, 1), REWARDS), max_size=6), max_size=5)
+
+
+def build(games: list[list[tuple[int, dict[str, float]]]]) -> list[Episode]:
+    return [
+        _episode(*(made_turn(player, rewards=rewards, num_players=3) for player, rewards in turns), game=number)
+        for number, turns in enumerate(games)
+    ]
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=IDS)
+@settings(deadline=None, max_examples=25)
+@given(games=GAMES, data=st.data())
+def test_each_own_turn_has_one_finite_value_that_neither_order_nor_anothers_penalty_changes(
+    estimator: Estimator, games: list[list[tuple[int, dict[str, float]]]], data: st.DataObject
+) -> None:
+    episodes = build(games)
+    for player in range(3):
+        values = estimator(episodes, player)
+        (whole,) = step_advantages([episodes], player, estimator, whiten=True)
+        for found in (values, whole):
+            assert [len(game) for game in found] == [len(episode.trajectory(player)) for episode in episodes]
+            assert all(math.isfinite(value) for game in found for value in game)
+    values = estimator(episodes, 0)
+    order = data.draw(st.permutations(range(len(episodes))))
+    for place, game in zip(order, estimator([episodes[one] for one in order], 0), strict=True):
+        assert game == pytest.approx(values[place], rel=1e-6, abs=1e-3)
+    penalty = st.sampled_from((0.0, -0.5, -100.0))
+    charged = [
+        [(player, {**parts, "illegal": data.draw(penalty)} if player else parts) for player, parts in turns]
+        for turns in games
+    ]
+    assert estimator(build(charged), 0) == values
+
+
+@pytest.mark.parametrize("estimator", [one for one in ALL if one.name != "baseline"], ids=lambda one: one.name)
+@settings(deadline=None, max_examples=25)
+@given(games=GAMES, shift=st.sampled_from((1.0, -7.5, 100.0)))
+def test_a_constant_for_every_game_changes_nothing(
+    estimator: Estimator, games: list[list[tuple[int, dict[str, float]]]], shift: float
+) -> None:
+    # At the end of the game, so that a return-to-go has it at every turn.
+    after = [[*turns, (1, {"score": shift})] for turns in games]
+    before = [[*turns, (1, {})] for turns in games]
+    for game, shifted in zip(estimator(build(before), 0), estimator(build(after), 0), strict=True):
+        assert shifted == pytest.approx(game, rel=1e-6, abs=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ALL, ids=IDS)
+def test_numbers_too_large_to_compare_are_never_a_quiet_zero(estimator: Estimator) -> None:
+    small = build([[(0, {"score": 1.0})], [(0, {"score": 0.0})]])
+    huge = build([[(0, {"score": 1e308})], [(0, {"score": 1e308})], [(0, {})]])
+    assert estimator(small, 0) != [[0.0], [0.0]]
+    flat = [value for game in estimator(huge, 0) for value in game]
+    assert any(not math.isfinite(value) or abs(value) > 0.1 for value in flat)
+    high = [value for game in estimator(build([[(0, {"score": 1e200})], [(0, {})]]), 0) for value in game]
+    assert any(not math.isfinite(value) or abs(value) > 0.1 for value in high)

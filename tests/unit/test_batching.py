@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import Estimator, choose_estimator
-from hanabi_grpo.training.advantages.estimators import grpo
-from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups, useful_share
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
+from hanabi_grpo.training.batching import next_baselines, plan_batches, sequences_of, usable_groups, useful_share
 from hanabi_grpo.types import DroppedGame, Episode, Turn
 from made_games import made_episode as _episode
 from made_games import made_turn
 
 OWN = ("player_0@3", "player_1@3")
+grpo = ESTIMATORS["grpo"]
 
 
 def _turn(player: int, length: int, score: float = 0.0, logprob: float = -0.25) -> Turn:
@@ -91,7 +91,14 @@ def test_every_sequence_is_in_one_micro_batch_and_ranks_have_equally_many(
     assert len({tuple(batch["grpo_batch"].player for batch in plan) for plan in plans}) == 1
     batches = [batch for plan in plans for batch in plan]
     found = _rows_of(batches)
-    assert len(found) == 5 and found == _rows_of(_plan())
+    assert [row[:2] for row in found] == [
+        ["player_0", 0],
+        ["player_0", 1],
+        ["player_0", 2],
+        ["player_1", 0],
+        ["player_1", 1],
+    ]
+    assert found == _rows_of(_plan())
     for batch in batches:
         rows, width = batch["model_inputs"]["input_ids"].shape
         assert shared or rows == 1 or rows * width <= tokens or not tokens
@@ -107,15 +114,6 @@ def _rows_of(batches: list[dict]) -> list[list]:
             if mask.any():
                 rows.append([data.player, data.games[row], *(column[mask].tolist() for column in columns)])
     return sorted(rows)
-
-
-def test_a_player_without_games_shares_nothing() -> None:
-    for tokens, parts in ((0, 2), (8, 1)):
-        first, *others = _plan(0, 1, 2, groups=([GROUP[2]] * 2,), tokens=tokens, shared=True)
-        assert first["grpo_batch"].player == "player_0"
-        alone = [batch for batch in others if batch["grpo_batch"].player == "player_1"]
-        assert len(alone) == parts
-        assert [batch["grpo_batch"].tree.ids.tolist() for batch in alone] == [[0]] * parts
 
 
 def test_the_useful_share_counts_what_is_no_padding_and_what_is_shared_once() -> None:
@@ -135,70 +133,41 @@ def _dropped(seed: int, game: int) -> DroppedGame:
     return DroppedGame(suite="train", seed=seed, game=game, reason=f"RuntimeError: {game}")
 
 
-def test_a_group_is_kept_while_two_games_remain_and_what_it_lost_is_named() -> None:
-    groups = [_deal(1, *GROUP), _deal(2, *GROUP[:2])]
-    assert usable_groups(groups, ()) == (groups, [])
-    kept, sentences = usable_groups(groups, [_dropped(1, 3), _dropped(1, 4), _dropped(1, 5)])
-    assert kept == groups
-    assert sentences == [
-        "deal train/1: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
-    ]
-
-
 def test_a_group_of_fewer_than_two_games_is_left_out_with_its_reason() -> None:
-    groups = [_deal(1, GROUP[0]), [], _deal(3, *GROUP), _deal(4, GROUP[0])]
-    kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1)])
-    assert kept == [groups[2]]
+    groups = [_deal(1, GROUP[0]), [], _deal(3, *GROUP), _deal(4, GROUP[0]), _deal(5, *GROUP)]
+    lost = [_dropped(5, game) for game in (3, 4, 5)]
+    kept, sentences = usable_groups(groups, [_dropped(1, 1), _dropped(2, 0), _dropped(2, 1), *lost])
+    assert kept == [groups[2], groups[4]]
     assert sentences == [
         "deal train/1: 1 of 2 games dropped (game 1: RuntimeError: 1); a group needs 2, so it is left out.",
         "deal train/2: 2 of 2 games dropped (game 0: RuntimeError: 0; game 1: RuntimeError: 1); a group needs 2, so it "
         "is left out.",
+        "deal train/5: 3 of 6 games dropped (game 3: RuntimeError: 3; game 4: RuntimeError: 4; …).",
         "deal train/4: 1 game(s) played; a group needs 2, so it is left out.",
     ]
 
 
-def test_players_with_data_have_said_something_in_any_game_on_whatever_rank() -> None:
-    one_of_player_1 = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
-    assert players_with_data(one_of_player_1, OWN) == {"player_0", "player_1"}
-    shares = [
-        {batch["grpo_batch"].player for batch in _plan(rank, 2, 1, one_of_player_1) if _has_loss(batch)}
-        for rank in range(2)
-    ]
-    assert shares == [{"player_0", "player_1"}, {"player_0"}]
+def test_a_player_has_data_where_it_said_something_in_any_game_on_whatever_rank() -> None:
+    groups = [_deal(1, _episode(_turn(0, 1)), _episode(_turn(0, 1), _turn(1, 1)))]
+    plans = [[batch["grpo_batch"] for batch in _plan(rank, 2, 1, groups)] for rank in range(2)]
+    assert [[one.has_data for one in plan] for plan in plans] == [[True, True]] * 2
+    assert [[bool(one.completion_mask.any()) for one in plan] for plan in plans] == [[True, True], [True, False]]
     said_nothing = replace(_turn(1, 1), reply_ids=(), logprobs=())
-    assert players_with_data([[_episode(_turn(0, 1), said_nothing)]], OWN) == {"player_0"}
+    plan = _plan(groups=[[_episode(_turn(0, 1), said_nothing)] * 2])
+    assert [batch["grpo_batch"].has_data for batch in plan] == [True, False]
 
 
 def _has_loss(batch: dict) -> bool:
     return bool(batch["grpo_batch"].completion_mask.any())
 
 
-@pytest.mark.parametrize("groups", [(), ([],)])
-def test_without_any_game_every_rank_gets_rows_without_loss(groups: Sequence[Sequence[Episode]]) -> None:
+def test_without_any_game_every_rank_gets_rows_without_loss() -> None:
     for rank in range(2):
-        batches = _plan(rank, 2, 2, groups)
+        batches = _plan(rank, 2, 2, ())
         assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_0", "player_1", "player_1"]
         assert not any(_has_loss(batch) for batch in batches)
         assert {tuple(batch["model_inputs"]["input_ids"].shape) for batch in batches} == {(1, 2)}
         assert {batch["grpo_batch"].num_items_in_batch.item() for batch in batches} == {1}
-
-
-def test_a_row_names_its_game_alike_for_every_player_and_rank() -> None:
-    groups = [_deal(1, *GROUP), _deal(2, *GROUP[:2])]
-    plans = [_plan(rank, 2, 1, groups) for rank in range(2)]
-    found: dict[str, list[int]] = {"player_0": [], "player_1": []}
-    for batch in (one["grpo_batch"] for plan in plans for one in plan):
-        assert len(batch.games) == len(batch.completion_mask)
-        found[batch.player] += batch.games
-    # Player 1 has no turn in the third game of the first deal.
-    assert {player: sorted(games) for player, games in found.items()} == {
-        "player_0": [0, 1, 2, 3, 4],
-        "player_1": [0, 1, 3, 4],
-    }
-    first = next(one["grpo_batch"] for one in plans[0] if one["grpo_batch"].player == "player_0")
-    lengths = {0: 8, 1: 6, 2: 4, 3: 8, 4: 6}
-    assert first.seq_lengths.tolist() == [lengths[game] for game in first.games]
-    assert [one["grpo_batch"].games for one in _plan(groups=())] == [(-1,), (-1,)]
 
 
 def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
@@ -209,3 +178,15 @@ def test_advantages_that_overflow_are_an_error_and_never_a_loss() -> None:
         with pytest.raises(NonFiniteError, match=r"player_0, deal train/0, game 0: advantages \["):
             _plan(groups=[group], estimator=estimator)
     assert _has_loss(_plan(groups=[big])[0])
+
+
+def test_baselines_hold_the_trained_seats_games_only() -> None:
+    alone = _episode(_turn(0, 1, 1.0), _turn(1, 1, 1.0), seats=OWN)
+    with_bot = _episode(_turn(0, 1), _turn(1, 1), seats=(OWN[0], "iggi"))
+    found = next_baselines({}, [[alone], [with_bot]], OWN)
+    assert found == {"player_0 x": 1.0, "player_1 x": 2.0}
+    # A game that ended before player 1's turn says nothing of player 1.
+    assert next_baselines(found, [[_episode(_turn(0, 1, 4.0))]], OWN) == {
+        "player_0 x": pytest.approx(1.3),
+        "player_1 x": 2.0,
+    }

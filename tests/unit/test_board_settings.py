@@ -1,27 +1,29 @@
-"""HANABI_PRESET and HANABI_PLAYERS choose the board without a dataset, and the tiny model follows."""
+"""What is played: by HANABI_PRESET and HANABI_PLAYERS, or by what `hanabi-grpo dataset` wrote; and its tiny model."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from doctor_machines import NOWHERE, find, free_port, make_model, only
+from doctor_machines import NOWHERE, find, only
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor import games
+from hanabi_grpo.commands.doctor.games import dataset_checks
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import deals, load_rows, num_steps, training_rows
+from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps, training_rows
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.sft import tiny_model
 
 
 def settings(**environ: object) -> Settings:
     return load_settings({name: str(value) for name, value in environ.items()}, NOWHERE).settings
+
+
+def command(*words: object) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["dataset", *map(str, words)])
+    return result.exit_code, result.output
 
 
 def test_without_a_dataset_the_settings_are_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,9 +49,9 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
     given = {"DATASET": path, "HANABI_PRESET": "marshal-mini"}
     with pytest.raises(SettingsError, match=r"but HANABI_PRESET='marshal-mini' is set as well\. Unset DATASET,"):
         training_rows(settings(**given))
-    check = only(find(games.dataset_checks, **given))
+    check = only(find(dataset_checks, **given))
     assert (check.status, check.remedy.split("   #")[0]) == ("fail", "unset DATASET")
-    assert only(find(games.dataset_checks, HANABI_PRESET="marshal-mini")).status == "ok"
+    assert only(find(dataset_checks, HANABI_PRESET="marshal-mini")).status == "ok"
     # Rows that name no board need one that is set.
     bare = tmp_path / "bare.jsonl"
     bare.write_text(json.dumps({"messages": [{"role": "user", "content": ""}], "env_config": {}}))
@@ -57,24 +59,9 @@ def test_a_dataset_of_another_board_is_refused_with_remedies_that_work(tmp_path:
         load_rows(bare, settings(DATASET=bare))
 
 
-def test_training_starts_in_any_folder(tmp_path: Path) -> None:
-    away = tmp_path / "away"
-    away.mkdir()
-    port = str(free_port())
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HANABI_")}
-    environ |= {"MODEL": str(make_model(tmp_path / "model")), "VLLM_SERVER_PORT": port, "HANABI_SERVER_TIMEOUT": "0.1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "hanabi_grpo.cli", "train"],
-        env=environ | {"HANABI_PRESET": "marshal-mini"},
-        cwd=away,
-        capture_output=True,
-        text=True,
-    )
-    assert "boards: marshal-mini\n" in done.stdout
-    assert done.returncode == 2 and "127.0.0.1" in done.stderr and "DATASET" not in done.stderr
-
-
-def test_the_tiny_model_is_that_of_the_board_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tiny_model_is_that_of_the_board_that_is_set_and_a_missing_one_names_its_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Where the one of the default board is not shipped, it is made like the others.
     monkeypatch.chdir(tmp_path)
     made: list[tuple[str, Any]] = []
@@ -86,22 +73,47 @@ def test_the_tiny_model_is_that_of_the_board_that_is_set(tmp_path: Path, monkeyp
         ({}, ["--preset", "mini", "--players", "3"], "outputs/tiny-mini-3-players", ("mini",)),
         ({}, ["--preset", "laptop", "--preset", "mini"], "outputs/tiny-laptop-mini", ("laptop", "mini")),
     ):
-        result = CliRunner().invoke(
-            app, ["tiny-model", *words], env={"HANABI_PRESET": "", "HANABI_PLAYERS": "", **environ}
-        )
+        given = {"HANABI_PRESET": "", "HANABI_PLAYERS": "", "MODEL": "", **environ}
+        result = CliRunner().invoke(app, ["tiny-model", *words], env=given)
         assert result.exit_code == 0, result.output
         assert (made[-1][0], made[-1][1].presets) == (folder, boards)
         if not words:
             # What the script of terminal 1 makes is what both terminals take.
             assert settings(**environ).model == folder
     assert (made[2][1].players, made[3][1].players) == (3, 3)
-
-
-def test_a_missing_model_names_the_command_for_its_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, value in (("HANABI_PRESET", "mini"), ("HANABI_PLAYERS", "3")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("MODEL", raising=False)
-    result = CliRunner().invoke(app, ["train"])
+    result = CliRunner().invoke(app, ["train"], env={**given, "HANABI_PRESET": "mini", "HANABI_PLAYERS": "3"})
     assert result.exit_code == 2
     assert "hanabi-grpo tiny-model --preset mini --players 3 --out outputs/tiny-mini-3-players" in result.stderr
+
+
+def test_a_curriculum_is_made_of_boards_with_shares_and_by_adding_rows(tmp_path: Path) -> None:
+    out = tmp_path / "mix.jsonl"
+    said = f"wrote {out} (steps 1 to 100: laptop); train on it with DATASET={out}\n"
+    assert command("--preset", "laptop", "--until-step", 100, "--out", out) == (0, said)
+    # A last line without an end is ended first.
+    out.write_bytes(out.read_bytes().rstrip(b"\n"))
+    options = ("--preset", "marshal-mini=3", "--preset", "laptop", "--from-step", 101, "--observation", "full")
+    code, output = command(*options, "--out", out)
+    assert code == 2 and "exists already; choose another name, remove it, or put the rows behind its own" in output
+    assert command(*options, "--out", out, "--add")[0] == 0
+    rows = load_rows(out, Settings())
+    assert [row["share"] for row in rows] == [1, 3, 1]
+    assert [row["env_config"]["observation"] for row in rows] == ["compact", "full", "full"]
+    assert mix_line(rows, Settings()) == (
+        "steps 1 to 100: laptop (compact); from step 101: marshal-mini (full) 75 %, laptop (full) 25 %"
+    )
+
+
+def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "mix.jsonl"
+    for words, problem in (
+        (("--preset", "laptop", "--from-step", 50), "no row plays in steps 1 to 49"),
+        (("--preset", "laptop=0"), "a share is a number from 0.0001 to 10000"),
+        (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
+        (("--preset", "labtop=3"), "did you mean 'laptop'"),
+        (("--preset", "laptop", "--until-step", 0), "until_step=0: must be the number of a step"),
+        (("--preset", "laptop", "--observation", "long"), "observation='long'"),
+        (("--preset", "mini", "--players", 3, "--preset", "laptop"), "preset 'laptop' is for 2 players"),
+    ):
+        code, output = command(*words, "--out", out)
+        assert code == 2 and problem in output and not out.exists()

@@ -1,92 +1,83 @@
-import io
-import json
+"""Every command: its place, help, environment variables and exit codes, and what one terminal says of the other."""
+
+import ast
 import os
 import re
+import signal
+import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-from doctor_machines import NOWHERE, ROOT, free_port
-from hanabi_grpo.cli import GROUPS, RENAMED, all_commands, app
-from hanabi_grpo.commands.console import offline_environ, server_command, trainer_command
-from hanabi_grpo.commands.nodes import trainer_argv
-from hanabi_grpo.commands.train import trainer_environ, wait_for_server
-from hanabi_grpo.errors import ServerError
-from hanabi_grpo.runs.resume import read_resume
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, read_settings
-from torn_checkpoints import write as write_checkpoint_of
+from doctor_machines import NOWHERE, ROOT, free_port, make_model
+from hanabi_grpo.cli import GROUPS, all_commands, app
+from hanabi_grpo.commands.console import INTERRUPTED, offline_environ, server_command
+from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
+from hanabi_grpo.commands.serve import trainer_command
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.server.supervisor import EXIT_CODE
+from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, batch_plan, load_settings, variables
 
 RUNNER = CliRunner()
+CLI = (sys.executable, "-m", "hanabi_grpo.cli")
+COMMANDS = all_commands()
+OURS = {variable.env for variable in variables()} | set(PASSED_THROUGH)
+# Of other software, read by the doctor, the W&B and hub libraries, or vLLM.
+OTHERS = {"VLLM_CPU_KVCACHE_SPACE", "HF_HUB_OFFLINE", "HF_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"}
+SERVER = {"VLLM_SERVER_PORT", "HANABI_PRESET", "TEMPERATURE"}
+NAMED = {
+    "serve": {"MODEL", "PORT", "HANABI_HOST", "HANABI_API_KEY", "VLLM_TENSOR_PARALLEL_SIZE", "CUDA_VISIBLE_DEVICES"},
+    "train": {"MODEL", "DATASET", "OUTPUT_DIR", "RESUME", "VLLM_SERVER_PORT", "NPROC_PER_NODE", "REPORT_TO"},
+    "evaluate": {*SERVER, "VLLM_SERVER_HOST", "HANABI_API_KEY", "DATASET", "MODEL", "WANDB_MODE", "HF_HOME"},
+    "collect": SERVER,
+    "cross-play": SERVER,
+    "play": SERVER,
+    "doctor": {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
+    "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
+    "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
+    "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
+    "view": {"WANDB_MODE", "WANDB_ENTITY", "OUTPUT_DIR"},
+    "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
+    "upload": {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_NAME", "WANDB_MODE", "CKPT_ARTIFACT_NAME"},
+    "watch": {"OUTPUT_DIR"},
+}
+# These show all settings, or look at a run folder or at nothing but their options.
+WITHOUT = {"settings", "report", "compare", "hanab-live"}
 
 
 def loaded(**environ: str) -> LoadedSettings:
     return load_settings(environ, NOWHERE)
 
 
-class _Health(BaseHTTPRequestHandler):
-    """Answers like the rollout server: 503 twice, then 200; 401 without the key where one is set."""
-
-    def do_GET(self) -> None:
-        server: Any = self.server
-        server.seen.append((self.path, self.headers.get("Authorization")))
-        if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
-            status = 401
-        else:
-            status = 200 if len(server.seen) > 2 else 503
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(b'{"status": "starting", "seconds": 146.2}' if status == 503 else b'{"instance_id": "i"}')
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def health_server() -> Iterator[Any]:
-    server: Any = HTTPServer(("127.0.0.1", 0), _Health)
-    server.seen, server.key = [], None
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def recording() -> Console:
-    return Console(record=True, width=200, file=io.StringIO())
-
-
-def test_commands_stand_in_groups_and_an_old_name_tells_the_new_one() -> None:
+def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -> None:
     text = RUNNER.invoke(app, ["--help"]).output
     panels = [line for line in text.splitlines() if line.startswith("╭─")]
     assert [re.findall(r"\w+", line)[0] for line in panels] == ["Options", *GROUPS]
-    for old, new in RENAMED.items():
-        result = RUNNER.invoke(app, [old, "outputs/run"])
-        assert (result.exit_code, result.stderr) == (2, f"error: hanabi-grpo {old}: is now hanabi-grpo {new}.\n")
-        assert new.split()[0] in all_commands()
+    for words in ([], *([command] for command in COMMANDS)):
+        result = RUNNER.invoke(app, [*words, "-h"])
+        assert result.exit_code == 0 and "Usage" in result.output
+        result = RUNNER.invoke(app, [*words, "--mine", "1", "--version"])
+        assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
-def test_every_command_has_help_and_a_version_and_starts_nothing() -> None:
-    for words in ([], *([command] for command in all_commands())):
-        for option in ("-h", "--help"):
-            result = RUNNER.invoke(app, [*words, option])
-            assert result.exit_code == 0 and "Usage" in result.output
-        for more in ([], ["--mine", "1"]):
-            result = RUNNER.invoke(app, [*words, *more, "--version"])
-            assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
+def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:
+    assert set(COMMANDS) == NAMED.keys() | WITHOUT and not NAMED.keys() & WITHOUT
+    for name, command in COMMANDS.items():
+        text = " ".join([command.help or "", *(getattr(each, "help", None) or "" for each in command.params)])
+        assert {env for env in NAMED.get(name, ()) if not re.search(rf"\b{env}\b", text)} == set(), name
+        assert set(re.findall(r"\b(?:HANABI|WANDB|VLLM|HF|CUDA|LORA|CKPT|NCCL)_[A-Z_0-9]+\b", text)) <= OURS | OTHERS
+    for name in WITHOUT - {"settings"}:
+        path = ROOT / "src" / "hanabi_grpo" / "commands" / f"{name.replace('-', '_')}.py"
+        calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        assert not {call.id for call in calls if isinstance(call, ast.Name)} & {"load_settings", "announce"}
 
 
-def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> None:
+def test_the_other_terminals_commands_repeat_what_only_this_shell_knows(tmp_path: Path) -> None:
     here = loaded(MODEL="my model", HANABI_PLAYERS="3", VLLM_SERVER_PORT="8123", HANABI_API_KEY="k", LEARNING_RATE="1")
     assert server_command(here) == (
         "HANABI_PLAYERS=3 MODEL='my model' HANABI_API_KEY=\"$HANABI_API_KEY\" PORT=8123 "
@@ -97,184 +88,93 @@ def test_the_other_terminals_commands_repeat_what_only_this_shell_knows() -> Non
         'HANABI_API_KEY="$HANABI_API_KEY" VLLM_SERVER_PORT=8123 bash tools/train/train_grpo_msswift.sh'
     )
     assert server_command(loaded()) == "bash tools/rollout/rollout_hanabi_gym.sh"
-
-
-def test_the_trainers_process_its_key_and_its_hubs(tmp_path: Path) -> None:
-    path = Path("outputs/x/settings.json")
-    assert trainer_argv(Settings(nproc_per_node=1), path, ["--a", "1"]) == [
-        *(sys.executable, "-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json", "--a", "1")
-    ]
-    assert trainer_argv(Settings(nproc_per_node=4), path, []) == [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"),
-        *("-m", "hanabi_grpo.training.main", "--settings", "outputs/x/settings.json"),
-    ]
-    (tmp_path / ".env").write_text("HANABI_API_KEY=topsecret\n")
-    assert trainer_environ(load_settings({}, tmp_path / ".env"))["HANABI_API_KEY"] == "topsecret"
     assert offline_environ(Settings(model=str(tmp_path)))["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in offline_environ(Settings(model="Qwen/Qwen3-4B"))
 
 
-def test_waiting_ends_when_the_server_is_healthy(health_server: Any) -> None:
-    console = recording()
-    here = loaded(VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="k")
-    health_server.key = "k"
-    wait_for_server(here, console, poll=0.01)
-    assert health_server.seen == [("/health/", "Bearer k")] * 3
-    text = console.export_text()
-    where = f"the rollout server at http://127.0.0.1:{health_server.server_port}"
-    assert text.splitlines() == [f"{where} is starting, 146 s", f"{where} is ready."]
+TWO = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
 
 
-def test_a_refused_key_and_a_server_that_never_comes_are_errors(health_server: Any) -> None:
-    health_server.key = "other"
-    here = loaded(VLLM_SERVER_PORT=str(health_server.server_port), HANABI_API_KEY="k")
-    with pytest.raises(ServerError, match=r"refuses this key .401.: set the same HANABI_API_KEY in both terminals"):
-        wait_for_server(here, recording(), poll=0.01)
-    console = recording()
-    here = loaded(VLLM_SERVER_PORT=str(free_port()), HANABI_SERVER_TIMEOUT="2.5")
-    with pytest.raises(ServerError) as caught:
-        wait_for_server(here, console, remind=0.05, poll=0.01)
-    assert "after 2.5 s (ConnectError" in str(caught.value)
-    assert f"PORT={here.settings.vllm_server_port} bash tools/rollout/rollout_hanabi_gym.sh" in str(caught.value)
-    assert console.export_text().count("Type in another terminal") > 1
+def test_the_trainer_is_one_process_or_torchrun_that_is_told_of_every_machine() -> None:
+    path, own = Path("run/settings.json"), ["-m", "hanabi_grpo.training.main", "--settings", "run/settings.json"]
+    assert read_nodes({}) == read_nodes({"NNODES": "1", "MASTER_ADDR": "x", "NODE_RANK": "7"}) == Nodes()
+    assert trainer_argv(Settings(nproc_per_node=1), path, ["--a", "1"], Nodes()) == [sys.executable, *own, "--a", "1"]
+    assert trainer_argv(Settings(nproc_per_node=4), path, [], Nodes()) == [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4", *own)
+    ]
+    nodes = read_nodes({**TWO, "MASTER_PORT": "29600"})
+    assert nodes == Nodes(count=2, rank=1, address="10.0.0.1", port=29600)
+    assert trainer_argv(Settings(nproc_per_node=1), path, ["--x"], nodes) == [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
+        *("--master_addr", "10.0.0.1", "--master_port", "29600", "--nproc_per_node", "1", *own, "--x"),
+    ]
 
 
-def train_environ(tmp_path: Path, **more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HANABI_")}
-    (tmp_path / "model").mkdir(exist_ok=True)
-    return {**kept, "MODEL": str(tmp_path / "model"), "OUTPUT_DIR": str(tmp_path / "run"), **more}
-
-
-def test_train_stops_at_the_first_impossible_thing_and_leaves_no_folder(
-    tmp_path: Path, start_process: Callable[..., Any]
-) -> None:
-    cases = {
-        "NPROC_PER_NODE=3": {"NPROC_PER_NODE": "3"},
-        "none.jsonl": {"DATASET": str(tmp_path / "none.jsonl")},
-        "hanabi-grpo tiny-model": {"MODEL": str(tmp_path / "no-model")},
-        "no rollout server at": {"HANABI_SERVER_TIMEOUT": "0.1", "VLLM_SERVER_PORT": str(free_port())},
-    }
-    for expected, more in cases.items():
-        process = start_process(
-            [sys.executable, "-m", "hanabi_grpo.cli", "train"],
-            env=train_environ(tmp_path, **more),
-            cwd=ROOT,
-            stdout=-1,
-            stderr=-1,
-        )
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 2 and expected in errors and "Traceback" not in errors
-        assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def train_command(
-    tmp_path: Path, health_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[Any, list[Any]]]:
-    """Run `hanabi-grpo train` up to the exec that would start the trainer; returns its result and that call."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-
-    def command(*options: str, **environ: str) -> tuple[Any, list[Any]]:
-        became: list[Any] = []
-        given = train_environ(tmp_path, VLLM_SERVER_PORT=str(health_server.server_port), **environ)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "execvpe", lambda *call: became.append(call))
-            for name, value in given.items():
-                patch.setenv(name, value)
-            return RUNNER.invoke(app, ["train", *options]), became
-
-    return command
-
-
-def test_train_leaves_its_settings_and_becomes_the_trainer(tmp_path: Path, train_command: Any) -> None:
-    result, [(program, argv, passed)] = train_command("--weight_decay", "0", HANABI_API_KEY="topsecret")
-    assert result.exit_code == 0, result.output
-    path = tmp_path / "run" / "settings.json"
-    assert program == sys.executable
-    assert argv[1:] == ["-m", "hanabi_grpo.training.main", "--settings", str(path), "--weight_decay", "0"]
-    assert passed["HANABI_API_KEY"] == "topsecret" and passed["HF_HUB_OFFLINE"] == "1"
-    assert "topsecret" not in path.read_text() + result.output
-    again = read_settings(path)
-    assert (again.output_dir, again.max_steps) == (tmp_path / "run", 500)
-    assert "500 steps of 8 deals × 16 games = 128 games, 256 trajectories" in result.output
-
-
-def test_a_killed_run_goes_on_from_its_newest_valid_checkpoint(tmp_path: Path, train_command: Any) -> None:
-    run = tmp_path / "run"
-    result, _ = train_command(RESUME="latest")
-    assert f"nothing to go on from in {run} yet: starts at step 0" in result.output
-    assert read_resume(run) is None
-    first = (run / "settings.json").read_text()
-    for step in (2, 3):
-        write_checkpoint_of(run, step)
-    (run / "checkpoint-3" / "manifest.json").unlink()
-    (run / ".checkpoint-4.partial").mkdir()
-    (run / "metrics.jsonl").write_text('{"step": 2}\n{"step": 3}\n')
-    (run / "episodes").mkdir()
-    (run / "episodes" / "step_000002.jsonl").touch()
-
-    result, became = train_command(RESUME="latest", LEARNING_RATE="0.01", HANABI_API_KEY="topsecret")
-    assert result.exit_code == 0 and len(became) == 1, result.output
-    for line in (
-        f"RESUME=latest: goes on from step 2 ({run}/checkpoint-2, saved ",
-        f"    passed over: {run}/.checkpoint-4.partial: was being written when its process ended.",
-        f"    passed over: {run}/checkpoint-3: no manifest.json",
-        "    changed since: LEARNING_RATE: was 0.0015, is 0.01",
-        "records after step 2 moved aside: 1 rows to metrics.discarded.jsonl, 1 files to episodes/discarded/",
-        f"settings until here: {run}/settings-until-step-2.json",
+def test_what_several_machines_need_is_said() -> None:
+    for changes, named in (
+        ({"NNODES": "0"}, "NNODES='0'"),
+        ({"NODE_RANK": "2"}, "NODE_RANK='2': a whole number from 0 to 1"),
+        ({"NODE_RANK": ""}, "NODE_RANK=''"),
+        ({"MASTER_ADDR": " "}, "MASTER_ADDR must be"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT='70000'"),
     ):
-        assert line in result.output
-    assert "SAVE_STEPS" not in result.output.partition("changed since")[2] and "topsecret" not in result.output
-    resumed = read_resume(run)
-    assert resumed is not None and (resumed.step, resumed.checkpoint) == (2, run / "checkpoint-2")
-    assert json.loads((run / "settings-until-step-2.json").read_text()) == json.loads(first)
-    assert read_settings(run / "settings.json").learning_rate == 0.01
-    assert (run / "metrics.jsonl").read_text() == '{"step": 2}\n' and not (run / ".checkpoint-4.partial").exists()
+        with pytest.raises(SettingsError, match=named):
+            read_nodes({**TWO, **changes})
+
+    def check(nodes: Nodes, **settings: Any) -> None:
+        made = Settings(**settings)
+        check_nodes(nodes, made, batch_plan(made))
+
+    first, second = Nodes(count=2, address="a"), Nodes(count=2, rank=1, address="a")
+    with pytest.raises(SettingsError, match="NNODES=2 DEEPSPEED=none"):
+        check(first)
+    with pytest.raises(SettingsError, match="micro-batches must be cut by tokens"):
+        check(first, deepspeed="zero2", per_device_train_batch_size=64)
+    with pytest.raises(SettingsError, match="NODE_RANK=1: OUTPUT_DIR must name the run folder of node 0"):
+        check(second, deepspeed="zero2")
+    check(second, deepspeed="zero2", output_dir=Path("run"))
+    check(Nodes(), per_device_train_batch_size=64)
 
 
-def test_a_resume_with_another_meaning_changes_nothing(tmp_path: Path, train_command: Any) -> None:
-    run = tmp_path / "run"
-    train_command()
-    write_checkpoint_of(run, 2)
-    (run / "metrics.jsonl").write_text('{"step": 3}\n')
-    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"}
-    result, became = train_command(RESUME="latest", LORA_RANK="8", TEMPERATURE="0.5")
-    assert result.exit_code == 2 and not became
-    assert "LORA_RANK: was 16, is 8" in result.stderr and "TEMPERATURE: was 1.0, is 0.5" in result.stderr
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != ".lock"} == before
+def environ(tmp_path: Path, **settings: str) -> dict[str, str]:
+    port = str(free_port())
+    kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+    own = {"OUTPUT_DIR": str(tmp_path / "run"), "PORT": port, "VLLM_SERVER_PORT": port, "REPORT_TO": "none"}
+    return {**kept, **own, **settings}
 
 
-def test_a_fork_starts_a_run_of_its_own(tmp_path: Path, train_command: Any) -> None:
-    train_command()
-    write_checkpoint_of(tmp_path / "run", 2)
-    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3}\n')
-    fork = {"RESUME": str(tmp_path / "run"), "OUTPUT_DIR": str(tmp_path / "fork")}
-    result, became = train_command(**fork, TEMPERATURE="0.5")
-    assert result.exit_code == 0 and len(became) == 1, result.output
-    assert "changed since: TEMPERATURE: was 1.0, is 0.5" in result.output
-    resumed = read_resume(tmp_path / "fork")
-    assert resumed is not None and resumed.checkpoint == tmp_path / "run" / "checkpoint-2"
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == '{"step": 3}\n'
-    result, became = train_command(**fork)
-    assert result.exit_code == 2 and not became and "by RESUME=latest" in result.stderr
+def test_an_answer_and_a_wrong_use_end_with_1_or_2_and_without_a_traceback(tmp_path: Path) -> None:
+    table = (ROOT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    rows = [int(line.split("|")[1]) for line in table.splitlines() if line.startswith("| ") and line[2].isdecimal()]
+    assert rows == [0, 1, 1, 2, EXIT_CODE, INTERRUPTED, 128 + signal.SIGTERM]
+    for words, settings, code, said in (
+        (("train", "--dry-run"), {"DATASET": "no/such.jsonl"}, 1, ""),
+        (("train", "--dry-run"), {"HANABI_PLAYERS": "7"}, 2, "error: HANABI_PLAYERS=7: Hanabi needs 2 to 5 players."),
+        (("no-such-command",), {}, 2, "no-such-command"),
+        (("report", "no-run"), {}, 2, "no-run: no such folder"),
+    ):
+        given = environ(tmp_path, **settings)
+        done = subprocess.run([*CLI, *words], env=given, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_finished_run_says_how_to_extend_it_and_ends_well(tmp_path: Path, train_command: Any) -> None:
-    run = tmp_path / "run"
-    train_command(MAX_STEPS="2", LORA_RANK="8")
-    write_checkpoint_of(run, 2)
-    settings = (run / "settings.json").read_text()
-    # What a trainer prints when it is stopped.
-    again = json.loads(settings)["resume_command"]
-    assert "MAX_STEPS=2 LORA_RANK=8 " in again
-    assert again.endswith(f" OUTPUT_DIR={run} RESUME=latest bash tools/train/train_grpo_msswift.sh")
-    result, became = train_command(
-        RESUME="latest", MAX_STEPS="2", LORA_RANK="8", HANABI_API_KEY="topsecret", WANDB_NAME="my run"
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_trainer_that_waits_ends_with_the_code_of_the_signal(
+    tmp_path: Path, number: signal.Signals, code: int, start_process: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    process = start_process(
+        [*CLI, "train"],
+        env={**environ(tmp_path, MODEL=str(make_model(tmp_path / "model"))), "PYTHONUNBUFFERED": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    assert result.exit_code == 0 and not became
-    assert "nothing left to train: step 2 of 2 is done." in result.output and "topsecret" not in result.output
-    assert "To go on: " in result.output and 'HANABI_API_KEY="$HANABI_API_KEY"' in result.output
-    assert f"LORA_RANK=8 WANDB_NAME='my run' OUTPUT_DIR={run} RESUME=latest MAX_STEPS=4 bash tools/" in result.output
-    assert (run / "settings.json").read_text() == settings
-    fork = train_command(RESUME=str(run), OUTPUT_DIR=str(tmp_path / "fork"), MAX_STEPS="2", LORA_RANK="8")
-    assert fork[0].exit_code == 0 and not fork[1] and not (tmp_path / "fork").exists()
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "waiting for" in line:
+            break
+    process.send_signal(number)
+    # A process that a signal ends has the shell's code for it.
+    ended = process.wait(timeout=60)
+    assert (128 - ended if ended < 0 else ended) == code

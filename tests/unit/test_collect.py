@@ -20,7 +20,6 @@ from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
-from server_app import running_app
 from training_runs import LAPTOP
 
 RUNNER = CliRunner()
@@ -60,7 +59,7 @@ def test_games_are_whole_episodes_in_rotating_seats_that_the_viewer_shows() -> N
         check_replay(Setup(HANABI, EnvConfig.parse(told["env_config"])), one)
     assert (told["complete"], told["games_done"], told["line_up"], told["env"]) == (True, 15, "iggi,random", "hanabi")
     assert told["mean_score"] == pytest.approx(sum(one.result["score"] for one in found) / 15)
-    assert "15 games of 5 deals" in answer.stdout and "games/s" in answer.stdout
+    assert "15 games of 5 deals" in answer.stdout
     shown = RUNNER.invoke(app, ["view", "games"])
     assert shown.exit_code == 0 and "15 of 15 games" in shown.stdout
 
@@ -82,30 +81,11 @@ def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], n
             referee.step({turn.player: turn.action})
 
 
-def test_kuhn_poker_is_collected_with_the_first_words_return() -> None:
-    setup = Setup(KUHN, KUHN.presets["kuhn"])
-    line_up = parse_line_up("equilibrium-0,random", 2, env="kuhn")
-    state = collect_games(
-        Collection(line_up=line_up, setup=setup, suite="x", num_deals=60, num_games=1, rotate=True, prompts=True),
-        Path("games"),
-    )
-    rows = [json.loads(line) for line in Path("games/games_000000.jsonl").read_text().splitlines()]
-    assert [(row["env"], row["seats"][row["seed"] % 2]) for row in rows] == [("kuhn", "equilibrium-0")] * 60
-    assert state.games == 60 and state.score > 0
-
-
-def test_no_prompts_leaves_them_out_and_no_rotate_keeps_the_seats() -> None:
-    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "4", "--no-prompts", "--no-rotate")
-    assert answer.exit_code == 0, answer.output
+def test_a_held_out_suite_is_played_with_a_warning_and_the_options_leave_out_prompts_and_rotation() -> None:
+    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "4", "--suite", "eval", "--no-prompts", "--no-rotate")
+    assert answer.exit_code == 0 and "training on these games spoils evaluations" in answer.stderr
     assert {turn.prompt for one in episodes() for turn in one.turns} == {""}
     assert {one.seats for one in episodes()} == {("iggi", "random")}
-
-
-def test_a_held_out_suite_is_played_with_a_warning() -> None:
-    answer = collect("blind", *ON_LAPTOP, "--deals", "2", "--suite", "eval")
-    assert answer.exit_code == 0
-    assert "training on these games spoils evaluations" in answer.stderr
-    assert "spoils" not in RUNNER.invoke(app, ["collect", "blind", *ON_LAPTOP, "--out", "other"]).stderr
 
 
 def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_games_refused() -> None:
@@ -153,18 +133,3 @@ def test_every_cut_of_shards_and_ledger_goes_on_to_the_same_games(monkeypatch: p
         collect_games(what, folder)
         assert {path: path.read_bytes() for path in sorted(folder.glob("games_*.jsonl"))} == whole
         assert ledger.read_bytes() == b"".join(rows)
-
-
-def test_models_play_beside_scripts_and_everybody_has_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    with running_app() as server:
-        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
-        answer = collect("base,iggi", *ON_LAPTOP, "--deals", "6", "--games", "4", "--temperature", "0.5")
-    assert answer.exit_code == 0, answer.output
-    found = episodes()
-    assert [(one.seed, one.game) for one in found] == [(deal, game) for deal in range(6) for game in range(4)]
-    for one in found:
-        for turn in one.turns:
-            assert turn.prompt
-            assert bool(turn.reply_ids) == (one.seats[turn.player] == "base")
-    assert about()["temperature"] == 0.5
-    assert about()["policies"]["base"].startswith("f" * 16)

@@ -1,3 +1,5 @@
+"""`hanabi-grpo compare`: arms of several seeds, from the words to the picture."""
+
 import dataclasses
 import json
 import math
@@ -8,23 +10,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 from scipy import stats
+from typer.testing import CliRunner
 
+from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.comparison.conditions import condition_notes
-from hanabi_grpo.evaluation.comparison.curves import Axis, arm_curve, common_end, last_mean
-from hanabi_grpo.evaluation.comparison.held_out import held_out
-from hanabi_grpo.evaluation.comparison.runs import Arm, load_arms
-from hanabi_grpo.evaluation.comparison.seeds import over_seeds, welch_difference
-from hanabi_grpo.evaluation.comparison.words import parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes, load_arms, parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.figures import arm_curve, held_out, last_mean, over_seeds, welch_difference
+from hanabi_grpo.evaluation.comparison.tables import compare_arms
+from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
 from training_runs import made_evaluation, made_run
 
 SAMPLED = "sampled.json"
 FEW = st.lists(st.floats(0, 25), min_size=2, max_size=6)
 
 
-def loaded(**arms: list[Path]) -> tuple[Arm, ...]:
-    return load_arms(arms)[1]
+def loaded(*, by_games: bool = False, **arms: list[Path]) -> tuple[Arm, ...]:
+    return load_arms(arms, by_games=by_games)[1]
 
 
 def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_path: Path) -> None:
@@ -36,10 +40,8 @@ def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_p
         "a": [tmp_path / "a-0", tmp_path / "a-1"],
     }
     for texts, message in (
-        ([], "no arm to compare; give NAME=RUN"),
         (["outputs/a"], "'outputs/a': an arm needs a name and runs"),
         (["=outputs/a"], "an arm needs a name"),
-        (["a="], "a folder name is empty"),
         (["a=x,,y"], "a folder name is empty"),
         (["a=/nowhere/x*"], "'/nowhere/x*' of arm 'a': no folder matches"),
         (["a=x", "a=y"], "two arms are called 'a'"),
@@ -49,41 +51,31 @@ def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_p
         with pytest.raises(SettingsError) as caught:
             parse_arms(texts)
         assert message in str(caught.value)
-
-
-def test_a_reference_is_a_name_and_a_number() -> None:
     assert parse_reference("T=1 hint-bot=2.632") == ("T=1 hint-bot", 2.632)
-    for text in ("hint-bot", "=2", "a=", "a=nan", "a=inf", "a=x"):
-        with pytest.raises(SettingsError, match=r"give NAME=SCORE"):
-            parse_reference(text)
 
 
 def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Path) -> None:
-    made_run(tmp_path / "demo" / "train", [1.0, None, 2.0], settings={"SEED": 3}, tail='{"step": 4, "ga')
+    home = made_run(tmp_path / "demo" / "train", [1.0, None, 2.0], settings={"SEED": 3}, tail='{"step": 4, "ga')
     made_evaluation(tmp_path / "demo" / SAMPLED, [1.0, 3.0, 2.0])
     (tmp_path / "demo" / "other.json").write_text('{"scores": []}')
-    for folder in (tmp_path / "demo", tmp_path / "demo" / "train"):
+    for folder in (tmp_path / "demo", home):
         preset, (arm,) = load_arms({"a": [folder]})
         (run,) = arm.runs
-        assert preset == "laptop"
-        assert (run.steps.tolist(), run.games.tolist(), run.scores.tolist()) == ([1, 3], [64, 192], [1, 2])
+        assert (preset, run.x.tolist(), run.scores.tolist()) == ("laptop", [1, 3], [1, 2])
         assert (run.num_games, run.seconds, run.settings["SEED"]) == (192, 6.0, 3)
         assert list(run.evaluations) == [SAMPLED]
-
-
-def test_the_parts_of_a_resumed_run_are_added(tmp_path: Path) -> None:
+    assert loaded(by_games=True, a=[home])[0].runs[0].x.tolist() == [64, 192]
+    # The parts of a resumed run are added.
     rows = [{"step": step, "games": 1, "score/mean": 1, "seconds": time} for step, time in enumerate((5, 9, 4, 8, 3))]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert loaded(a=[tmp_path])[0].runs[0].seconds == 9 + 8 + 3
+    (home / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert loaded(a=[home])[0].runs[0].seconds == 9 + 8 + 3
 
 
-def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_no_runs_and_runs_of_different_presets_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    no_score = 'no step has a "score/mean"'
     for name, text, message in (
-        ("blank", "", no_score),
-        ("torn", '{"step": 1, "ga', no_score),
-        ("null", '{"step": 1, "games": 2, "score/mean": null}', no_score),
+        ("torn", '{"step": 1, "ga', 'no step has a "score/mean"'),
+        ("null", '{"step": 1, "games": 2, "score/mean": null}', 'no step has a "score/mean"'),
         ("missing", None, "no such folder"),
         ("empty", None, "neither it nor its train/ has a metrics.jsonl"),
     ):
@@ -92,23 +84,9 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
             (tmp_path / name / "metrics.jsonl").write_text(text)
         with pytest.raises(SettingsError, match=message):
             loaded(a=[tmp_path / name])
-
-
-def test_runs_of_different_presets_are_refused_unless_one_that_all_have_is_named(tmp_path: Path) -> None:
-    laptop, mini = made_run(tmp_path / "l", [1.0]), made_run(tmp_path / "m", [2.0], preset="mini")
-    both = made_run(tmp_path / "b", [1.0])
-    row = {"step": 1, "games": 2, "score/mean": 1.5, "games/mini": 1, "score/mini": 2.5}
-    row |= {"games/laptop": 1, "score/laptop": 0.5}
-    (both / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    for arms, named, message in (
-        ({"a": [laptop], "b": [mini]}, None, r"different presets \(.*l: laptop; .*m: mini\)"),
-        ({"a": [laptop], "b": [both]}, None, r"choose one with --preset, e\.g\. laptop"),
-        ({"a": [laptop], "b": [both]}, "mini", r"--preset mini: .*l trained on laptop"),
-    ):
-        with pytest.raises(SettingsError, match=message):
-            load_arms(arms, preset=named)
-    preset, found = load_arms({"a": [laptop], "b": [both]}, preset="laptop")
-    assert (preset, [arm.runs[0].scores.tolist() for arm in found]) == ("laptop", [[1.0], [0.5]])
+    runs = made_run(tmp_path / "l", [1.0]), made_run(tmp_path / "m", [2.0], preset="mini")
+    with pytest.raises(SettingsError, match=r"different presets \(.*l: laptop; .*m: mini\)"):
+        loaded(a=[runs[0]], b=[runs[1]])
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss")  # SciPy's own, of runs that are all alike
@@ -131,32 +109,30 @@ def test_three_seeds_reach_four_errors_and_one_seed_has_none() -> None:
     alone = over_seeds([2.5])
     assert alone.mean == 2.5 and math.isnan(alone.standard_error) and math.isnan(alone.low)
     assert math.isnan(welch_difference([1.0], [2.0, 3.0]).standard_error)
-    assert welch_difference([1.0, 1.0], [2.0, 2.0]) == dataclasses.replace(
-        over_seeds([1.0, 1.0]), mean=1.0, low=1.0, high=1.0
-    )
+    assert dataclasses.astuple(welch_difference([1.0, 1.0], [2.0, 2.0])) == (1.0, 0.0, 1.0, 1.0)
 
 
 def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_one(tmp_path: Path) -> None:
     runs = [made_run(tmp_path / str(height), [height] * 4) for height in (1.0, 2.0, 3.0)]
-    three, two, one = (arm_curve(loaded(a=runs[:count])[0], Axis.STEPS, 4, 2) for count in (3, 2, 1))
+    three, two, one = (arm_curve(loaded(a=runs[:count])[0], 4, 2) for count in (3, 2, 1))
     assert three.band == "t interval" and three.mean.tolist() == [2.0] * 4
     assert three.high.tolist() == pytest.approx([2.0 + 4.302653 * 3**-0.5] * 4)
     assert (two.band, two.low.tolist(), two.high.tolist()) == ("range", [1.0] * 4, [2.0] * 4)
     assert (one.band, one.low.tolist()) == ("", [1.0] * 4)
 
 
-@pytest.mark.parametrize(("axis", "end"), [(Axis.STEPS, 4), (Axis.GAMES, 256)])
-def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path, axis: Axis, end: float) -> None:
+@pytest.mark.parametrize(("by_games", "end"), [(False, 4), (True, 256)])
+def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path, by_games: bool, end: float) -> None:
     long = made_run(tmp_path / "long", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     gaps = made_run(tmp_path / "gaps", [2.0, None, 4.0, 6.0, None])
     fast = made_run(tmp_path / "fast", [3.0, 1.0, 1.0, 5.0], games=100.0)
-    arms = loaded(a=[long, gaps], b=[fast])
-    assert common_end(arms, axis) == end
-    for arm in arms:
-        curve = arm_curve(arm, axis, end, 2)
-        assert curve.x[-1] <= end
-        assert curve.mean[-1] == pytest.approx(fmean(last_mean(run, axis, end, 2) for run in arm.runs))
-    assert arm_curve(arms[0], axis, end, 1).mean.tolist() == [1.5, 2.5, 3.5, 5.0]
+    arms = loaded(by_games=by_games, a=[long, gaps], b=[fast])
+    found = compare_arms("laptop", arms, window=2)
+    assert found.end == end
+    for arm, curve, training in zip(arms, found.curves, found.training, strict=True):
+        assert curve.x[-1] <= end and curve.mean[-1] == pytest.approx(fmean(training))
+        assert list(training) == [last_mean(run, end, 2) for run in arm.runs]
+    assert arm_curve(arms[0], end, 1).mean.tolist() == [1.5, 2.5, 3.5, 5.0]
 
 
 def test_errors_over_runs_and_over_deals_are_told_apart(tmp_path: Path) -> None:
@@ -167,7 +143,7 @@ def test_errors_over_runs_and_over_deals_are_told_apart(tmp_path: Path) -> None:
             figures = {"bombed": rise / 4}
             made_evaluation(run / SAMPLED, [rise, rise + 1.0, rise + 2.0, rise + 1.0], figures=figures)
             arms[name].append(run)
-    found = held_out(loaded(**arms), SAMPLED)
+    found = held_out(load_arms(arms)[1], SAMPLED)
     first, other = found.arms
     assert first is not None and other is not None
     assert found.same_deals and found.name == "sampled (T=1)"
@@ -195,16 +171,6 @@ def test_other_deals_have_no_error_over_deals_and_other_games_are_refused(tmp_pa
         held_out(loaded(a=runs[:1], b=runs[1:]), SAMPLED)
 
 
-def test_an_evaluation_that_nobody_has_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "run", [1.0])
-    with pytest.raises(SettingsError, match=r"--evaluation greedy\.json: no run has this file"):
-        load_arms({"a": [run]}, evaluations=["greedy.json"])
-    (run / "greedy.json").write_text('{"results": [{"label": "x"}, {"label": "y"}]}')
-    assert loaded(a=[run])[0].runs[0].evaluations == {}
-    with pytest.raises(SettingsError, match=r"holds 2 line-ups \(x, y\)"):
-        load_arms({"a": [run]}, evaluations=["greedy.json"])
-
-
 def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(tmp_path: Path) -> None:
     def run(name: str, **settings: object) -> Path:
         always = {"OUTPUT_DIR": f"/tmp/{name}", "PORT": len(name), "HANABI_DEAL_SEED": 1, "WANDB_NAME": name}
@@ -218,6 +184,74 @@ def test_settings_that_differ_are_said_and_those_that_change_nothing_are_not(tmp
         "The runs of b differ in BETA: 0.1, 0.2.",
         "Runs of b share SEED and HANABI_DEAL_SEED: they are no independent seeds.",
     ]
-    for folder in other:
-        (folder / "settings.json").write_text('{"sett')
-    assert condition_notes(loaded(a=base, b=other)) == []
+
+
+def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path: Path) -> None:
+    for name, height in (("a", 1.0), ("b", 2.0)):
+        for seed in range(3):
+            run = tmp_path / f"{name}-{seed}"
+            made_run(run / "train", [height + 0.1 * seed] * 12, settings={"SEED": seed})
+            for kind, rise, heat in (("sampled", 0.0, 1.0), ("greedy", 0.5, 0.0)):
+                scores = [height + rise + 0.1 * seed] * 3 + [height + rise - 0.1]
+                made_evaluation(run / f"{kind}.json", scores, temperature=heat)
+    arms = [f"per player={tmp_path}/a-*", f"shared={tmp_path}/b-0,{tmp_path}/b-1,{tmp_path}/b-2"]
+    out = tmp_path / "new folder"
+    files = [f"--out-png={out}/c.png", f"--out-markdown={out}/c.md", f"--out-json={out}/c.json"]
+    words = ["compare", *arms, "--reference", "hint-bot=2.632", "--title", "T [x]", *files]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    lines = (out / "c.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "### T [x]"
+    assert "| arm | runs | games/run | seconds/run | training, last 10 steps | greedy | sampled (T=1) |" in lines
+    # Means 1.1 of training; of sampled 0.975, 1.05 and 1.125.
+    error = 0.075 / math.sqrt(3)
+    assert f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |" in lines
+    row = next(line for line in lines if line.startswith("| shared − per player"))
+    assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
+    assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.78.", f"- {ATTAINABLE_SOURCE}"]
+    assert "| attainable | – | – | – | – | 3.78 | 3.78 |" in lines
+    assert lines.count("| attainable | 3.78 | – | – | – | – |") == 2
+    assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
+    shared = json.loads((out / "c.json").read_text(encoding="utf-8"))["arms"][1]
+    assert [run["seed"] for run in shared["runs"]] == [0, 1, 2]
+    assert shared["evaluations"]["sampled.json"]["difference"]["seeds"]["mean"] == pytest.approx(1.0)
+    assert len(shared["curve"]["x"]) == len(shared["curve"]["low"]) == 12
+    pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
+    for color in ("#0072B2", "#D55E00"):
+        assert [round(255 * part) for part in to_rgb(color)] in pixels
+
+
+def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_path: Path) -> None:
+    short = made_run(tmp_path / "short", [1.0, 2.0, 3.0], preset=None)
+    long = made_run(tmp_path / "long", [1.0, 2.0, 3.0, 9.0, 9.0], preset=None, games=128)
+    made_evaluation(long / "sampled.json", [1.0, 2.0])
+    words = ["compare", f"a={short}", f"b={long}", "--window", "1", f"--out-json={tmp_path}/c.json"]
+    answer = CliRunner().invoke(app, words)
+    assert answer.exit_code == 0, answer.output
+    assert "up to step 3" in answer.output and "9.000" not in answer.output
+    for note in (
+        "Runs have 3 to 5 steps: curves and training means use the first 3.",
+        "--x games compares them at equal games",
+        "sampled.json: 0 of 1 runs of a have it.",
+        "One run only, so nothing is known about other seeds: a, b.",
+    ):
+        assert note in answer.output
+    assert json.loads((tmp_path / "c.json").read_text())["arms"][0]["training"]["standard_error"] is None
+    answer = CliRunner().invoke(app, [*words, "--x", "games"])
+    assert "Runs have 192 to 640 games: curves and training means use the first 192." in answer.output
+    assert "--x games compares" not in answer.output
+
+
+def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", [1.0])
+    for words, message in (
+        (["--x", "hours"], "Invalid value for '--x'"),
+        (["--window", "0"], "Invalid value for '--window'"),
+        (["--reference", "x"], "--reference 'x': give NAME=SCORE"),
+        (["--reference", "a=nan"], "--reference 'a=nan': give NAME=SCORE"),
+        (["--out-json", f"{run}/metrics.jsonl/c.json"], "c.json: cannot be written ("),
+        (["--out-png", f"{run}/metrics.jsonl/c.png"], "choose another place"),
+    ):
+        answer = CliRunner().invoke(app, ["compare", f"a={run}", *words])
+        assert answer.exit_code == 2, answer.output
+        assert message in answer.output.replace("\n", " ")

@@ -1,20 +1,17 @@
+"""Means over deals, their errors and their differences: of one line-up, and of a cross-play's matrix."""
+
 import math
 import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.deal_statistics import clustered_error, difference, estimate
-
-
-def test_with_different_starts_the_error_is_the_usual_one() -> None:
-    values = (2.0, 3.0, 0.0, 1.0, 4.0)
-    found = estimate(values, (0, 1, 2, 3, 4))
-    assert found.mean == pytest.approx(2.0)
-    assert found.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5))
-    assert (found.num_deals, found.num_starts) == (5, 5)
+from hanabi_grpo.evaluation.crossplay.statistics import Matrix, jackknife_error
+from hanabi_grpo.runs.deal_statistics import difference, estimate
 
 
 def test_the_clustered_error_of_a_small_example_is_the_one_worked_out_by_hand() -> None:
@@ -23,6 +20,9 @@ def test_the_clustered_error_of_a_small_example_is_the_one_worked_out_by_hand() 
     assert found.mean == pytest.approx(2.0)
     assert found.standard_error == pytest.approx(math.sqrt(21) / 5)
     assert (found.num_deals, found.num_starts) == (5, 3)
+    values = (2.0, 3.0, 0.0, 1.0, 4.0)
+    alone = estimate(values, (0, 1, 2, 3, 4))
+    assert alone.standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5)), "the usual one"
 
 
 def test_the_interval_is_that_of_resampled_starts() -> None:
@@ -31,23 +31,6 @@ def test_the_interval_is_that_of_resampled_starts() -> None:
     assert (found.low, found.high) == (0.0, 1.0)
     uneven = estimate((0.0, 0.0, 0.0, 3.0), (0, 0, 0, 1))
     assert (uneven.low, uneven.high) == (0.0, 3.0)
-
-
-def test_intervals_cover_the_truth_as_often_as_they_say_and_unclustered_errors_do_not() -> None:
-    """400 simulated evaluations of 300 deals on 60 starts, which decide most of the score; the truth is 0."""
-    rng = np.random.default_rng(11)
-    covered = {"error": 0, "interval": 0, "unclustered": 0}
-    for _ in range(400):
-        starts = rng.integers(60, size=300)
-        values = (rng.normal(size=60)[starts] + 0.5 * rng.normal(size=300)).tolist()
-        found = estimate(tuple(values), tuple(starts.tolist()))
-        covered["error"] += abs(found.mean) <= 2.0 * found.standard_error
-        covered["interval"] += found.low <= 0 <= found.high
-        covered["unclustered"] += abs(found.mean) <= 1.96 * statistics.stdev(values) / math.sqrt(300)
-    shares = {name: count / 400 for name, count in covered.items()}
-    assert 0.91 <= shares["error"] <= 0.98
-    assert 0.90 <= shares["interval"] <= 0.98
-    assert shares["unclustered"] < 0.75, "the simulation would not notice a lost clustering"
 
 
 def test_a_difference_is_taken_deal_by_deal() -> None:
@@ -71,13 +54,58 @@ def test_equal_differences_have_no_error_and_too_few_deals_are_refused() -> None
             estimate(values, starts)
 
 
-def test_deals_of_all_starts_are_independent_although_one_may_come_twice() -> None:
-    """The mean over many deals misses the mean over all decks by as much as it says."""
-    spec, errors = make_spec("laptop"), []
-    share = 3 / 8  # of decks whose first card is a red 1
-    for sample in range(200):
-        seeds = range(400 * sample, 400 * (sample + 1))
-        firsts = [float(str(shuffled_deck(spec, "eval", seed)[0]) == "R1") for seed in seeds]
-        mean, error, _ = clustered_error(np.array(firsts), np.arange(400))
-        errors.append((mean - share) / error)
-    assert 0.85 < float(np.std(errors)) < 1.15
+def matrix(scores: object) -> Matrix:
+    array = np.asarray(scores, dtype=np.float64)
+    return Matrix(scores=array, starts=np.arange(array.shape[2]))
+
+
+def random_scores(count: int, deals: int, seed: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).integers(0, 26, size=(count, count, deals)).astype(np.float64)
+
+
+HAND_MADE = matrix([[[4, 4], [1, 3], [0, 2]], [[2, 0], [5, 3], [4, 4]], [[3, 3], [2, 4], [2, 2]]])
+
+
+def test_the_whole_matrix_by_hand() -> None:
+    figures = HAND_MADE.whole()
+    # Per deal: diagonal (4+5+2)/3 and (4+3+2)/3; off it (1+0+2+4+3+2)/6 and (3+2+0+4+3+4)/6.
+    assert [figures[name].mean for name in ("self_play", "cross_play", "gap")] == pytest.approx([10 / 3, 7 / 3, 1.0])
+    # Gaps of the two deals: 11/3 - 2 and 3 - 8/3; half their distance is the error of their mean.
+    assert figures["gap"].error_deals == pytest.approx((5 / 3 - 1 / 3) / 2)
+    # Left out: entry 0: (4+2)/2 - (4+3)/2; entry 1: (4+2)/2 - (1+3)/2; entry 2: (4+4)/2 - (2+1)/2.
+    assert figures["gap"].error_entries == pytest.approx((2 / 3 * (1.5**2 + 0 + 1.5**2)) ** 0.5)
+    assert figures["gap"].error_entries == pytest.approx(jackknife_error([-0.5, 1.0, 2.5]))
+
+
+def test_each_entry_by_hand() -> None:
+    zero, one, two = map(HAND_MADE.entry, range(3))
+    assert zero.self_play == (4.0, 0.0)
+    assert zero.first_seat.mean == pytest.approx((2 + 1) / 2)
+    assert zero.other_seats.mean == pytest.approx((1 + 3) / 2)
+    assert zero.gap.mean == pytest.approx(2.25)
+    assert (zero.worst_partner, zero.worst.mean) == (2, 1.0)
+    assert (one.worst_partner, one.worst.mean) == (0, 1.0)
+    assert (two.worst_partner, two.worst.mean) == (0, 3.0), "of two equal partners the first"
+    # Cross-play: 1.75, (1+4+2+3)/4, (3+3+1+4)/4.
+    assert [entry.cross_play.mean for entry in (zero, one, two)] == pytest.approx([1.75, 2.5, 2.75])
+
+
+@given(st.integers(2, 6), st.integers(0, 99))
+def test_luck_that_all_pairs_share_is_in_no_difference(count: int, seed: int) -> None:
+    scores = random_scores(count, 12, seed)
+    luck = np.random.default_rng(seed + 1000).normal(0, 10, size=12)
+    calm, lucky = matrix(scores), matrix(scores + luck)
+    assert lucky.whole()["gap"][1:] == pytest.approx(calm.whole()["gap"][1:], nan_ok=True)
+    for entry in range(count):
+        assert lucky.entry(entry).gap == pytest.approx(calm.entry(entry).gap)
+
+
+def test_a_missing_cell_spoils_what_needs_it_and_nothing_else() -> None:
+    scores = random_scores(4, 6, 2)
+    scores[1, 2] = math.nan
+    whole, entries = matrix(scores).whole(), [matrix(scores).entry(number) for number in range(4)]
+    assert math.isfinite(whole["self_play"].error_entries)
+    assert all(math.isnan(value) for value in (*whole["cross_play"], *whole["gap"]))
+    assert [math.isfinite(entry.gap.mean) for entry in entries] == [True, False, False, True]
+    assert [entry.worst_partner is None for entry in entries] == [False, True, False, False]
+    assert math.isfinite(entries[1].other_seats.mean) and math.isnan(entries[1].first_seat.mean)

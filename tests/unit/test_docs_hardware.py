@@ -10,9 +10,8 @@ import pytest
 from dotenv import dotenv_values
 
 from doctor_machines import NOWHERE, ROOT
-from hanabi_grpo.commands.doctor import model
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.weights import adapter_parameters, num_parameters
+from hanabi_grpo.commands.doctor.model import server_bytes, trainer_bytes
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.device import Device
@@ -42,29 +41,18 @@ def table(name: str) -> list[list[str]]:
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sizes of Qwen3-4B; its weights are a hole in the file."""
     hidden, inner, vocabulary = 2560, 9728, 151936
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
+    shapes = {"model.embed_tokens": (vocabulary, hidden), "model.norm": (hidden,)}
+    layer = {
+        **{f"self_attn.{name}_proj": (size, hidden) for name, size in (("q", 4096), ("k", 1024), ("v", 1024))},
+        **{"self_attn.o_proj": (hidden, 4096), "self_attn.q_norm": (128,), "self_attn.k_norm": (128,)},
+        **{"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)},
+        **{"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)},
     }
-    for layer in range(36):
-        parts = {
-            "self_attn.q_proj": (4096, hidden),
-            "self_attn.k_proj": (1024, hidden),
-            "self_attn.v_proj": (1024, hidden),
-            "self_attn.o_proj": (hidden, 4096),
-            "self_attn.q_norm": (128,),
-            "self_attn.k_norm": (128,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }
-        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in parts.items()}
+    shapes |= {f"model.layers.{number}.{name}": shape for number in range(36) for name, shape in layer.items()}
     header, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     folder = tmp_path_factory.mktemp("qwen")
     (folder / "config.json").write_text(json.dumps(QWEN3_4B))
     text = json.dumps(header).encode()
@@ -74,10 +62,10 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def context(profile: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> Context:
+def context(profile: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     """Return what the doctor looks at on a GPU machine, for conversations of nothing but replies."""
     monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind="gpu", reason="a test says so"))
-    given = {"HANABI_PROFILE": str(profile), "MODEL": str(folder), **more}
+    given = {"HANABI_PROFILE": str(profile), "MODEL": str(folder)}
     found = Context(loaded=load_settings(given, NOWHERE), shell={})
     found.__dict__["budget"] = None
     return found
@@ -95,15 +83,9 @@ def test_the_table_holds_exactly_what_the_profiles_set() -> None:
     assert len({row[0] for row in rows}) == len(rows)
 
 
-def test_what_a_profile_says_of_runs_is_what_the_page_says() -> None:
-    for name, path in PROFILES.items():
-        [row] = [line for line in TEXT.splitlines() if f"`tools/profiles/{name}.env`" in line and line.startswith("|")]
-        answer = row.split("|")[4].strip()
-        assert (answer == "no") == ("NOT RUN" in path.read_text(encoding="utf-8")), name
-
-
-def test_the_sizes_of_qwen3_4b_are_those_of_its_shapes(qwen: Path) -> None:
-    parameters, adapter = num_parameters(qwen), adapter_parameters(qwen, 16)
+def test_the_sizes_of_qwen3_4b_are_those_of_its_shapes(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = context(PROFILES["gpu-1"], qwen, monkeypatch)
+    parameters, adapter = found.num_parameters, found.adapter_parameters
     assert (parameters, adapter) == (4_022_468_096, 33_030_144)
     cache = 2 * 36 * 8 * 128 * 2
     activations, logits = (2560 * 36 + 16 * 2560 + 4 * 9728) * 2, 151936 * (2 * 2 + 4)
@@ -116,11 +98,11 @@ def test_the_sizes_of_qwen3_4b_are_those_of_its_shapes(qwen: Path) -> None:
     assert round(room / cache, -3) == 144_000 and 3.4 < room / cache / 40960 < 3.6
 
 
-@pytest.mark.parametrize("name", GPU_GB)
-def test_the_sums_are_those_of_the_doctor(name: str, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = context(PROFILES[name], qwen, monkeypatch)
-    share = found.settings.gpu_memory_utilization * GPU_GB[name]
-    rest = GPU_GB[name] - (share if name == "gpu-1" else 0)
-    server, trainer = model._server_bytes(found, QWEN3_4B) / 1e9, model._trainer_bytes(found, QWEN3_4B) / 1e9
-    [row] = [row for row in table("memory") if row[0].startswith(f"`{name}`")]
-    assert row[1:] == [f"{server:.1f} GB of {share:g}", f"{trainer:.1f} GB of {rest:g}"]
+def test_the_sums_are_those_of_the_doctor(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, memory in GPU_GB.items():
+        found = context(PROFILES[name], qwen, monkeypatch)
+        share = found.settings.gpu_memory_utilization * memory
+        rest = memory - (share if name == "gpu-1" else 0)
+        [row] = [row for row in table("memory") if row[0].startswith(f"`{name}`")]
+        server, trainer = server_bytes(found) / 1e9, trainer_bytes(found) / 1e9
+        assert row[1:] == [f"{server:.1f} GB of {share:g}", f"{trainer:.1f} GB of {rest:g}"]

@@ -1,10 +1,6 @@
 """Ports and the running server; with real sockets and processes."""
 
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +9,8 @@ import pytest
 from doctor_machines import answering, find, free_port, make_model, named, only
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
-from hanabi_grpo.commands.doctor import network, server
-from hanabi_grpo.commands.doctor.answer import port_owner
 from hanabi_grpo.commands.doctor.context import read_chat
+from hanabi_grpo.commands.doctor.server import port_checks, server_checks
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
@@ -25,29 +20,17 @@ from hanabi_grpo.server.serving import starting_server
 from hanabi_grpo.settings import Settings
 from server_app import running_app, session_body
 
-LISTENER = """
-import socket, sys
-s = socket.socket()
-s.bind(("127.0.0.1", 0))
-s.listen()
-print(s.getsockname()[1], flush=True)
-sys.stdin.read()
-"""
 
-
-def test_a_free_port_is_ok_and_the_next_check_still_finds_it_free() -> None:
+def test_a_port_is_free_or_what_holds_it_is_named_and_never_told_to_be_ended() -> None:
     port = free_port()
     for _ in range(2):
-        assert only(find(network.port_checks, PORT=port)).finding == f"127.0.0.1:{port} is free"
-
-
-def test_a_port_that_something_else_holds_fails_and_names_the_process() -> None:
+        assert only(find(port_checks, PORT=port)).finding == f"127.0.0.1:{port} is free"
     with answering(200, "hello") as port:
-        check = only(find(network.port_checks, PORT=port))
-    assert check.status == "fail" and f"held by something else (pid {os.getpid()}," in check.finding
-    move, stop = check.remedy.splitlines()
-    assert move.startswith("export PORT=") and stop.startswith(f"ps -o user,pid,lstart,args -p {os.getpid()} ")
-    assert only(find(network.port_checks, PORT=move.split("=")[-1])).status == "ok"
+        check = only(find(port_checks, PORT=port))
+    assert check.status == "fail" and check.finding.endswith(f":{port} is held by something else")
+    move, look = check.remedy.splitlines()
+    assert move.startswith("export PORT=") and look.startswith(f"ss -ltnp 'sport = :{port}'")
+    assert only(find(port_checks, PORT=move.split("=")[-1])).status == "ok"
 
 
 @pytest.fixture(scope="module")
@@ -71,26 +54,26 @@ def identity(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**ServerIdentity.model_validate(fields).model_dump(), "run": None, **changes}
 
 
-def test_a_server_that_fits_is_ok(folder: Path) -> None:
+def test_each_server_of_a_list_fits_or_its_difference_is_named(folder: Path) -> None:
     with answering(200, identity(folder), key="k") as port:
-        check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_API_KEY="k"))
-    assert check.status == "ok" and f"127.0.0.1:{port} fits (instance abc" in check.finding
-
-
-def test_every_difference_is_named(folder: Path) -> None:
+        hosts = f"127.0.0.1:{port},127.0.0.1:{free_port()}"
+        first, second = find(server_checks, MODEL=folder, VLLM_SERVER_HOST=hosts, HANABI_API_KEY="k")
+    assert first.status == "ok" and f"127.0.0.1:{port} fits (instance abc" in first.finding
+    assert second.status == "skip" and "the trainer waits for it" in second.finding
     for changes, settings, finding in (
         ({"protocol": -1}, {}, "protocol differs: server -1, trainer "),
         ({"dtype": "bfloat16"}, {}, "number format differs: server bfloat16 ("),
         ({}, {"LORA_RANK": 32}, "LORA_RANK=32: this server was started with LORA_RANK=16"),
-        ({}, {"HANABI_PLAYERS": 3}, "3 adapters: this server was started for 2 players"),
         ({"model_fingerprint": "other"}, {}, "base model differs: server other ("),
         ({"chat_hash": "other"}, {}, "chat format differs: server other ("),
-        ({"tokenizer_hash": "other"}, {}, "tokenizer differs: server other ("),
     ):
         with answering(200, identity(folder, **changes)) as port:
-            check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
+            check = only(find(server_checks, MODEL=folder, VLLM_SERVER_PORT=port, **settings))
         assert check.status == "fail" and finding in check.finding
         assert "bash tools/rollout/rollout_hanabi_gym.sh" in check.remedy
+    with answering(200, identity(folder)) as port:
+        checks = find(server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
+    assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
 
 
 def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folder: Path, tmp_path: Path) -> None:
@@ -103,79 +86,50 @@ def test_a_server_that_works_for_a_living_trainer_is_no_server_for_another(folde
         client.open_session(**{name: body[name] for name in body if name not in ("protocol", "trainer_id")})
         given = {"MODEL": folder, "VLLM_SERVER_PORT": app.port}
         for role, status in (("trainer", "fail"), ("both", "warn")):
-            check = only(find(server.server_checks, role, **given))
+            check = only(find(server_checks, role, **given))
             assert check.status == status and "whose trainer is alive: another is answered 409" in check.finding
             assert public_run(run_identity(run)) in check.finding and f"export PORT={app.port + 1}" in check.remedy
             assert "kill" not in check.remedy and "Ctrl-C" not in check.remedy
         # Also where something else differs, nobody is told to stop it.
-        check = only(find(server.server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
+        check = only(find(server_checks, "trainer", HANABI_DTYPE="bfloat16", **given))
         assert "number format differs: server float32 (" in check.finding and "Ctrl-C" not in check.remedy
         own = {"OUTPUT_DIR": run, "RESUME": "latest"}
-        assert only(find(server.server_checks, "trainer", **given, **own)).status == "ok"
+        assert only(find(server_checks, "trainer", **given, **own)).status == "ok"
         client.release()
-        assert only(find(server.server_checks, "trainer", **given)).status == "ok"
-
-
-def test_another_context_length_is_warned_of(folder: Path) -> None:
-    with answering(200, identity(folder)) as port:
-        checks = find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_MAX_MODEL_LEN=2048)
-    assert named(checks, "server length").remedy == "export HANABI_MAX_MODEL_LEN=1024"
+        assert only(find(server_checks, "trainer", **given)).status == "ok"
 
 
 def test_a_wrong_key_a_dead_engine_and_strangers_fail(folder: Path) -> None:
     for status, body, key, said in (
-        (200, identity(folder), "k", "refuses this key"),
+        (200, identity(folder), "k", "refuses this key (401)"),
         (503, {"instance_id": "abc", "status": "engine dead: restart this server"}, None, "engine dead"),
-        (200, "hello", None, "but not as a rollout server"),
+        (200, "hello", None, "what answers there is no rollout server"),
         (200, {"instance_id": "abc"}, None, "does not say what it is"),
     ):
         with answering(status, body, key=key) as port:
-            check = only(find(server.server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
+            check = only(find(server_checks, MODEL=folder, VLLM_SERVER_PORT=port, HANABI_API_KEY="wrong"))
         assert check.status == "fail" and said in check.finding
 
 
 def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
-    check = only(find(server.server_checks, VLLM_SERVER_PORT=free_port(), HANABI_PLAYERS=3))
+    check = only(find(server_checks, VLLM_SERVER_PORT=free_port(), HANABI_PLAYERS=3))
     assert check.status == "skip" and check.remedy.startswith("HANABI_PLAYERS=3 PORT=")
-    away = only(find(server.server_checks, VLLM_SERVER_HOST="no-such-host.invalid"))
-    assert away.status == "warn"
-
-
-def test_a_server_that_has_not_answered_yet_is_known_by_its_command_and_named_by_its_parent(
-    tmp_path: Path, start_process: Callable[..., Any]
-) -> None:
-    script = tmp_path / "hanabi-grpo"
-    script.write_text(LISTENER.replace("print", "import os; child = os.fork()\nif child: print"))
-    process = start_process([sys.executable, str(script), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    port = int(process.stdout.readline())
-    assert port_owner(port) == (process.pid, f"{sys.executable} {script} serve", True)
-    assert only(find(network.port_checks, PORT=port)).status == "ok"
-    check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
-    assert check.status == "skip" and f"pid {process.pid} is starting its engine" in check.finding
-    assert port_owner(free_port()) is None
+    assert only(find(server_checks, VLLM_SERVER_HOST="no-such-host.invalid")).status == "warn"
 
 
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, starting_server(listener):
         port = listener.getsockname()[1]
-        assert only(find(network.port_checks, PORT=port)).status == "ok"
-        check = only(find(server.server_checks, VLLM_SERVER_PORT=port))
+        assert only(find(port_checks, PORT=port)).status == "ok"
+        check = only(find(server_checks, VLLM_SERVER_PORT=port))
     assert (check.status, check.remedy) == ("skip", "")
-    assert check.finding == f"127.0.0.1:{port} is starting; the trainer waits for it"
+    assert check.finding.startswith(f"127.0.0.1:{port} is starting")
 
 
 def test_a_name_that_a_server_without_a_key_does_not_answer_to_is_told_with_the_one_that_it_does() -> None:
     with running_app() as app:
-        check = only(find(server.server_checks, VLLM_SERVER_HOST="127.1", VLLM_SERVER_PORT=app.port))
+        check = only(find(server_checks, VLLM_SERVER_HOST="127.1", VLLM_SERVER_PORT=app.port))
         assert check.status == "fail" and check.remedy == "export VLLM_SERVER_HOST=127.0.0.1"
         assert f"127.1:{app.port} answers 403: host '127.1:{app.port}': a server without a key" in check.finding
         with pytest.raises(ServerError, match=r"answers 403: host '127\.1:.* answers to 127\.0\.0\.1, localhost"):
             wait_for_server(Settings(vllm_server_host="127.1", vllm_server_port=app.port), print, server_command="x")
-
-
-def test_every_server_of_a_list_is_looked_at(folder: Path) -> None:
-    with answering(200, {"instance_id": "abc", **identity(folder)}) as port:
-        hosts = f"127.0.0.1:{port},127.0.0.1:{free_port()}"
-        first, second = find(server.server_checks, MODEL=folder, VLLM_SERVER_HOST=hosts)
-    assert first.status == "ok" and f"127.0.0.1:{port} fits" in first.finding
-    assert second.status == "skip" and "the trainer waits for it" in second.finding

@@ -1,14 +1,20 @@
-"""Line-ups on held-out deals: games, figures, interruptions, files."""
+"""`hanabi-grpo evaluate`: line-ups on held-out deals: games, figures, interruptions, files."""
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from hanabi_grpo.cli import app
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -20,13 +26,12 @@ from hanabi_grpo.evaluation.evaluate import (
     DealFigures,
     deal_figures,
     evaluate_line_up,
-    evaluate_scripted,
     line_up_key,
     line_up_score,
     paired_difference,
     summarise,
 )
-from hanabi_grpo.evaluation.matches import Served, check_replay, is_held_out, play_line_up, start_numbers
+from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -44,11 +49,17 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind
 from made_games import made_episode, made_turn
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
-from training_runs import LAPTOP
+from training_runs import LAPTOP, evaluate_scripted
 
 POKER = Setup(KUHN, KUHN.presets["kuhn"])
 IGGI = parse_line_up("iggi", 2)
 MIXED = parse_line_up("iggi,random", 2)
+_WAIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def result_of(label: str, *scores: float) -> EvaluationResult:
@@ -56,43 +67,36 @@ def result_of(label: str, *scores: float) -> EvaluationResult:
     return summarise(IGGI, LAPTOP, deals, key=line_up_key(IGGI, LAPTOP), label=label)
 
 
-def served_by(app: RunningApp, client: Any = None, temperature: float = 1.0) -> Served:
-    client = client or RolloutClient(app.url)
+def served_by(server: RunningApp, client: Any = None, temperature: float = 1.0) -> Served:
+    client = client or RolloutClient(server.url)
     return Served(client=client, resolver=SeatResolver(client, Settings()), max_tokens=4, temperature=temperature)
 
 
-def played(text: str, setup: Setup[Any], num_deals: int, **options: Any) -> list[tuple[Episode, ...]]:
-    line_up = parse_line_up(text, setup.spec.num_players, env=setup.env)
-    return [deal for some in play_line_up(line_up, setup, range(num_deals), suite="eval", **options) for deal in some]
+def played(text: str, setup: Setup[Any], num_deals: int, served: Served | None = None) -> list[tuple[Episode, ...]]:
+    orders = parse_line_up(text, setup.spec.num_players, env=setup.env).orders()
+    tables = [Table(seed, order) for seed in range(num_deals) for order in orders]
+    played = play_tables(tables, setup, suite="eval", label=text, together=len(orders), served=served)
+    games = [game for groups in played for [game] in groups]
+    return [tuple(games[start : start + len(orders)]) for start in range(0, len(games), len(orders))]
 
 
-class Interrupting:
+class Interrupting(RolloutClient):
     """A real client that is interrupted at its n-th request for games, or loses a game of every request."""
 
     def __init__(self, url: str, at: int = -1, *, drops: bool = False) -> None:
-        self._client = RolloutClient(url)
+        super().__init__(url)
         self.left, self.drops = at, drops
         self.asked: list[int] = []
 
-    def identity(self) -> dict[str, Any]:
-        return self._client.identity()
-
-    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
-        return self._client.lend(version, weights, config)
-
-    def play(
-        self, deals: Sequence[Mapping[str, Any]], *, num_games: int, max_tokens: int, temperature: float
-    ) -> RolloutResult:
+    def play(self, deals: Sequence[Mapping[str, Any]], **options: Any) -> RolloutResult:
         if self.left == 0:
             raise KeyboardInterrupt
         self.left -= 1
         self.asked += [deal["seed"] for deal in deals]
-        result = self._client.play(deals, num_games=num_games, max_tokens=max_tokens, temperature=temperature)
-        if not self.drops:
-            return result
-        lost = result.groups[0].pop()
+        result = super().play(deals, **options)
+        lost = result.groups[0].pop() if self.drops else result.groups[0][0]
         gone = DroppedGame(suite=lost.suite, seed=lost.seed, game=0, reason="lightning")
-        return dataclasses.replace(result, dropped=(gone,))
+        return dataclasses.replace(result, dropped=(gone,) if self.drops else ())
 
 
 def test_scripts_play_every_deal_in_every_seat_order() -> None:
@@ -107,10 +111,10 @@ def test_scripts_play_every_deal_in_every_seat_order() -> None:
 
 def test_a_model_and_a_script_change_seats_over_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matches, "SERVED_GAMES", 20)
-    with running_app() as app:
-        deals = played("base,hint-bot", LAPTOP, 25, served=served_by(app))
+    with running_app() as server:
+        deals = played("base,hint-bot", LAPTOP, 25, served=served_by(server))
         done: list[int] = []
-        team = evaluate_line_up(parse_line_up("base", 2), LAPTOP, 50, served=served_by(app), progress=done.append)
+        team = evaluate_line_up(parse_line_up("base", 2), LAPTOP, 50, served=served_by(server), progress=done.append)
     assert [deal[0].seed for deal in deals] == list(range(25))
     for deal in deals:
         assert [game.seats for game in deal] == [("base", "hint-bot"), ("hint-bot", "base")]
@@ -122,11 +126,9 @@ def test_a_model_and_a_script_change_seats_over_a_real_connection(monkeypatch: p
 
 
 def test_a_dropped_game_is_no_figure() -> None:
-    with (
-        running_app() as app,
-        pytest.raises(ServerError, match=r"1 of 3 games were not played \(deal eval/0: lightning\)"),
-    ):
-        played("base", LAPTOP, 3, served=served_by(app, Interrupting(app.url, drops=True)))
+    message = r"1 of 3 games were not played \(deal eval/0: lightning\)"
+    with running_app() as server, pytest.raises(ServerError, match=message):
+        played("base", LAPTOP, 3, served=served_by(server, Interrupting(server.url, drops=True)))
 
 
 @pytest.mark.parametrize("setup", [LAPTOP, POKER])
@@ -147,13 +149,8 @@ def test_deals_of_one_start_are_one_cluster_where_a_suite_has_only_some_of_the_s
     numbers = start_numbers(LAPTOP, "split-eval", range(1000))
     assert (len(set(numbers)), numbers[0]) == (451, 0)
     decks = [LAPTOP.environment.start_id(LAPTOP.config, split="split-eval", seed=seed) for seed in range(60)]
-    for one in range(60):
-        for other in range(one):
-            assert (numbers[one] == numbers[other]) == (decks[one] == decks[other])
+    assert len(set(zip(numbers, decks, strict=False))) == len(set(numbers[:60])) == len(set(decks))
     assert start_numbers(LAPTOP, "eval", (3, 5, 3000)) == start_numbers(POKER, "eval", range(3)) == (0, 1, 2)
-    assert [is_held_out(suite) for suite in ("eval", "test-2", "split-eval", "train", "split-train")] == [True] * 3 + [
-        False
-    ] * 2
 
 
 def test_the_figures_of_a_deal_are_what_its_games_hold() -> None:
@@ -179,7 +176,6 @@ def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
     assert (result.seeds, result.starts, result.scores) == ((0, 1, 2), (0, 1, 2), (2.5, 2.5, 1.0))
     assert result.figures == {"bombed": pytest.approx(1 / 6)}
     assert [order.words for order in result.orders] == [("iggi", "random"), ("random", "iggi")]
-    assert [order.mean for order in result.orders] == pytest.approx([2.0, 2.0])
     assert [order.standard_error for order in result.orders] == pytest.approx([1 / 3**0.5, 2 / 3**0.5])
     assert result.standard_error == pytest.approx(0.5), "the deal is the unit: three scores, not six"
     assert (result.env, result.preset, result.num_players, result.score) == ("hanabi", "laptop", 2, "score")
@@ -188,73 +184,44 @@ def test_a_deals_score_is_the_mean_over_its_seat_orders() -> None:
 
 
 def test_where_one_wins_what_the_other_loses_the_score_is_the_first_words_return() -> None:
-    one, other = (
-        evaluate_line_up(parse_line_up(text, 2, env="kuhn"), POKER, 200)
-        for text in (
-            "equilibrium-0,random",
-            "random,equilibrium-0",
-        )
-    )
+    texts = ("equilibrium-0,random", "random,equilibrium-0")
+    one, other = (evaluate_line_up(parse_line_up(text, 2, env="kuhn"), POKER, 200) for text in texts)
     assert one.mean == pytest.approx(-other.mean) and one.mean > 0.1
     assert (one.score, one.score_range, "perfect" in one.figures) == ("return", (-2.0, 2.0), False)
     [deal] = played("equilibrium-0,random", POKER, 1)
-    assert [line_up_score(POKER.spec, game, number) for number, game in enumerate(deal)] == [
-        deal[0].reward(0),
-        deal[1].reward(1),
-    ]
-
-
-def test_a_line_up_without_rotation_keeps_its_seats() -> None:
-    result = evaluate_line_up(MIXED, LAPTOP, 20, rotate=False)
-    assert result.seats == (("iggi", "random"),)
-    rotated = evaluate_line_up(MIXED, LAPTOP, 20)
-    assert rotated.seats == (("iggi", "random"), ("random", "iggi"))
-    assert rotated.orders[0].mean == result.mean
+    scores = [line_up_score(POKER.spec, game, number) for number, game in enumerate(deal)]
+    assert scores == [deal[0].reward(0), deal[1].reward(1)]
 
 
 def test_differences_know_that_deals_share_starts() -> None:
     one, other = (evaluate_scripted(bot, LAPTOP, 600, "split-eval") for bot in ("hint-bot", "iggi"))
     difference = paired_difference(one, other)
     assert difference.num_deals == 600 and difference.num_starts < 400 and one.attainable is None
-    values = [b - a for a, b in zip(one.scores, other.scores, strict=True)]
-    naive = (sum((value - difference.mean) ** 2 for value in values) / 599 / 600) ** 0.5
-    assert difference.standard_error > 1.15 * naive
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [({"seeds": (0, 2)}, "deals"), ({"suite": "test"}, "suites"), ({"spec_hash": "0" * 12}, "games")],
-)
-def test_other_games_are_not_compared(changed: dict[str, Any], what: str) -> None:
-    other = dataclasses.replace(result_of("other", 1, 3), **changed)
-    with pytest.raises(SettingsError, match=f"one and other played different {what}"):
-        paired_difference(result_of("one", 1, 3), other)
+def test_other_games_are_not_compared() -> None:
+    one, other = result_of("one", 1, 3), result_of("other", 1, 3)
+    for field, value, what in (("seeds", (0, 2), "deals"), ("suite", "test", "suites"), ("spec_hash", "0", "games")):
+        with pytest.raises(SettingsError, match=f"one and other played different {what}"):
+            paired_difference(one, dataclasses.replace(other, **{field: value}))
 
 
-def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
-    for name, result in {"team": evaluate_scripted("random", LAPTOP, 20), "mixed": result_of("é ↔", 1, 2)}.items():
-        write_result(tmp_path / "new" / f"{name}.json", result)
-        assert read_result(tmp_path / "new" / f"{name}.json") == result
-
-
-def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+def test_a_result_comes_back_from_its_file_and_a_file_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "result.json"
+    write_result(path, result_of("é ↔", 1, 2))
+    assert read_result(path) == result_of("é ↔", 1, 2)
     for text, message in (
-        ("{", "not an evaluation"),
-        ("", "not an evaluation"),
         ("[]", "not an evaluation"),
         ("[" * 100_000, "not an evaluation"),
         ('{"label": "x"}', r"\(line_up: "),
-        ('{"decks": 3, "scores_kept": "x"}', r"\(label: "),
         ('{"results": [{"label": "iggi"}, {"label": "x"}]}', r"holds 2 line-ups \(iggi, x\)"),
     ):
         path.write_text(text)
         with pytest.raises(SettingsError, match=message):
             read_result(path)
     data = result_to_json(evaluate_scripted("blind", LAPTOP, 3))
-    for field in ("seeds", "starts", "scores"):
-        with pytest.raises(ValueError, match="they need the same number"):
-            result_of_json({**data, field: [*data[field], 9]})
+    with pytest.raises(ValueError, match="they need the same number"):
+        result_of_json({**data, "starts": [*data["starts"], 9]})
     with pytest.raises(ValueError, match="no finite number"):
         result_of_json({**data, "scores": [1.0, 2.0, float("nan")]})
     write_document(path, {**data, "scores": [1.0]})
@@ -262,26 +229,19 @@ def test_a_file_that_is_no_result_is_refused_by_name(tmp_path: Path) -> None:
         read_result(path)
 
 
-def test_deals_of_training_and_models_without_a_server_are_refused() -> None:
-    with pytest.raises(SettingsError, match="training may have seen"):
-        evaluate_line_up(IGGI, LAPTOP, 10, suite="train")
-    with pytest.raises(SettingsError, match="--own-server"):
-        evaluate_line_up(parse_line_up("base", 2), LAPTOP, 10)
-
-
 def test_an_interrupted_evaluation_goes_on_and_asks_for_no_deal_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(matches, "SERVED_GAMES", 20)
     path, team = tmp_path / "x.part.jsonl", parse_line_up("base,iggi", 2)
-    with running_app() as app:
-        undisturbed = evaluate_line_up(team, LAPTOP, 25, served=served_by(app))
-        first, second = Interrupting(app.url, at=2), Interrupting(app.url)
+    with running_app() as server:
+        undisturbed = evaluate_line_up(team, LAPTOP, 25, served=served_by(server))
+        first, second = Interrupting(server.url, at=2), Interrupting(server.url)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_line_up(team, LAPTOP, 25, served=served_by(app, first), ledger=path)
-        result = evaluate_line_up(team, LAPTOP, 25, served=served_by(app, second), ledger=path)
+            evaluate_line_up(team, LAPTOP, 25, served=served_by(server, first), ledger=path)
+        result = evaluate_line_up(team, LAPTOP, 25, served=served_by(server, second), ledger=path)
     assert (sorted(set(first.asked)), sorted(set(second.asked))) == (list(range(20)), list(range(20, 25)))
-    assert result == undisturbed and not path.exists()
+    assert result == undisturbed
 
 
 def test_adapters_are_named_by_their_weights_and_others_of_the_same_name_are_other_work(
@@ -292,25 +252,108 @@ def test_adapters_are_named_by_their_weights_and_others_of_the_same_name_are_oth
     team, apart = parse_line_up("player_1@latest,iggi", 2), parse_line_up("served", 2)
     first, second = adapter_bytes(0.5), adapter_bytes(0.25)
 
-    def serve(app: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
-        identity = app.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
+    def serve(server: RunningApp, client: RolloutClient, *bodies: bytes) -> None:
+        identity = server.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash", "dtype"})
         client.open_session(
             run_id="outputs/run", adapters=PLAYERS, lora_rank=RANK, games=game_claims([LAPTOP]), **identity
         )
         client.push(7, {name: (body, PEFT_CONFIG) for name, body in zip(PLAYERS, bodies, strict=True)})
 
-    with running_app() as app, RolloutClient(app.url) as client:
-        serve(app, client, first, second)
-        result = evaluate_line_up(apart, LAPTOP, 20, served=served_by(app))
+    with running_app() as server, RolloutClient(server.url) as client:
+        serve(server, client, first, second)
+        result = evaluate_line_up(apart, LAPTOP, 20, served=served_by(server))
         assert result.seats == (("player_0@7", "player_1@7"),)
         digests = {name: hashlib.sha256(body).hexdigest() for name, body in zip(PLAYERS, (first, second), strict=True)}
         assert result.policies == {"base": result.policies["base"], **digests}
         with pytest.raises(KeyboardInterrupt):
-            evaluate_line_up(team, LAPTOP, 30, served=served_by(app, Interrupting(app.url, at=1)), ledger=path)
+            evaluate_line_up(team, LAPTOP, 30, served=served_by(server, Interrupting(server.url, at=1)), ledger=path)
         with pytest.raises(SettingsError, match=r"other work .*temperature"):
-            evaluate_line_up(team, LAPTOP, 30, served=served_by(app, temperature=0.5), ledger=path)
-    with running_app() as app, RolloutClient(app.url) as client:
-        serve(app, client, second, first)
+            evaluate_line_up(team, LAPTOP, 30, served=served_by(server, temperature=0.5), ledger=path)
+    with running_app() as server, RolloutClient(server.url) as client:
+        serve(server, client, second, first)
         with pytest.raises(SettingsError, match=r"other work .*policies"):
-            evaluate_line_up(team, LAPTOP, 30, served=served_by(app), ledger=path)
+            evaluate_line_up(team, LAPTOP, 30, served=served_by(server), ledger=path)
     assert json.loads(path.read_bytes().splitlines()[0])["key"]["policies"]["player_1"] == digests["player_1"]
+
+
+def evaluate(*words: str) -> Any:
+    return CliRunner().invoke(app, ["evaluate", *words])
+
+
+def test_tables_stand_on_standard_output_with_every_reference() -> None:
+    answer = evaluate("iggi", "iggi,random", "--preset", "laptop", "--deals", "40")
+    assert answer.exit_code == 0, answer.output
+    for part in ("40 deals", "random", "blind", "hint-bot", "iggi,random − iggi", "Seat orders"):
+        assert part in answer.stdout
+    assert max(map(len, answer.stdout.splitlines())) <= 120
+
+
+def test_several_line_ups_write_one_file_and_json_is_all_that_standard_output_holds(tmp_path: Path) -> None:
+    answer = evaluate("iggi", "blind", "--preset", "laptop", "--deals", "20", "--out", "a.json", "--json")
+    assert answer.exit_code == 0, answer.output
+    document = json.loads(Path("a.json").read_text())
+    assert document == json.loads(answer.stdout)
+    assert [one["label"] for one in document["results"]] == ["iggi", "blind"]
+    assert [one["label"] for one in document["references"]] == ["random", "hint-bot"], "blind is there already"
+    assert [(one["of"], one["minus"]) for one in document["differences"]] == [("blind", "iggi")]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_bad_options_are_one_message() -> None:
+    with pytest.raises(SettingsError, match="needs a rollout server: start one, or add --own-server"):
+        evaluate_line_up(parse_line_up("base", 2), LAPTOP, 10)
+    for words, message in (
+        (["iggy"], "Did you mean 'iggi'?"),
+        (["iggi,iggi,iggi"], "3 words for 2 players"),
+        (["iggi", "iggi"], "named twice"),
+        (["iggi", "blind", "--label", "x"], "--label 'x': names one line-up, and 2 are given"),
+        (["iggi", "--deals", "1"], "--deals 1: a mean with an error needs at least 2 deals"),
+        (["iggi", "--suite", "train"], "training may have seen its deals"),
+        (["iggi", "--temperature", "-1"], "--temperature -1.0: must be 0 (greedy) or more"),
+        (["iggi", "--players", "9"], "players"),
+        (["human,iggi"], "hanabi-grpo play"),
+    ):
+        answer = evaluate(*words, "--preset", "laptop")
+        assert answer.exit_code == 2 and answer.stderr.startswith("error: ") and message in answer.stderr
+
+
+def test_models_play_on_the_server_that_the_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_app() as server:
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
+        answer = evaluate("base", "base,iggi", "--preset", "laptop", "--deals", "12", "--json", "--temperature", "0")
+        nobody = evaluate("served", "--preset", "laptop", "--deals", "12")
+    assert answer.exit_code == 0, answer.output
+    results = json.loads(answer.stdout)["results"]
+    assert [one["temperature"] for one in results] == [0.0, 0.0]
+    assert [order["seats"] for order in results[1]["orders"]] == [["base", "iggi"], ["iggi", "base"]]
+    assert nobody.exit_code == 2 and "serves no adapter for player_0" in nobody.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
+    start_process: Callable[..., "subprocess.Popen[str]"], number: signal.Signals
+) -> None:
+    words = ["hint-bot,simple-bot", "--preset", "full", "--deals", "600", "--out", "a.json"]
+    process = start_process(
+        [sys.executable, "-m", "hanabi_grpo.cli", "evaluate", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    path, end = Path("a.part.jsonl"), time.monotonic() + _WAIT_SECONDS
+    while not path.exists() or path.read_bytes().count(b"\n") <= 50:
+        assert process.poll() is None and time.monotonic() < end, "it ended, or did nothing, before it was interrupted"
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=_WAIT_SECONDS)
+    assert process.returncode == 130, err
+    kept = Path("a.part.jsonl").read_bytes().count(b"\n") - 1
+    assert 50 <= kept < 600
+    assert f"{kept} of 600 deals are done and kept; the same command goes on from there." in err
+    assert "Traceback" not in err and not Path("a.json").exists()
+    other = evaluate("hint-bot,iggi", *words[1:])
+    assert other.exit_code == 2 and "other work (line_up: there hint-bot,simple-bot, here hint-bot,iggi" in other.stderr
+    assert evaluate(*words).exit_code == 0
+    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), Setup(HANABI, EnvConfig(preset="full")), 600)
+    assert dataclasses.replace(read_result(Path("a.json")), label=expected.label) == expected
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]

@@ -12,12 +12,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from peft import PeftModel
-from safetensors.torch import load_file, save, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import load_file, save
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -27,10 +26,11 @@ from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.saved_adapters import read_adapters
 from hanabi_grpo.settings import load_settings, settings_json
-from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.training.model.adapters import add_adapters, lora_layers, save_adapter
+from small_models import SHIPPED
 from tracked_runs import LAPTOP, SECRET, scripted_games
 from training_runs import LAPTOP as SETUP
+from training_runs import evaluate_scripted
 
 PLAYERS = ("player_0", "player_1")
 
@@ -39,7 +39,7 @@ PLAYERS = ("player_0", "player_1")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, and in `run` two adapters on it that change its logits."""
     place = tmp_path_factory.mktemp("somebody")
-    model = build_tiny_model(place / "model", Recipe.of("hanabi", seed=3, steps=2, num_games=40))
+    model = Path(shutil.copytree(SHIPPED, place / "model"))
     peft = add_adapters(AutoModelForCausalLM.from_pretrained(model), PLAYERS, rank=8, alpha=16, seed=1)
     generator = torch.Generator().manual_seed(5)
     for layer in lora_layers(peft):
@@ -90,7 +90,7 @@ def logits(model: Any) -> torch.Tensor:
         return model.eval()(torch.arange(5, 25).reshape(2, 10)).logits
 
 
-def test_each_players_folder_is_the_trained_adapter_to_peft(trained: Path) -> None:
+def test_each_players_folder_is_the_trained_adapter_to_peft_and_names_no_path_key_or_machine(trained: Path) -> None:
     assert run_export(trained / "run", "--out", "hub").exit_code == 0
     for name in PLAYERS:
         source, made = trained / "run/checkpoint-50" / name, Path("hub") / name
@@ -100,7 +100,11 @@ def test_each_players_folder_is_the_trained_adapter_to_peft(trained: Path) -> No
             for folder in (source, made)
         )
         assert torch.equal(one, other)
-    assert not list(Path("hub").rglob("*moments*"))
+    files = [path for path in Path("hub").rglob("*") if path.is_file()]
+    assert len(files) == 10 and not list(Path("hub").rglob("*moments*"))
+    for content in (path.read_bytes() for path in files):
+        assert SECRET.encode() not in content and str(trained).encode() not in content
+    assert json.loads(Path("hub/player_0/adapter_config.json").read_text())["base_model_name_or_path"] == "model"
     assert sorted(path.name for path in Path("hub").iterdir()) == ["README.md", "manifest.json", *PLAYERS]
 
 
@@ -139,84 +143,6 @@ def test_a_team_takes_recorded_games_along_which_view_shows(trained: Path) -> No
     assert (
         Path("again/episodes/step_000040.jsonl").stat().st_size == Path("hub/episodes/step_000040.jsonl").stat().st_size
     )
-
-
-def test_no_file_names_a_path_a_key_or_the_machine(trained: Path) -> None:
-    assert run_export(trained / "run", "--out", "hub", "--merged").exit_code == 0
-    files = [path for path in Path("hub").rglob("*") if path.is_file()]
-    assert len(files) > 12
-    for path in files:
-        content = path.read_bytes()
-        assert SECRET.encode() not in content and str(trained).encode() not in content, path
-    config = json.loads(Path("hub/player_0/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "model"
-
-
-def test_merged_weights_are_base_and_adapter_together(trained: Path) -> None:
-    answer = run_export(trained / "run", "--out", "hub", "--merged", "--json")
-    assert answer.exit_code == 0, answer.output
-    figures = json.loads(answer.stdout)["merged"]
-    base = logits(AutoModelForCausalLM.from_pretrained(trained / "model"))
-    tokenizer = AutoTokenizer.from_pretrained("hub/merged/player_1")
-    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(trained / "model").chat_template
-    for name in PLAYERS:
-        adapter = trained / "run/checkpoint-50" / name
-        wanted = logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(trained / "model"), adapter))
-        merged = logits(AutoModelForCausalLM.from_pretrained(f"hub/merged/{name}"))
-        assert (merged - wanted).abs().max() < 1e-4 < (wanted - base).abs().max()
-        assert figures[name]["worst"] < 1e-4 < figures[name]["effect"]
-    card = ModelCard.load("hub/merged/player_0/README.md")
-    assert card.data.library_name == "transformers"
-    assert "exactly the base model" not in card.content
-
-
-def test_sixteen_bit_models_are_merged_in_their_own_format_and_what_rounding_does_is_said(
-    trained: Path, tmp_path: Path
-) -> None:
-    half = tmp_path / "half"
-    # A model of its own: the manifest names the bytes of the other.
-    shutil.copytree(trained / "model", half, ignore=shutil.ignore_patterns("tiny_model.json"))
-    AutoModelForCausalLM.from_pretrained(half, dtype=torch.bfloat16).save_pretrained(half)
-    run = tmp_path / "run"
-    (run / "checkpoint-1").mkdir(parents=True)
-    for name in PLAYERS:
-        shutil.copytree(trained / "run/checkpoint-50" / name, run / "checkpoint-1" / name)
-    answer = CliRunner().invoke(
-        app, ["export", str(run / "checkpoint-1"), "--out", "hub", "--merged", "--json"], env={"MODEL": "half"}
-    )
-    assert answer.exit_code == 0, answer.output
-    figures = json.loads(answer.stdout)["merged"]["player_0"]
-    assert figures["dtype"] == "bfloat16" and figures["worst"] > 0
-    assert {tensor.dtype for tensor in load_file("hub/merged/player_0/model.safetensors").values()} == {torch.bfloat16}
-
-
-def test_a_merge_that_is_not_the_adapter_is_refused_and_leaves_nothing(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import PreTrainedModel
-
-    whole = PreTrainedModel.save_pretrained
-
-    def damaged(self: Any, target: Any, *args: Any, **options: Any) -> None:
-        whole(self, target, *args, **options)
-        path = Path(target) / "model.safetensors"
-        tensors = load_file(path)
-        name = next(one for one in tensors if "down_proj" in one)
-        save_file({**tensors, name: tensors[name] * 3}, path, metadata={"format": "pt"})
-
-    monkeypatch.setattr(PreTrainedModel, "save_pretrained", damaged)
-    answer = run_export(trained / "run", "--out", "hub", "--merged")
-    assert answer.exit_code == 2 and "merged weights give other logits" in answer.output
-    assert list(Path().iterdir()) == []
-
-
-def test_another_base_model_is_not_merged(trained: Path, tmp_path: Path) -> None:
-    other = build_tiny_model(tmp_path / "other", Recipe.of("hanabi", seed=4, steps=1, num_games=40))
-    answer = CliRunner().invoke(
-        app, ["export", str(trained / "run"), "--out", "hub", "--merged"], env={"MODEL": str(other)}
-    )
-    assert answer.exit_code == 2 and "has the fingerprint" in answer.output
-    assert not Path("hub").exists()
 
 
 def test_the_card_has_results_of_these_weights_only_with_their_errors(trained: Path, tmp_path: Path) -> None:

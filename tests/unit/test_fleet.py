@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from fake_engine import deal
 from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
 from hanabi_grpo.client.rollout_client import RolloutClient, each_server, server_url
-from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.settings import Settings, load_settings
@@ -41,32 +39,20 @@ def apps() -> Iterator[tuple[RunningApp, RunningApp]]:
 def fleet(
     apps: tuple[RunningApp, RunningApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., FleetLink]]:
-    """Make a link to the two apps, or to some; what it pushes depends on the version alone."""
-    version: list[float] = []
-    monkeypatch.setattr(fleet_link, "export_adapter", lambda *_: (adapter_bytes(version[-1] / 16), PEFT_CONFIG))
+    """Make a link to the two apps, or to some, that pushes the same weights always."""
+    monkeypatch.setattr(fleet_link, "export_adapter", lambda *_: (adapter_bytes(0.5), PEFT_CONFIG))
     made: list[FleetLink] = []
 
-    def make(servers: tuple[RunningApp, ...] = apps, **other: Any) -> FleetLink:
-        hosts = ",".join(f"127.0.0.1:{app.port}" for app in servers)
+    def make(servers: tuple[RunningApp, ...] = apps) -> FleetLink:
         settings = Settings(
-            **{
-                "vllm_server_host": hosts,
-                "num_generations": 2,
-                "dataset": str(DATASET),
-                "preset": "laptop",
-                "lora_rank": RANK,
-                "server_timeout": 20.0,
-                **other,
-            }
+            vllm_server_host=",".join(f"127.0.0.1:{app.port}" for app in servers),
+            num_generations=2,
+            dataset=str(DATASET),
+            preset="laptop",
+            lora_rank=RANK,
+            server_timeout=20.0,
         )
         link = FleetLink(settings, tmp_path)
-        push = link.push
-
-        def push_version(model: Any, names: tuple[str, ...], number: int) -> None:
-            version.append(number)
-            push(model, names, number)
-
-        monkeypatch.setattr(link, "push", push_version)
         for one, app in zip(link.links.values(), servers, strict=True):
             monkeypatch.setattr(one.client, "introduce", introduces(one.client, app))
         made.append(link)
@@ -245,11 +231,3 @@ def test_a_server_that_dies_is_waited_for_by_name_and_given_the_adapters_and_its
             # The other server was not asked again: twice the games' replies in all, not three times.
             assert apps[0].engine.num_samples == 2 * samples
             link.disconnect()
-
-
-def test_a_command_that_only_plays_waits_for_the_first_and_says_so(apps: tuple[RunningApp, RunningApp]) -> None:
-    console = Console(record=True, width=200)
-    loaded = load_settings({"VLLM_SERVER_HOST": f"127.0.0.1:{apps[0].port},no-such-host.invalid"})
-    wait_for_server(loaded, console)
-    assert f"lists 2 servers; this command uses the first, 127.0.0.1:{apps[0].port}" in console.export_text()
-    assert RolloutClient.from_settings(loaded.settings).health()["instance_id"] == "first"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.ledger import Ledger, key_digest
+from hanabi_grpo.runs.ledger import Ledger
 
 KEY: dict[str, Any] = {"line_up": "iggi", "temperature": 1.0, "seats": [("iggi", "iggi")]}
 
@@ -22,7 +22,7 @@ def test_a_second_command_sees_what_the_first_finished(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_every_cut_through_the_last_line_loses_only_that_line(tmp_path: Path) -> None:
+def test_every_cut_through_a_line_loses_only_that_line(tmp_path: Path) -> None:
     path = tmp_path / "work.part.jsonl"
     with Ledger(path, KEY) as book:
         book.add({"seed": 0, "games": [[1, 2]]}, {"seed": 1, "games": [[3, 4]]})
@@ -34,12 +34,8 @@ def test_every_cut_through_the_last_line_loses_only_that_line(tmp_path: Path) ->
             assert [row["seed"] for row in book.rows] == [0]
             book.add({"seed": 1, "games": [[3, 4]]})
         assert path.read_bytes() == whole
-
-
-def test_a_cut_through_the_first_line_is_a_new_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "work.part.jsonl"
-    for torn in (b"", b"{", b'{"key": {"line'):
-        path.write_bytes(torn)
+    for size in range(path.read_bytes().index(b"\n")):
+        path.write_bytes(whole[:size])
         with Ledger(path, KEY) as book:
             assert book.rows == []
             book.add({"seed": 0})
@@ -85,9 +81,3 @@ def test_a_path_that_cannot_be_used_is_an_error_of_ours(tmp_path: Path) -> None:
         Ledger(tmp_path / "file" / "work.part.jsonl", KEY)
     with pytest.raises(SettingsError, match="cannot be used"):
         Ledger(tmp_path, KEY)
-
-
-def test_keys_that_mean_the_same_have_the_same_name() -> None:
-    assert key_digest({"a": 1, "b": [1]}) == key_digest({"b": (1,), "a": 1})
-    assert key_digest({"a": 1}) != key_digest({"a": 2})
-    assert len(key_digest({})) == 12

@@ -1,7 +1,5 @@
 """Games that are played while the trainer learns: through the real link and server, and with a source that fails."""
 
-import logging
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +11,11 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
-from bench.overlap_rows import overlap_rows, simulate
 from fake_engine import deal
 from hanabi_grpo.client.rollout_client import RolloutResult
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training import link as link_file
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.model.adapters import use_adapter
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead
@@ -40,7 +36,7 @@ def link(app: RunningApp, tmp_path: Path) -> Iterator[ServerLink]:
     made = ServerLink(Settings(num_generations=2, vllm_server_port=app.port), tmp_path)
     made.instance_id = app.identity.instance_id
     push_to(made.client, app, version=7)
-    made.partners.load({}, made.client.lend, made.instance_id)
+    made.partners.load({}, made.instance_id)
     yield made
     made.client.close()
 
@@ -192,30 +188,6 @@ def test_whatever_else_happens_in_the_thread_is_raised_in_the_trainer() -> None:
         assert source.played == source.recorded == []
 
 
-def test_ctrl_c_gets_through_while_the_trainer_waits_for_games_and_waiting_is_announced(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(link_file, "_SAY_SECONDS", 0.05)
-    caplog.set_level(logging.INFO)
-    answered = threading.Event()
-    ahead = PlayAhead(Source(fetch=answered.wait), PLAYERS)
-    ahead.ask(FIRST, 7)
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            ahead.take(FIRST, 8)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        answered.set()
-    assert "waiting for the games of version 7, which were asked for a step ahead since" in caplog.text
-
-
 @pytest.fixture(scope="module")
 def model() -> PeftModel:
     """One linear layer with an adapter for each player, which is not the zero that LoRA starts with."""
@@ -257,25 +229,10 @@ def test_forward_passes_meet_the_kept_version_and_the_weights_of_now_come_back_b
         1 / 0  # noqa: B018
     assert all(torch.equal(outputs(model, name), now[name]) for name in PLAYERS)
     assert not any(torch.equal(now[name], before[name]) for name in PLAYERS)
+    kept.keep(model, 6)
+    with pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"), kept.using(model, 4):
+        pass
     for name, parameter in model.named_parameters():
         assert parameter is tensors[name][0]
         assert torch.equal(parameter, tensors[name][1])
         assert parameter.requires_grad == ("lora_" in name)
-
-
-def test_two_versions_are_kept_and_an_older_one_is_an_error(model: PeftModel) -> None:
-    kept = KeptAdapters()
-    for version in (4, 5, 6):
-        kept.keep(model, version)
-    assert list(kept.versions) == [5, 6]
-    with pytest.raises(VersionError, match=r"version 4 are not kept here \(kept: \[5, 6\]\)"), kept.using(model, 4):
-        pass
-    kept.keep(model, 9)
-    assert list(kept.versions) == [9]
-
-
-def test_on_a_simulated_server_an_overlapped_step_takes_the_longer_part_and_a_plain_one_the_sum() -> None:
-    overlapped, plain = overlap_rows(steps=4)
-    assert overlapped.median is not None and 0.95 < overlapped.median <= 1.15, overlapped
-    assert plain.median is not None and 0.95 < plain.median <= 1.15, plain
-    assert simulate(0.01, 0.01, overlap=True, steps=5).staleness == (0, 1, 1, 1, 1)

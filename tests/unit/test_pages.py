@@ -4,32 +4,39 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from boards import ALL_BOARDS
 from convention_games import some_counts
 from crossplay_parts import summary_of
 from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.conventions.report import convention_report
+from hanabi_grpo.envs.hanabi.replays.timeline import Timeline, make_timeline
+from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS
 from hanabi_grpo.envs.recording import Recording
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.report.cross_play_page import render_cross_play
 from hanabi_grpo.report.games import games_page
+from hanabi_grpo.report.hanabi import replay_page
 from hanabi_grpo.report.hanabi.conventions_page import render_conventions
-from hanabi_grpo.report.page import write_page
+from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import result_to_json
-from hanabi_grpo.runs.incidents import IncidentLog
-from hanabi_grpo.types import Episode
+from hanabi_grpo.runs.history import IncidentLog
+from hanabi_grpo.types import Episode, ReplyKind
 from pages import Reader
 from tracked_runs import add_row, scripted_games, tracked_run
+from training_runs import evaluate_scripted
 
 NASTY = (
     "</script></style></td></li></h2><script>alert(1)</script><!-- <img src=x onerror=alert(2)> {{ 7*7 }} &lt;"
@@ -133,22 +140,75 @@ def test_only_the_pages_own_code_runs_and_nothing_is_fetched(page_of: Callable[[
     assert not re.search(r"https?://|url\(|@import", page + frame_of(page))
 
 
-def test_every_page_has_the_same_style(tmp_path: Path) -> None:
-    styles = []
-    for number, (name, make) in enumerate(PAGES.items()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        page = make(folder, "name")
-        styles.append(re.search("<style>(.*?)</style>", page, re.DOTALL)[1])  # type: ignore[index]
-        assert f'<body class="{"replay" if name.startswith("games") else name}">' in page
-    # Cross-play has its colours behind it.
-    assert len(set(styles[:-1])) == 1 and styles[-1].startswith(styles[0])
+SCRIPT = Path(replay_page.__file__).parents[1] / "templates" / "replay.js"
 
 
-def test_a_page_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "page.html"):
-        with pytest.raises(SettingsError, match=f"--html {path}: cannot be written"):
-            write_page(path, "page", "--html")
-    said = write_page(tmp_path / "new" / "page.html", "<p>", "--html")
-    assert said == f"wrote {tmp_path / 'new' / 'page.html'} (0 kB); open it in a browser."
+def made_recordings(config: EnvConfig, *, num_games: int = 2, seed: int = 0) -> list[Recording]:
+    episodes = scripted_games("", *[seed] * num_games, config=config, noise=0.3)
+    return [Recording(episode=one, number=number) for number, one in enumerate(episodes)]
+
+
+def games_page_of(games: list[Recording], **options: Any) -> str:
+    return games_page(games, games, title="a", settings={}, **options)
+
+
+def test_without_a_script_every_turn_is_there_to_read() -> None:
+    [one] = made_recordings(EnvConfig(preset="laptop"), num_games=1)
+    changes = {"reply": "<think>They hinted 1s.</think>Let us play.", "kind": ReplyKind.UNPARSABLE, "version": 7}
+    turns = tuple(replace(turn, **changes) for turn in one.episode.turns)
+    said = replace(one, episode=replace(one.episode, turns=turns))
+    page = games_page_of([said])
+    assert page.count("They hinted 1s.") == page.count("Let us play.") == len(turns)
+    assert page.count("unparsable reply") == page.count("v7</small>") == len(turns)
+    assert "hidden" not in re.findall(r"<section class=\"game\"[^>]*>", page)[0]
+    assert "The game begins." not in page
+    assert "The game begins." in games_page_of([said], prompts=True)
+
+
+def expected_boards(timeline: Timeline) -> list[dict[str, Any]]:
+    return [
+        {
+            "hands": [
+                [
+                    [str(card), list(known.colors), list(known.ranks), known.color_hinted, known.rank_hinted]
+                    for card, known in zip(hand, knowledge, strict=True)
+                ]
+                for hand, knowledge in zip(board.hands, board.knowledge, strict=True)
+            ],
+            "stacks": list(board.fireworks),
+            "discards": [str(card) for card in board.discards],
+            "hints": board.hints,
+            "lives": board.lives,
+            "left": board.deck_size,
+        }
+        for board in timeline.boards
+    ]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the page's script is run by node, which is not here")
+def test_the_script_draws_the_boards_that_the_engine_has() -> None:
+    games = [
+        make_timeline(one)
+        for preset, players in ALL_BOARDS
+        for one in made_recordings(EnvConfig(preset=preset, players=players), seed=3)
+    ]
+    program = f"""
+      const {{ position }} = require({json.dumps(str(SCRIPT))});
+      const games = JSON.parse(require("fs").readFileSync(0, "utf8"));
+      const show = (game, turn) => {{
+        const board = position(game, turn);
+        return {{ hands: board.hands.map((hand) => hand.map((card) =>
+            [card.text, card.colors, card.ranks, card.colorHinted, card.rankHinted])),
+          stacks: board.stacks, discards: board.discards.map((card) => card.text), hints: board.hints,
+          lives: board.lives, left: game.deck.length / 2 - board.next }};
+      }};
+      const boards = (game) => [...Array(game.moves.length + 1).keys()].map((at) => show(game, at));
+      console.log(JSON.stringify(games.map(boards)));
+    """
+    data = json.dumps([board_data(one) for one in games])
+    answer = subprocess.run(
+        ["node", "-e", program], input=data, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert f'LETTERS = "{COLOR_LETTERS}"' in SCRIPT.read_text()
+    for one, boards in zip(games, json.loads(answer.stdout), strict=True):
+        assert boards == expected_boards(one)

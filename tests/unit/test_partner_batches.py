@@ -12,9 +12,8 @@ from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
-from hanabi_grpo.training.advantages.estimators import grpo
-from hanabi_grpo.training.answers import check_stamps
-from hanabi_grpo.training.batching import plan_batches, players_with_data, sequences_of, usable_groups
+from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
+from hanabi_grpo.training.deals import check_stamps, with_length_penalty
 from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 
@@ -58,8 +57,12 @@ SELF_PLAY = [
 
 
 def plan(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any) -> list[dict[str, Any]]:
-    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": grpo, "pad_id": 0}
+    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": ESTIMATORS["grpo"], "pad_id": 0}
     return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
+
+
+def moving(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN) -> set[str]:
+    return {one["grpo_batch"].player for one in plan(groups, own) if one["grpo_batch"].has_data}
 
 
 def flat(batches: Sequence[dict[str, Any]], player: str) -> list[torch.Tensor]:
@@ -91,8 +94,8 @@ def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: A
     assert int(batches[1]["grpo_batch"].num_items_in_batch) == 4
     assert int(batches[0]["grpo_batch"].num_items_in_batch) == 2 + 4 + 2 + 2
     assert sequences_of([with_frozen()], 1, estimator, OWN) == []
-    assert players_with_data([with_frozen()], OWN) == {"player_0"}
-    assert players_with_data(groups, OWN) == {"player_0", "player_1"}
+    assert moving([with_frozen()], OWN) == {"player_0"}
+    assert moving(groups, OWN) == {"player_0", "player_1"}
     other = plan([with_frozen(token=11, logprob=-3.0), SELF_PLAY], estimator=estimator)
     for player in ("player_0", "player_1"):
         assert same(flat(batches, player), flat(other, player))
@@ -108,7 +111,7 @@ def test_a_script_in_the_middle_of_three_trains_the_two_beside_it() -> None:
         game(seats, turn(0, 5, 5), script(1), turn(2, 7, 7, illegal=-0.5), script(1), number=1),
     ]
     assert usable_groups([group], ()) == ([group], [])
-    assert players_with_data([group], OWN3) == {"player_0", "player_2"}
+    assert moving([group], OWN3) == {"player_0", "player_2"}
     batches = plan([group], OWN3)
     assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_1", "player_2"]
     assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [5, 0, 4]
@@ -123,7 +126,7 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
     seats = ("blind", OWN[1])
     group = [game(seats, script(0), number=number) for number in range(4)]
     assert usable_groups([group], ()) == ([group], [])
-    assert players_with_data([group], OWN) == set()
+    assert moving([group], OWN) == set()
     for rank in range(2):
         batches = plan([group], rank=rank, world_size=2)
         assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [0, 0]
@@ -132,14 +135,7 @@ def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() 
     assert (metrics["player_0/games_without_turn"], metrics["player_1/games_without_turn"]) == (0, 4)
     assert not {"player_0/reward", "player_1/reward", "player_1/entropy_estimate"} & set(metrics)
     # One deal of self-play beside it is enough to train.
-    assert players_with_data([group, SELF_PLAY], OWN) == {"player_0", "player_1"}
-
-
-def test_a_shared_adapter_is_trained_in_every_seat_but_the_partner_s() -> None:
-    own = own_seats(2, ("shared",), 3)
-    group = [replace(episode, seats=("shared@3", "iggi")) for episode in with_frozen()]
-    assert players_with_data([group], own) == {"player_0"}
-    assert players_with_data([[replace(episode, seats=own) for episode in group]], own) == {"player_0", "player_1"}
+    assert moving([group, SELF_PLAY], OWN) == {"player_0", "player_1"}
 
 
 def test_scores_with_each_partner_and_of_self_play_are_told_apart() -> None:
@@ -217,3 +213,12 @@ def test_other_seats_than_asked_for_are_refused() -> None:
         check_stamps(group, ("iggi", OWN[1]), "here")
     with pytest.raises(ServerError, match=r"the seats \(none\), required was player_0@3, player_1@3"):
         check_stamps([replace(SELF_PLAY[0], seats=())], OWN, "here")
+
+
+def test_a_long_reply_costs_its_own_turn_and_its_own_player() -> None:
+    plain = game(OWN, turn(0, 4, 4), turn(1, *(4,) * 5), turn(0, *(4,) * 10))
+    priced = with_length_penalty(plain, per_token=0.5, free=4)
+    assert [one.rewards[one.player].get("length") for one in priced.turns] == [None, -0.5, -3.0]
+    assert (priced.reward(0), priced.reward(1)) == (-3.0, -0.5)
+    assert with_length_penalty(plain, per_token=0.0, free=0) == plain
+    assert with_length_penalty(plain, per_token=0.5, free=10) == plain

@@ -1,4 +1,4 @@
-"""Sequences as a tree: every token is found again, none is there twice, and the cut keeps its limit on every rank."""
+"""Cuts keep their limit on every rank; in a tree of sequences every token is found again, and none is there twice."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hanabi_grpo.training.model.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
+from hanabi_grpo.training.model.prefix_tree import (
+    USEFUL_SHARE,
+    PrefixOrder,
+    PrefixTree,
+    cut_by_rows,
+    cut_by_tokens,
+    prefix_tree,
+    share_of,
+)
 
 SEQUENCES = st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=9), min_size=1, max_size=8)
 
@@ -58,11 +66,6 @@ def test_a_sequence_that_another_one_begins_with_has_no_row_of_its_own() -> None
     assert len(tree.predicting) == 3 + 5 + 5 + 3
 
 
-def test_rows_without_a_reply_are_one_token_and_predict_nothing() -> None:
-    tree = prefix_tree(torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 3, dtype=torch.bool))
-    assert (tree.ids.tolist(), tree.homes.tolist(), tree.predicting.tolist()) == ([0], [0], [])
-
-
 @given(SEQUENCES, st.integers(1, 40), st.integers(1, 3))
 def test_every_sequence_is_in_one_share_and_no_share_is_above_the_limit(
     sequences: list[list[int]], limit: int, ranks: int
@@ -88,8 +91,51 @@ def test_the_weight_is_that_of_the_tree(sequences: list[list[int]]) -> None:
             assert order.weight(start, end) == pytest.approx(expected)
 
 
-def test_alike_sequences_weigh_little_and_different_ones_as_much_as_padded() -> None:
-    alike = PrefixOrder([np.arange(10, dtype=np.int64)] * 100)
-    assert alike.weight(0, 100) == 10 and alike.cut(20, 1) == [(0, 100)]
-    different = PrefixOrder([np.full(10, number, dtype=np.int64) for number in range(100)])
-    assert different.weight(0, 100) == 1000 and len(different.cut(200, 1)) == 5
+def test_rows_are_shared_out_evenly() -> None:
+    assert cut_by_rows(5, 2) == [(0, 2), (2, 5)]
+    assert cut_by_rows(1, 3) == [(0, 0), (0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "ranks", "expected"),
+    [
+        ([], 10, 1, [(0, 0)]),
+        ([50], 10, 1, [(0, 1)]),
+        ([50, 50], 10, 1, [(0, 1), (1, 2)]),
+        ([5, 5, 5, 5], 10, 1, [(0, 2), (2, 4)]),
+        # Two processes hold 10 tokens each.
+        ([5, 5, 5, 5], 10, 2, [(0, 4)]),
+        ([50, 50, 5, 5], 10, 2, [(0, 2), (2, 4)]),
+        # Padding counts: three rows of width 4 are 12 tokens.
+        ([4, 4, 3, 3], 8, 1, [(0, 2), (2, 4)]),
+        # Much shorter rows start a micro-batch of their own, where this one is large enough by then.
+        ([10, 10, 10, 2, 2], 100, 1, [(0, 3), (3, 5)]),
+        ([10, 2, 2, 2], 100, 1, [(0, 2), (2, 4)]),
+        ([10, 2, 2, 2], 300, 1, [(0, 4)]),
+    ],
+)
+def test_rows_are_cut_by_the_tokens_that_a_process_holds(
+    lengths: list[int], limit: int, ranks: int, expected: list[tuple[int, int]]
+) -> None:
+    assert cut_by_tokens(lengths, limit, ranks) == expected
+
+
+@given(
+    st.lists(st.integers(1, 300), max_size=80).map(lambda values: sorted(values, reverse=True)),
+    st.integers(1, 1000),
+    st.integers(1, 8),
+)
+def test_every_row_is_in_one_span_and_no_process_holds_more_than_the_limit(
+    lengths: list[int], limit: int, ranks: int
+) -> None:
+    spans = cut_by_tokens(lengths, limit, ranks)
+    assert [row for start, end in spans for row in range(start, end)] == list(range(len(lengths)))
+    assert len(spans) == 1 or all(start < end for start, end in spans)
+    for start, end in spans if lengths else []:
+        held = lengths[start:end]
+        for rank in range(ranks):
+            own = held[rank::ranks]
+            assert len(own) <= 1 or len(own) * own[0] <= limit
+        padded = -(-len(held) // ranks) * held[0]
+        # Below the share only where the micro-batch is small, or by rows that were taken together, one for each rank.
+        assert sum(held) >= USEFUL_SHARE * (len(held) - ranks + 1) * held[0] or padded < limit / 8 + held[0]

@@ -1,4 +1,4 @@
-"""Checkpoints that lie elsewhere: W&B's artifacts, this disk's offline runs, hub repositories."""
+"""Checkpoints that lie elsewhere: at W&B, in this disk's offline runs, on the hub; and those that a run used before."""
 
 import json
 import os
@@ -6,27 +6,34 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hanabi_grpo.commands.view import choose_recordings
+from doctor_machines import find, only
+from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.entries import parse_entries
+from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
-from hanabi_grpo.settings import read_settings
+from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
+from hanabi_grpo.tracking.checkpoints import pinned
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
+from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
+from hanabi_grpo.training.model.start_from import recorded_start
+from hanabi_grpo.training.partner_seats import PartnerSeats
+from hanabi_grpo.types import player_names
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
 from training_runs import LAPTOP
-from wandb_artifacts import artifact_store
-from wandb_backend import backend
+from wandb_backend import artifact_store, backend
 
 LOOK_UP = """
 import sys
@@ -45,6 +52,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("WANDB_", "CKPT_", "HF_", "OUTPUT_DIR"))]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+
+
+def games_of(word: str) -> tuple[Any, list[str]]:
+    return read_recordings(recording_files(checkpoints.games_place(Path(word)), None))
 
 
 def use(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,17 +138,6 @@ def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mo
     assert (first.label, first.word, second.word) == ("ours", folder, "iggi")
 
 
-def test_view_takes_the_games_of_the_run_that_recorded_the_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = offline_run("one", 2, 3)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    [recorded] = (run / "episodes").iterdir()
-    recorded.with_name("step_000001.jsonl").write_bytes(recorded.read_bytes())
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:best"), step=None, game=None)
-    assert {game.source for game in games} == {"step_000001"}, "step 3 was played after the artifact of step 2"
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:latest"), step=None, game=None)
-    assert {game.source for game in games} == {"step_000003"}
-
-
 def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:
     source = offline_run("kept", 2).rename("elsewhere") / "artifacts/step_2"
     with artifact_store(source, "laptop") as store:
@@ -152,14 +152,17 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
             str(checkpoints.local_ref(parse_checkpoint("wandb:hanabi/laptop:latest:player_1"))) == f"{place}:player_1"
         )
         assert store.seen and not any(path.startswith("/files/") for path in store.seen)
-        with pytest.raises(SettingsError, match=r"W&B says: .*laptop:end.* not found.*downloaded versions of it: v3"):
+        with pytest.raises(
+            SettingsError,
+            match=r"W&B says: .*laptop:end.* not found.*downloaded ones are in outputs/downloads",
+        ):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place
-    games, _ = choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+    games, _ = games_of("wandb:team/hanabi/laptop:v3")
     assert {game.source for game in games} == {"step_000002"} and len(games) == 4, "those that went up with it"
     shutil.rmtree(place / "episodes")
     with pytest.raises(SettingsError, match="holds adapters and no games"):
-        choose_recordings(Path("wandb:team/hanabi/laptop:v3"), step=None, game=None)
+        games_of("wandb:team/hanabi/laptop:v3")
     assert [path.name for path in place.parent.iterdir()] == ["v3"]
     (place / "player_0/adapter_config.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"has sha256 .* To fetch it again: rm -r .*laptop/v3"):
@@ -214,14 +217,18 @@ def repository(folder: Path) -> Path:
 
 
 def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network_later(tmp_path: Path) -> None:
-    team = add_checkpoint(tracked_run(tmp_path / "run"), 3)
-    (team / "merged").mkdir()
-    (team / "merged/adapter_model.safetensors").write_bytes(b"large")
-    with hub({"org/team": team, "org/one": repository(tmp_path / "one")}) as store:
+    team, damaged = (add_checkpoint(tracked_run(tmp_path / name), 3) for name in ("run", "damaged"))
+    (damaged / "player_0/adapter_model.safetensors").write_bytes(b"others")
+    plain = repository(tmp_path / "plain")
+    (plain / "manifest.json").unlink()
+    folders = {"org/team": team, "org/one": repository(tmp_path / "one"), "org/damaged": damaged, "org/plain": plain}
+    with hub(folders) as store:
+        assert "player_0/adapter_model.safetensors has sha256" in look_up("hf:org/damaged", HF_ENDPOINT=store.url)
+        assert "which player this adapter is, is unknown" in look_up("hf:org/plain", HF_ENDPOINT=store.url)
         first = look_up("hf:org/team", HF_ENDPOINT=store.url)
         assert first == "outputs/downloads/hf/org/team/0123456789ab"
         assert list(read_adapters(Path(first)).adapters) == list(PLAYERS)
-        assert not any(path.startswith(("merged/", "trainer/")) for path in store.given)
+        assert not any(path.startswith("trainer/") for path in store.given)
         one = look_up("hf:org/one@main", HF_ENDPOINT=store.url)
         assert dict(read_adapters(Path(one)).adapters) == {"player_1": (b"player_1", {"r": 8})}
         assert "no such repository" in look_up("hf:org/none", HF_ENDPOINT=store.url)
@@ -230,11 +237,128 @@ def test_a_hub_repository_is_a_team_or_one_player_and_is_there_without_a_network
     assert "hub does not answer from here" in look_up("hf:org/none", HF_HUB_OFFLINE="1")
 
 
-def test_a_repository_whose_files_are_not_those_of_its_manifest_is_refused(tmp_path: Path) -> None:
-    team = add_checkpoint(tracked_run(tmp_path / "run"), 3)
-    (team / "player_0/adapter_model.safetensors").write_bytes(b"others")
-    plain = repository(tmp_path / "one")
-    (plain / "manifest.json").unlink()
-    with hub({"org/team": team, "org/plain": plain}) as store:
-        assert "player_0/adapter_model.safetensors has sha256" in look_up("hf:org/team", HF_ENDPOINT=store.url)
-        assert "which player this adapter is, is unknown" in look_up("hf:org/plain", HF_ENDPOINT=store.url)
+WORD, VERSION = "wandb:team/hanabi/laptop:best", "outputs/downloads/wandb/team/hanabi/laptop/v3"
+
+
+def made(step: int) -> Path:
+    """Write a run elsewhere and return its artifact of a step."""
+    run = tracked_run(Path(f"elsewhere-{step}"), steps=step)
+    checkpoint = add_checkpoint(run, step)
+    return build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)[0]
+
+
+def settings_of(**given: Any) -> Settings:
+    return Settings(**{"output_dir": Path("run"), "lora_rank": 8, **given})
+
+
+def keep(used: dict[str, Any]) -> None:
+    """Record what was fetched, as `hanabi-grpo train` does."""
+    Path("run").mkdir(exist_ok=True)
+    Path("run/settings.json").write_text(json.dumps({"settings": {}, KEY: used}))
+
+
+def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_alias_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    settings = settings_of(start_from=(WORD,), partners=(f"player_1={WORD}:player_0", "iggi"))
+    first, second = made(2), made(3)
+    with artifact_store(first, "laptop") as store:
+        use(store, monkeypatch)
+        used = fetch_used(settings, Path("run"), say=said.append)
+        assert sum(path.endswith("player_0/adapter_model.safetensors") for path in store.seen) == 1
+    assert said == [f"{WORD}: {VERSION}, step 2"]
+    assert json.loads(json.dumps(used)) == used
+    assert {key: used[WORD][key] for key in ("folder", "version", "step")} == {
+        "folder": VERSION,
+        "version": "wandb:team/hanabi/laptop:v3",
+        "step": 2,
+    }
+    keep(used)
+    folder, saved = read_used(parse_checkpoint(WORD).place, Path("run"))
+    assert (folder, saved.adapters["player_1"][0]) == (Path(VERSION), b"player_1 at 2")
+    # Nobody is asked again: the alias may stand for other weights by now.
+    with artifact_store(second, "laptop") as store:
+        use(store, monkeypatch)
+        assert fetch_used(settings, Path("run"), is_resumed=True) == used
+        assert fetch_used(settings_of(start_from=(WORD,)), Path("run"), is_resumed=True) == used
+        assert store.seen == []
+        # The folder is gone: the very version is fetched again, and here that name has other weights.
+        shutil.rmtree("outputs")
+        with pytest.raises(
+            SettingsError, match=r"this run used .*laptop/v3 .*laptop:v3 has other weights now.*OUTPUT_DIR"
+        ):
+            fetch_used(settings, Path("run"))
+        shutil.rmtree("outputs")
+    with artifact_store(first, "laptop") as store:
+        use(store, monkeypatch)
+        assert fetch_used(settings, Path("run")) == used
+    shutil.rmtree("outputs")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(
+        SettingsError, match=r"not there as it was, and it cannot be fetched again .*Put that folder back"
+    ):
+        fetch_used(settings, Path("run"))
+
+
+def test_the_trainer_reads_what_was_recorded_and_fetches_nothing_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    settings = settings_of(start_from=(WORD,), partners=(WORD,), partner_share=1.0)
+    with pytest.raises(SettingsError, match=rf"HANABI_START_FROM={WORD}: .*was not fetched for this run"):
+        recorded_start(settings, None)
+    with pytest.raises(SettingsError, match=rf"HANABI_PARTNERS={WORD}: .*was not fetched"):
+        PartnerSeats(settings, Path("run"), lambda *_: "").load({}, "here")
+    shutil.copytree(made(2), VERSION)
+    keep(fetch_used(settings_of(start_from=("wandb:team/hanabi/laptop:v3",)), Path("run")))
+    Path("run/settings.json").write_text(Path("run/settings.json").read_text().replace("laptop:v3", "laptop:best"))
+    assert recorded_start(settings, None)["player_1"] | {"sha256": ""} == {
+        "folder": VERSION,
+        "adapter": "player_1",
+        "step": 2,
+        "sha256": "",
+    }
+    lent: list[tuple[int, bytes]] = []
+
+    def lend(version: int, weights: bytes, _: Mapping[str, Any]) -> str:
+        lent.append((version, weights))
+        return f"frozen_{len(lent):016x}@{version}"
+
+    PartnerSeats(settings, Path("run"), lend).load({}, "here")
+    assert lent == [(2, b"player_0 at 2"), (2, b"player_1 at 2")]
+
+
+def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
+    Path("run").mkdir()
+    assert recorded(Path("run")) == recorded(None) == {}
+    for text in ("{", "[]", '{"remote_checkpoints": {"hf:a/b": {"folder": 3}}}', '{"remote_checkpoints": 1}'):
+        Path("run/settings.json").write_text(text)
+        with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
+            recorded(Path("run"))
+
+
+def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {"LORA_RANK": 8, "OUTPUT_DIR": "run", "MODEL": "no/model"}
+    with artifact_store(made(2), "laptop") as store:
+        use(store, monkeypatch)
+        checks = find(runs.start_checks, HANABI_START_FROM=WORD, **given)
+        assert [(check.status, check.finding) for check in checks] == [
+            ("ok", f"{name} from {name} of {VERSION}, step 2") for name in player_names(2)
+        ]
+        check = only(find(runs.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
+        assert check.status == "fail" and "laptop:gone" in check.finding and "wandb login" in check.remedy
+        assert not Path("run").exists()
+        keep(fetch_used(settings_of(partners=(WORD,)), Path("run")))
+        store.seen.clear()
+        given |= {"RESUME": "latest"}
+        check = only(find(runs.partner_checks, HANABI_PARTNERS=WORD, **given))
+        assert check.status == "ok" and check.finding == f"{WORD}: {VERSION}, step 2, adapters player_0, player_1"
+        assert store.seen == [], "what the run used before is here"
+
+
+def test_the_version_behind_a_word_that_moves_is_named() -> None:
+    for word, folder, version in (
+        ("wandb:hanabi/laptop:best", "outputs/downloads/wandb/-/hanabi/laptop/v3", "wandb:hanabi/laptop:v3"),
+        ("wandb:hanabi/laptop:best", "outputs/one/artifacts/step_2", "wandb:hanabi/laptop:best"),
+        ("hf:org/repo@main", "cache/snapshots/0123", "hf:org/repo@0123"),
+    ):
+        assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version

@@ -20,10 +20,15 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.rollout.players import make_script
-from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_episodes, write_recordings
-from hanabi_grpo.runs.selection import Selection, num_bad_replies
-from hanabi_grpo.training.advantages import ESTIMATORS
-from hanabi_grpo.training.advantages.recorded import turn_advantages
+from hanabi_grpo.runs.recordings import (
+    Selection,
+    num_bad_replies,
+    read_recordings,
+    recording_files,
+    write_episodes,
+    write_recordings,
+)
+from hanabi_grpo.training.advantages import ESTIMATORS, turn_advantages
 from hanabi_grpo.types import Episode, ReplyKind
 from tracked_runs import scripted_games
 

@@ -54,11 +54,15 @@ def locked(uv: Uv) -> "subprocess.CompletedProcess[str]":
     return uv("lock")
 
 
-def test_both_extras_lock_on_the_public_index(locked: "subprocess.CompletedProcess[str]") -> None:
+def test_both_extras_lock_on_the_public_index_and_the_promised_line_resolves(
+    uv: Uv, locked: "subprocess.CompletedProcess[str]"
+) -> None:
     assert locked.returncode == 0, locked.stderr
     [count] = re.findall(r"Resolved (\d+) packages", locked.stderr)
-    print(f"uv lock: {count} packages")
     assert int(count) > 200
+    synced = uv("sync", "--extra", "serve", "--dry-run")
+    assert synced.returncode == 0, synced.stderr
+    assert f" + torch=={TORCH}\n" in synced.stderr and " + vllm==0.32.0\n" in synced.stderr
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
@@ -68,29 +72,12 @@ def test_every_package_of_an_extra_has_a_file_for_linux(
 ) -> None:
     exported, wanted = tmp_path / "wanted.txt", ("--no-dev", "--no-emit-project", "--no-hashes", "--frozen")
     uv("export", "--extra", extra, *wanted, "--output-file", exported)
-    target = ("--target", tmp_path / "packages", "--python-version", python)
-    found = uv(
-        "pip",
-        "install",
-        "--dry-run",
-        "--no-deps",
-        *target,
-        "--python-platform",
-        "x86_64-manylinux_2_28",
-        "-r",
-        exported,
-    )
+    where = ("--target", tmp_path / "packages", "--python-version", python, "--python-platform")
+    found = uv("pip", "install", "--dry-run", "--no-deps", *where, "x86_64-manylinux_2_28", "-r", exported)
     assert found.returncode == 0, found.stderr
     packages = dict(re.findall(r"^ \+ (\S+?)==(\S+)", found.stderr, flags=re.MULTILINE))
-    print(f"extra {extra}, Python {python}: {len(packages)} packages")
     assert (packages["torch"], packages[engine]) == (TORCH, "0.32.0") and other not in packages
     assert len(packages) > 150 and "torchvision" not in packages
-
-
-def test_the_promised_line_resolves(uv: Uv, locked: "subprocess.CompletedProcess[str]") -> None:
-    synced = uv("sync", "--extra", "serve", "--dry-run")
-    assert synced.returncode == 0, synced.stderr
-    assert f" + torch=={TORCH}\n" in synced.stderr and " + vllm==0.32.0\n" in synced.stderr
 
 
 def test_a_wheel_folder_with_a_cpu_torch_still_wins_on_a_cpu(uv: Uv, tmp_path: Path) -> None:

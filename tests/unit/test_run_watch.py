@@ -1,29 +1,36 @@
-"""A run folder looked at while it is written: torn lines, cut metrics, missing folders, frames of any size."""
+"""`hanabi-grpo watch`: a run folder looked at while it is written, frames of any size, and a real terminal."""
 
-import json
+import fcntl
 import os
+import pty
+import select
+import signal
 import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
-from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
-from hanabi_grpo.report.run_views.figures import duration, phases, shown
+from hanabi_grpo.cli import app
+from hanabi_grpo.report.run_views.figures import duration, phases, series, shown
 from hanabi_grpo.report.run_views.run_watch import RunWatch
-from hanabi_grpo.report.run_views.screen import RunScreen
+from hanabi_grpo.report.run_views.screen import RunScreen, braille_curve, spark_line
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
-from hanabi_grpo.runs.cut_records import cut_records
-from hanabi_grpo.runs.history import read_history
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.run_folder import LOCK
-from tracked_runs import add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+
+_SECONDS = 60.0
 
 
 def frame(state: RunState, width: int = 120, height: int | None = None) -> str:
@@ -58,7 +65,7 @@ def test_a_run_that_is_not_there_yet_is_waited_for_and_then_followed(tmp_path: P
     assert state.seconds_left == 14.0
     assert state.game is not None and (state.game.file, state.game.number) == ("step_000002", 2)
     text = frame(state)
-    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  14 s left" in text
+    assert "step 3/10  games by version 2  checkpoint 3  2.0 s a step  0:00:14 left" in text
     assert "last recorded game: step_000002, --game 2" in text
 
 
@@ -72,11 +79,10 @@ def test_only_new_lines_are_read_and_torn_or_foreign_ones_do_no_harm(tmp_path: P
         )
     state = watch.look()
     assert state.step == 3
-    assert state.to_json()["curve"] == [[1, 1.0], [2, 1.1]]
+    assert series(state.rows, "score/mean") == ([1, 2], [1.0, 1.1])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('mes": 1.0, "score/mean": 2.0}\n')
-    assert watch.look().to_json()["curve"][-1] == [4, 2.0]
-    json.dumps(watch.look().to_json(), allow_nan=False)
+    assert series(watch.look().rows, "score/mean")[1][-1] == 2.0
 
 
 def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Path) -> None:
@@ -88,7 +94,7 @@ def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Pat
     for step in (5, 6, 7):
         add_row(folder, step, **{"score/mean": 9.0})
     state = watch.look()
-    assert [score for _, score in state.to_json()["curve"]] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
+    assert series(state.rows, "score/mean")[1] == pytest.approx([1.0, 1.1, 1.2, 1.3, 9.0, 9.0, 9.0])
     assert state.game is None
     cut_records(folder, 2)
     assert watch.look().step == 2
@@ -97,15 +103,12 @@ def test_steps_that_a_resumed_run_makes_again_replace_the_old_ones(tmp_path: Pat
 def test_alarms_are_those_of_the_whole_history_also_when_a_step_is_there_twice(tmp_path: Path) -> None:
     folder = tracked_run(tmp_path / "run", steps=0, games=False)
     watch = RunWatch(folder)
-    for step in range(1, 61):
+    for step in (*range(1, 61), 60):
         add_row(folder, step, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
         if step % 7 == 0:
             watch.look()
-    add_row(folder, 60, **{"player_0/blind_share": 0.95, "player_1/blind_share": 0.1})
     state = watch.look()
-    expected = AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
-    assert state.raised == expected
-    assert ("blind_play", "player_0") in expected
+    assert state.raised == AlarmWatch.after(read_history(folder / "metrics.jsonl"), alarms_of({})).raised
     assert "blind_play: player_0: share of moves" in " ".join(frame(state).split())
 
 
@@ -115,7 +118,7 @@ def test_incidents_are_counted_and_their_text_steers_no_terminal(tmp_path: Path)
     log.record("server_gone", "away \x1b[31m\u202e", step=3)
     log.record("alarm", "not an incident of its own here", step=4)
     with (folder / "incidents.jsonl").open("a") as file:
-        file.write('{"kind": 4}\n{"kind": "games_dropped", "time": 1e300, "step": "x"}\n{"ki')
+        file.write('{"kind": 4}\n{"kind": "games_dropped", "time": 1e300}\n{"ki')
     state = RunWatch(folder).look()
     assert dict(state.incident_counts) == {"server_gone": 1, "alarm": 1, "games_dropped": 1}
     text = frame(state)
@@ -129,7 +132,6 @@ def test_the_lock_tells_whether_a_trainer_is_there(tmp_path: Path) -> None:
         ("pid {own} on {here}\n", "running"),
         ("pid 999999999 on {here}\n", "not running"),
         ("pid {own} on another-machine\n", "elsewhere"),
-        ("", ""),
         ("pid x", ""),
     ):
         (folder / LOCK).write_text(lock.format(own=os.getpid(), here=socket.gethostname()))
@@ -155,20 +157,16 @@ def test_the_last_game_is_the_newest_whole_line_and_one_that_does_not_replay_is_
     assert state.notes and state.notes[0].startswith("step_000010.jsonl: ")
 
 
-def test_settings_that_are_no_settings_and_a_metrics_folder_are_said_or_passed_over(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_and_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     (tmp_path / "settings.json").write_text('{"settings": [')
     state = RunWatch(tmp_path).look()
     assert not state.is_there
     assert state.notes == (f"{tmp_path / 'metrics.jsonl'}: cannot be read (Is a directory)",)
     assert "Is a directory" in frame(state)
-
-
-def test_a_folder_that_holds_its_run_as_train_is_that_run(tmp_path: Path) -> None:
-    watch = RunWatch(tmp_path / "demo")
-    assert not watch.look().is_there
     tracked_run(tmp_path / "demo" / "train", steps=2, games=False)
-    assert (watch.look().step, watch.look().name) == (2, "demo")
+    state = RunWatch(tmp_path / "demo").look()
+    assert (state.step, state.name) == (2, "demo")
 
 
 def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
@@ -176,7 +174,7 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
         folder = tracked_run(tmp_path / f"run-{players}", steps=4, games=True)
         add_row(folder, 5, **{f"player_{player}/reward": 1.0 for player in range(players)}, step_time=1.0)
         state = RunWatch(folder).look()
-        for width, height in product([20, 50, 80, 107, 108, 250], [None, 3, 24, 60]):
+        for width, height in product([20, 80, 107, 108], [None, 3, 24]):
             lines = frame(state, width, height).splitlines()
             assert max(map(len, lines)) <= width
             assert "run" in lines[0]
@@ -187,8 +185,7 @@ def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> 
     state = RunWatch(tmp_path).look()
     text = frame(state)
     assert "step 7" in text and "no value yet" in text and "no times in these rows" in text
-    data: dict[str, Any] = state.to_json()
-    assert (data["curve"], data["players"], data["phases"], data["version"]) == ([], {}, {}, 6)
+    assert state.version == 6
 
 
 def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
@@ -199,26 +196,67 @@ def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
 
 
 def test_figures_and_durations_are_short() -> None:
-    assert [shown(value) for value in (None, 0.0, 2.5859, 0.01234, 3.6e-7, 123.4, 2e6)] == [
-        "–", "0", "2.59", "0.0123", "3.6e-07", "123", "2.0e+06"
-    ]  # fmt: skip
-    assert [duration(value) for value in (0.4, 59.7, 185, 7620, 273600)] == [
-        "0 s", "1 min 00 s", "3 min 05 s", "2 h 07 min", "3 d 4 h"
-    ]  # fmt: skip
+    assert [shown(value) for value in (None, 0.0, 2.5859, 3.6e-7, 123.4)] == ["–", "0", "2.59", "3.6e-07", "123"]
+    assert [duration(value) for value in (-1, 59.7, 273600)] == ["0:00:00", "0:01:00", "3 days, 4:00:00"]
 
 
 def test_curves_of_characters_rise_with_their_values() -> None:
     assert spark_line([0.0, 7.0], 8) == "▁█"
-    assert spark_line([float(number) for number in range(8)], 8) == "▁▂▃▄▅▆▇█"
     assert spark_line([2.0, 2.0, 2.0], 2) == "▁▁"
-    assert spark_line([], 5) == spark_line([1.0], 0) == ""
-    assert bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
-    assert braille_curve([(0, 0.0), (1, 1.0)], 2, 1, 0.0, 1.0) == ["⡠⠊"]
-    assert braille_curve([(5, 3.0)], 2, 2, 3.0, 3.0) == ["⠀⠀", "⠁⠀"]
+    assert spark_line([], 5) == ""
+    assert braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
+    assert braille_curve([(5, 3.0)], 2, 2) == ["⠁⠀", "⠀⠀"]
 
 
-@given(st.lists(st.floats(-1e9, 1e9), max_size=60), st.integers(1, 30), st.integers(1, 6))
-def test_every_point_of_a_braille_curve_is_inside(values: list[float], width: int, height: int) -> None:
-    lines = braille_curve(list(enumerate(values)), width, height, min(values, default=0), max(values, default=0))
-    assert [len(line) for line in lines] == [width] * height
-    assert any(character != "⠀" for line in lines for character in line) == bool(values)
+def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["watch", str(tracked_run(tmp_path / "my-run", steps=3)), "--once"])
+    assert answer.exit_code == 0 and SECRET not in answer.output
+    assert answer.output.splitlines()[0].startswith("my-run") and "last recorded game: step_000003" in answer.output
+    (tmp_path / "file").write_text("")
+    for words, code, message in (
+        ([str(tmp_path / "none"), "--once"], 1, "No run there yet"),
+        ([str(tmp_path / "file"), "--once"], 2, "is a file; give the folder of a run"),
+        ([str(tmp_path), "--every", "0"], 2, "Invalid value for '--every'"),
+    ):
+        answer = CliRunner().invoke(app, ["watch", *words])
+        assert answer.exit_code == code and message in answer.output.replace("\n", " ")
+
+
+def test_on_a_terminal_it_follows_the_run_and_its_size_until_ctrl_c(
+    tmp_path: Path, start_process: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    folder = tmp_path / "run"
+    outer, inner = pty.openpty()
+    _resize(inner, 30, 100)
+    words = [sys.executable, "-m", "hanabi_grpo.cli", "watch", str(folder), "--every", "0.1"]
+    # Where pytest itself has set a size, it would stand above the terminal's.
+    environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environ["TERM"] = "xterm-256color"
+    # A terminal of its own, so that Ctrl-C reaches this process and no other.
+    process = start_process(words, stdin=inner, stdout=inner, stderr=inner, start_new_session=True, env=environ)
+    _read_until(outer, "No run there yet")
+    tracked_run(folder, steps=2, games=False, MAX_STEPS="9")
+    _read_until(outer, "step 2/9")
+    add_row(folder, 3)
+    _read_until(outer, "step 3/9")
+    _resize(inner, 20, 60)
+    _read_until(outer, "╭─ alarms " + "─" * (60 - 11) + "╮")
+    os.killpg(process.pid, signal.SIGINT)
+    # What is still written must be taken, or the process waits for the terminal.
+    _read_until(outer, "\x1b[?1049l")
+    assert process.wait(_SECONDS) == 0
+    os.close(inner)
+    os.close(outer)
+
+
+def _resize(terminal: int, rows: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _read_until(terminal: int, wanted: str) -> str:
+    text, end = "", time.monotonic() + _SECONDS
+    while wanted not in text:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
+        assert ready, f"{wanted!r} did not come: {text[-2000:]!r}"
+        text += os.read(terminal, 65536).decode("utf-8", "replace")
+    return text

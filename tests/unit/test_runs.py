@@ -1,6 +1,10 @@
+"""The run folder: who holds it, what a command takes for a run, and that files and evaluations stay whole in it."""
+
 import fcntl
 import json
+import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,24 +15,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from doctor_machines import find, only
-from hanabi_grpo.commands.doctor import starts
+from hanabi_grpo.cli import app
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.commands.doctor.runs import run_folder_checks
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.runs.cut_records import cut_records
+from hanabi_grpo.report.run_report import read_evaluations
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.evaluation_result import read_result
+from hanabi_grpo.runs.history import IncidentLog, cut_records
 from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.run_folder import (
     SECRET,
+    find_run,
     holder_of,
     lock_run_folder,
     prepare_run_folder,
+    public_run,
     run_folder_name,
+    run_identity,
     run_secret,
     used_entries,
     write_json_atomic,
 )
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
-from torn_checkpoints import write as write_checkpoint
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body
+from torn_checkpoints import write
+from tracked_runs import add_row, tracked_run
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
 
@@ -79,12 +95,12 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
         prepare_run_folder(Settings(output_dir=tmp_path))
     assert f"a trainer works in it ({me})" in str(caught.value) and "RESUME" not in str(caught.value)
     for settings in ({}, {"RESUME": "latest"}):
-        check = only(find(starts.run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
+        check = only(find(run_folder_checks, OUTPUT_DIR=tmp_path, **settings))
         assert (check.status, check.finding) == ("fail", f"{tmp_path}: another trainer works in it ({me})")
         assert "unset OUTPUT_DIR" in check.remedy and "RESUME=latest" not in check.remedy
         assert "rm " not in f"{check.remedy}{caught.value}"
     for step in (9, 10):
-        write_checkpoint(tmp_path, step)
+        write(tmp_path, step)
     with pytest.raises(RunFolderError, match="newer valid checkpoint") as older:
         plan_resume(Settings(resume=str(tmp_path / "checkpoint-9")))
     assert str(older.value).endswith("start a new run from here with OUTPUT_DIR=(a new folder).")
@@ -108,15 +124,6 @@ def test_a_second_trainer_in_one_run_folder_is_refused_with_the_first_ones_name(
     lock_run_folder(tmp_path).close()
     with pytest.raises(RunFolderError, match="cannot be locked"):
         lock_run_folder(tmp_path / "none")
-
-
-def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: Any, operation: int) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunFolderError, match=r"cannot be locked \(Function not implemented\)"):
-        lock_run_folder(tmp_path)
 
 
 def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_process: Callable[..., Any]) -> None:
@@ -176,3 +183,99 @@ def test_files_get_the_rights_that_the_umask_leaves_and_the_secret_those_of_its_
     (tmp_path / SECRET).write_text("short")
     with pytest.raises(RunFolderError, match=r"\.run-secret: not 64 hexadecimal digits; remove it, and the next start"):
         run_secret(tmp_path)
+
+
+def test_an_incident_is_a_line_a_warning_and_a_count_and_never_ends_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log, nowhere = IncidentLog(tmp_path), IncidentLog(tmp_path / "gone")
+    with caplog.at_level(logging.WARNING, logger="hanabi_grpo.runs.history"):
+        log.record("server_gone", "the games of version 3: connection refused", version=3)
+        nowhere.record("save_failed", "no space")
+    [found] = [json.loads(line) for line in (tmp_path / "incidents.jsonl").read_text().splitlines()]
+    assert found["kind"] == "server_gone" and found["version"] == 3 and found["time"] > 1e9
+    assert (log.counts, nowhere.counts) == ({"server_gone": 1}, {"save_failed": 1})
+    assert "server_gone: the games of version 3: connection refused" in caplog.text
+    assert "incidents.jsonl cannot be written (No such file or directory)" in caplog.text
+
+
+def invoke(*words: object) -> Any:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_every_command_finds_the_run_in_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    add_row(tracked_run(tmp_path / "demo" / "train", steps=12), 13, **{"player_0/blind_share": 0.95})
+    (tmp_path / "demo" / "before.json").write_text("{}")
+    report = "report demo --alarms --html run.html --png new --conventions page.html"
+    for words in ("view demo --worst 1", "watch demo --once", report, "compare a=demo"):
+        answer = invoke(*words.split())
+        assert answer.exit_code == 0, answer.output
+
+
+def test_checkpoints_and_resumes_find_it_too_and_a_run_stays_itself(tmp_path: Path) -> None:
+    outer = tmp_path / "demo"
+    tracked_run(outer / "train", checkpoints=(3,), games=False)
+    assert newest_checkpoint(outer) == outer / "train" / "checkpoint-3"
+    plan = plan_resume(Settings(resume=str(outer)))
+    assert plan is not None and (plan.run_folder, plan.step) == (outer / "train", 3)
+    # A run that has something called train/ in it is still the run.
+    shutil.copytree(outer / "train", outer / "train" / "train")
+    assert newest_checkpoint(outer / "train") == outer / "train" / "checkpoint-3"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tracked_run(tmp_path / "outputs" / "mine", games=False)
+
+
+def serve(run: Path, app: RunningApp) -> None:
+    """Push adapters as the run's trainer."""
+    with RolloutClient(app.url) as client:
+        body = session_body(app.identity, run_id=run_identity(run))
+        client.open_session(**{name: body[name] for name in body if name not in ("protocol", "trainer_id")})
+        client.push(1, {name: (adapter_bytes(number + 0.5), PEFT_CONFIG) for number, name in enumerate(PLAYERS)})
+        client.release()
+
+
+def test_what_a_runs_trainer_serves_and_its_checkpoints_leave_their_evaluations_with_the_run(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_app(max_lora_rank=8) as server:
+        serve(run, server)
+
+        def fill(partial: Path) -> None:
+            for number, name in enumerate(PLAYERS):
+                (partial / name).mkdir()
+                (partial / name / "adapter_config.json").write_text(json.dumps(PEFT_CONFIG))
+                (partial / name / "adapter_model.safetensors").write_bytes(adapter_bytes(number + 0.5))
+
+        facts = server.identity.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
+        write_checkpoint(run, 1, fill, facts, needed_bytes=1000)
+        monkeypatch.setenv("VLLM_SERVER_PORT", str(server.port))
+        options = ("--preset", "laptop", "--deals", 12)
+        for words in (("served", "--out", tmp_path / "after.json"), (run,), ("base",), ("served,iggi", "iggi")):
+            answer = invoke("evaluate", *words, *options)
+            assert answer.exit_code == 0, answer.output
+            # Again is the same evaluation, and no second file.
+            assert invoke("evaluate", *words, *options).exit_code == 0
+        kept = sorted((run / "evaluations").iterdir())
+        assert sorted(read_result(path).line_up for path in kept) == sorted(["served", str(run), "served,iggi"])
+        assert read_result(tmp_path / "after.json") in map(read_result, kept)
+        # One that is written into the run anyway is there once.
+        assert invoke("evaluate", "served", *options, "--temperature", 0, "--out", run / "greedy.json").exit_code == 0
+        assert sorted((run / "evaluations").iterdir()) == kept
+        exported = invoke("export", run, "--out", tmp_path / "hub")
+    results, _, notes = read_evaluations(run)
+    assert len(results) == 4 and notes == []
+    assert "How well it plays" not in (tmp_path / "hub" / "README.md").read_text(), exported.output
+
+
+def test_a_run_that_is_not_here_has_no_folder(run: Path, tmp_path: Path) -> None:
+    name = public_run(run_identity(run))
+    assert find_run(name) == run.resolve()
+    moved = run.rename(tmp_path / "outputs" / "moved")
+    for other in (None, "0123456789ab", name):
+        assert find_run(other) is None
+    assert find_run(public_run(run_identity(moved))) == moved.resolve()

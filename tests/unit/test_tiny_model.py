@@ -30,9 +30,8 @@ from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
-from hanabi_grpo.runs.fingerprint import resolve_model
+from hanabi_grpo.runs.fingerprint import damage_of, resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
-from hanabi_grpo.runs.tiny_manifest import damage_of
 from hanabi_grpo.settings.board import TINY_MODEL
 from hanabi_grpo.sft.batches import padded, reply_logits
 from hanabi_grpo.sft.samples import Sample

@@ -61,7 +61,7 @@ class Script:
         return Sample(ids=ids, logprobs=(-1.0,) * len(ids), finish_reason="stop", num_cached_tokens=0)
 
 
-def _long_game() -> tuple[Episode, Counting, Script, ChatFormat]:
+def test_every_turn_of_a_long_game_is_tokenised_once_and_alone() -> None:
     counting = Counting(build_tokenizer(compact_vocabulary(FULL.spec())))
     chat = ChatFormat.from_tokenizer(counting)
     task = Setup(HANABI, FULL).task("train", 3)
@@ -77,31 +77,21 @@ def _long_game() -> tuple[Episode, Counting, Script, ChatFormat]:
         return await play_episode(task, [served, served]), script
 
     episode, script = asyncio.run(play())
-    return episode, counting, script, chat
-
-
-def test_every_turn_of_a_long_game_is_tokenised_once_and_alone() -> None:
-    episode, counting, script, chat = _long_game()
     turns = episode.turns
-    assert len(turns) > 50
-    first_of = {player: next(turn for turn in turns if turn.player == player) for player in (0, 1)}
+    assert len(turns) > 50 and counting.num_rendered == 2, "one for each player's first message"
+    first_of = [next(turn for turn in turns if turn.player == player) for player in (0, 1)]
+    options = {"tokenize": False, "add_generation_prompt": True}
     expected = [
-        chat.tokenizer.apply_chat_template(
-            [{"role": "user", "content": turn.prompt}], tokenize=False, add_generation_prompt=True
-        )
-        if turn is first_of[turn.player]
+        chat.tokenizer.apply_chat_template([{"role": "user", "content": turn.prompt}], **options)
+        if turn in first_of
         else chat.glue + turn.prompt + chat.tail
         for turn in turns
     ]
     assert counting.encoded == expected
     assert counting.decoded == [len(turn.reply_ids) - 1 for turn in turns]
-    assert counting.num_rendered == 2 + 2, "one for each player's first message, and this test's own"
-    assert [len(turn.prompt_ids) for turn in turns] == [len(_tokens(chat, text)) for text in expected]
+    sizes = [len(counting.tokenizer.encode(text, add_special_tokens=False)) for text in expected]
+    assert [len(turn.prompt_ids) for turn in turns] == sizes
     assert len(script.prompts[-1]) > 20 * len(turns[-1].prompt_ids), "the history is long, and was not tokenised again"
-
-
-def _tokens(chat: ChatFormat, text: str) -> list[int]:
-    return list(chat.tokenizer.tokenizer.encode(text, add_special_tokens=False))
 
 
 def test_games_that_begin_with_the_same_messages_tokenise_them_once_and_share_no_list() -> None:

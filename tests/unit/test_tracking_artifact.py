@@ -10,23 +10,28 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.evaluation.evaluate import evaluate_scripted
 from hanabi_grpo.rollout.loop import play_group
 from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.runs.evaluation_result import write_result
-from hanabi_grpo.runs.recordings import read_recordings, write_episodes
+from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
-from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import read_settings
-from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations
-from hanabi_grpo.tracking.board import section_name, sectioned
-from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, read_record, write_record
-from hanabi_grpo.tracking.run_reader import RunReader
-from hanabi_grpo.tracking.sample_games import write_sample_games
-from hanabi_grpo.tracking.score import RunningScore, is_best, running_score
+from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations, write_sample_games
+from hanabi_grpo.tracking.publisher import RunReader
+from hanabi_grpo.tracking.record import (
+    ArtifactRecord,
+    RunningScore,
+    WandbRecord,
+    is_best,
+    read_record,
+    running_score,
+    write_record,
+)
+from hanabi_grpo.tracking.wandb_run import section_name, sectioned
 from hanabi_grpo.types import Episode
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
 from training_runs import LAPTOP as SETUP
+from training_runs import evaluate_scripted
 
 
 def files(folder: Path) -> set[str]:
@@ -107,52 +112,39 @@ def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -
     assert [(one.episode.env, one.episode.seed, one.episode.game) for one in games] == [("kuhn", 3, 0), ("kuhn", 3, 1)]
 
 
-def test_a_model_folder_on_this_machine_is_not_named_in_the_card(tmp_path: Path) -> None:
+def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no_folder(tmp_path: Path) -> None:
     model = tmp_path / "home-of-somebody" / "tiny"
     model.mkdir(parents=True)
     run = tracked_run(tmp_path / "run", MODEL=str(model))
-    folder, metadata = build_artifact(run, add_checkpoint(run, 1), read_settings(run / "settings.json"), None)
-    assert metadata["base_model"] == "tiny"
-    assert "home-of-somebody" not in (folder / "README.md").read_text()
-
-
-def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole(tmp_path: Path) -> None:
-    run = tracked_run(tmp_path / "run")
     checkpoint, settings = add_checkpoint(run, 3), read_settings(run / "settings.json")
     (run / "artifacts/.step_3.partial").mkdir(parents=True)
     (run / "artifacts/.step_3.partial/rest").write_text("of a killed process")
     first, _ = build_artifact(run, checkpoint, settings, None)
-    assert build_artifact(run, checkpoint, settings, None)[0] == first
+    again, metadata = build_artifact(run, checkpoint, settings, None)
+    assert (again, metadata["base_model"]) == (first, "tiny")
+    assert "home-of-somebody" not in (first / "README.md").read_text()
+    (damaged := add_checkpoint(run, 4) / "player_0/adapter_model.safetensors").write_bytes(b"player_X at 4")
+    with pytest.raises(RunFolderError, match=r"player_0/adapter_model\.safetensors has sha256"):
+        build_artifact(run, damaged.parents[1], settings, None)
     shutil.rmtree(checkpoint)
     assert (first / "player_1/adapter_model.safetensors").read_bytes() == b"player_1 at 3"
     assert newest_checkpoint(first) == first
     assert [path.name for path in (run / "artifacts").iterdir()] == ["step_3"]
 
 
-def test_a_damaged_checkpoint_becomes_no_artifact(tmp_path: Path) -> None:
-    run = tracked_run(tmp_path / "run")
-    checkpoint = add_checkpoint(run, 3)
-    (checkpoint / "player_0/adapter_model.safetensors").write_bytes(b"player_X at 3")
-    with pytest.raises(RunFolderError, match=r"player_0/adapter_model\.safetensors has sha256"):
-        build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)
-    assert not (run / "artifacts").exists()
-
-
 def test_a_reader_finds_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
     reader = RunReader(tmp_path, from_step=1)
-    assert not reader.look()
+    assert reader.new_rows() == []
     add_row(tmp_path, 1)
     add_row(tmp_path, 2)
     path = tmp_path / "metrics.jsonl"
     with path.open("ab") as file:
         file.write(b'\xff\n[1]\n{"step": "4", "games": 1}\n{"step": 3, "games": 1.0')
-    assert reader.look()
-    assert [row["step"] for row in reader.take()] == [2]
-    assert reader.take() == [] and not reader.look()
+    assert [row["step"] for row in reader.new_rows()] == [2]
+    assert reader.new_rows() == []
     with path.open("ab") as file:
         file.write(b"}\n")
-    assert reader.look()
-    assert [row["step"] for row in reader.take()] == [3]
+    assert [row["step"] for row in reader.new_rows()] == [3]
     # What was known before counts for the running score.
     assert [row["step"] for row in reader.history()] == [1, 2, 3]
 

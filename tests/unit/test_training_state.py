@@ -1,22 +1,15 @@
 """Moments, counts and random states come back as they were."""
 
-import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.training.training_state import (
-    OptimizerState,
-    load_moments,
-    random_state,
-    restore_counts,
-    restore_random_state,
-    save_training_state,
-)
+from hanabi_grpo.training.saving import OptimizerState, TrainingState, random_state, restore_random_state
 
 
 class _Model(torch.nn.Module):
@@ -42,14 +35,22 @@ def _made(steps: int) -> tuple[_Model, torch.optim.AdamW]:
     return model, optimizer
 
 
+def _state(moments: dict[str, torch.Tensor], **other: Any) -> TrainingState:
+    return TrainingState(
+        **{"moments": moments, "groups": [], "random_states": [random_state()], "baselines": {}, **other}
+    )
+
+
 def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_stays_without(tmp_path: Path) -> None:
     model, optimizer = _made(3)
     state = OptimizerState(model, optimizer)  # type: ignore[arg-type]
-    save_training_state(tmp_path / "trainer", state.collect(), state.groups, [random_state()])
+    baselines = {"player_0 x": 0.1 + 0.2, "player_1 x": -1 / 3}
+    _state(state.collect(), groups=state.groups, baselines=baselines).save(tmp_path / "trainer")
+    loaded = TrainingState.load(tmp_path / "trainer")
+    assert loaded.baselines == baselines
     fresh_model, fresh = _made(0)
     restored = OptimizerState(fresh_model, fresh)  # type: ignore[arg-type]
-    restored.restore(load_moments(tmp_path / "trainer"))
-    restore_counts(tmp_path / "trainer", restored.groups)
+    restored.restore(loaded)
     before = optimizer.state[model.lora_A["player_0"].weight]
     after = fresh.state[fresh_model.lora_A["player_0"].weight]
     assert before.keys() == after.keys() == {"step", "exp_avg", "exp_avg_sq"}
@@ -67,7 +68,7 @@ def test_what_was_collected_is_restored_bit_by_bit_and_a_player_without_state_st
 def test_the_state_of_another_model_is_refused() -> None:
     _, optimizer = _made(1)
     with pytest.raises(RunFolderError, match=r"names 'lora_A.player_7.weight', which this model does not have"):
-        OptimizerState(_Model(), optimizer).restore({"lora_A.player_7.weight|exp_avg": torch.zeros(1)})  # type: ignore[arg-type]
+        OptimizerState(_Model(), optimizer).restore(_state({"lora_A.player_7.weight|exp_avg": torch.zeros(1)}))  # type: ignore[arg-type]
 
 
 def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> None:
@@ -75,10 +76,9 @@ def test_random_numbers_go_on_where_they_were_per_process(tmp_path: Path) -> Non
         return [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
     draw()
-    save_training_state(tmp_path / "trainer", {}, [], [random_state()])
+    _state({}).save(tmp_path / "trainer")
     expected = draw()
     draw()
-    assert restore_random_state(tmp_path / "trainer", 0)
+    [state] = TrainingState.load(tmp_path / "trainer").random_states
+    restore_random_state(state)
     assert draw() == expected
-    assert not restore_random_state(tmp_path / "trainer", 1), "the checkpoint was written by one process"
-    assert "python" in json.loads((tmp_path / "trainer/random.json").read_text())[0]

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from doctor_machines import ROOT, find, only
+from hanabi_grpo.commands.doctor.games import batch_checks
+from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import (
     Settings,
@@ -20,14 +24,7 @@ from hanabi_grpo.settings import (
     trained_players,
     update_notes,
 )
-
-
-def test_by_default_everybody_trains_in_every_step_at_one_rate() -> None:
-    settings = Settings(players=3, learning_rate=0.5)
-    assert active_players(settings, 0) == active_players(settings, 17) == ("player_0", "player_1", "player_2")
-    assert steps_of_each(settings, 40) == {"player_0": 40, "player_1": 40, "player_2": 40}
-    assert rates_of_each(settings) == {"player_0": 0.5, "player_1": 0.5, "player_2": 0.5, "shared": 0.5}
-    assert update_notes(settings) == []
+from hanabi_grpo.training.advantages import ESTIMATORS
 
 
 def test_alternating_players_take_turns_of_so_many_steps() -> None:
@@ -76,21 +73,27 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
     batch_plan(Settings(start_from=("outputs/a",), resume="latest"))  # as a supervisor sets both
 
 
+def test_every_estimator_can_be_chosen_and_a_weight_that_is_divided_out_is_refused() -> None:
+    assert [Settings(advantage=name).advantage for name in ESTIMATORS] == list(ESTIMATORS)
+    row = [{"env_config": EnvConfig(preset="laptop", reward_score=3.0).model_dump()}]
+    with pytest.raises(SettingsError, match=r"HANABI_REWARD_SCORE=3 .* has no effect .* HANABI_ADVANTAGE_SCALE=none"):
+        check_rewards(Settings(), row)
+    check_rewards(Settings(advantage_scale="none"), row)
+    check_rewards(Settings(advantage="rloo"), row)
+    check_rewards(Settings(), [{"env_config": EnvConfig(preset="laptop").model_dump()}])
+    check = only(find(batch_checks, HANABI_REWARD_SCORE=3, DATASET=ROOT / "data" / "hanabi.laptop.jsonl"))
+    assert check.status == "fail" and "HANABI_ADVANTAGE_SCALE=none" in check.finding
+
+
 def test_values_out_of_range_are_refused() -> None:
     rates: tuple[Any, ...] = ((0.0, 1.0), (float("nan"), 1.0), (float("inf"), 1.0), "1e-3,fast")
     for values in (
         *({"learning_rates": one} for one in rates),
         *({"updates_per_step": 0}, {"clip_low": 0.0}, {"clip_dual": 1.0}, {"entropy_bonus": -0.1}),
-        *({"sampler_correction_limit": 0.5}, {"alternate_every": 0}),
+        *({"sampler_correction_limit": 0.5}, {"alternate_every": 0}, {"length_penalty": float("nan")}),
     ):
         with pytest.raises(ValidationError):
             Settings(**values)
-
-
-def test_passes_lengthen_the_step_and_nothing_else() -> None:
-    one, three = batch_plan(Settings()), batch_plan(Settings(updates_per_step=3))
-    assert three.gradient_accumulation_steps == 3 * one.gradient_accumulation_steps == 6
-    assert (three.games, three.micro_batches_per_player) == (one.games, one.micro_batches_per_player)
 
 
 def test_settings_without_effect_are_named() -> None:
@@ -109,7 +112,7 @@ CHANGED: dict[str, Any] = {
     **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3, "clip_dual": 3.0, "kl": "reward"},
     **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
     **{"update": "sequential", "alternate_every": 3, "freeze": ("player_1",), "advantage_scale": "none"},
-    **{"whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64, "group": "mixed"},
+    **{"whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64},
     **{"overlap": True, "partners": ("iggi",), "bomb_rule": "keep", "reward_illegal": -1.0, "max_turns": 9},
 }
 

@@ -9,23 +9,19 @@ from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs.hanabi.replays.timeline import recorded_table
-from hanabi_grpo.envs.hanabi.rules import parse_action
+from hanabi_grpo.envs.hanabi.rules import make_spec, parse_action
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs import v1
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import check_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings
-from hanabi_grpo.runs.resume import ResumePlan, plan_resume
+from hanabi_grpo.runs.resume import plan_resume
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings, read_settings
 
 OLD = Path(__file__).parents[1] / "data" / "version-0.1"
 RUN = OLD / "run"
-
-
-def check_decks(plan: ResumePlan) -> None:
-    v1.check_decks(plan.checkpoint, plan.spec_hashes, fork=plan.fork)
 
 
 @pytest.mark.parametrize("path", ["games", "run/episodes/step_000000.jsonl", "run/episodes/step_000002.jsonl"])
@@ -53,9 +49,11 @@ def test_a_run_on_half_of_the_decks_starts_a_new_one_and_does_not_go_on(tmp_path
     in_place = plan_resume(Settings(resume=str(run)))
     fork = plan_resume(Settings(resume=str(run), output_dir=tmp_path / "new"))
     assert in_place is not None and fork is not None and (in_place.step, fork.step) == (3, 3)
-    with pytest.raises(SettingsError, match="on half of the decks of laptop"):
-        check_decks(in_place)
-    check_decks(fork)
+    with pytest.raises(SettingsError, match=r"on half of the decks of laptop; .*OUTPUT_DIR=\(a new folder\)"):
+        v1.check_decks(in_place.checkpoint, in_place.spec_hashes, fork=False)
+    v1.check_decks(fork.checkpoint, fork.spec_hashes, fork=fork.fork)
+    # Boards of today, and one that always dealt all.
+    v1.check_decks(in_place.checkpoint, (make_spec("laptop").hash, "10743f8424a0"), fork=False)
 
 
 def test_a_player_that_is_out_of_tokens_paid_nothing_then_and_the_other_settings_are_compared() -> None:

@@ -28,13 +28,11 @@ def main(
     Environment: MODEL, DATASET, HANABI_DTYPE, HANABI_MAX_MODEL_LEN, LORA_RANK, LORA_ALPHA, HANABI_DEALS_PER_STEP,
     NUM_GENERATIONS, MAX_COMPLETION_LENGTH, TEMPERATURE, SEED and the others of serve.
     """
-    from hanabi_grpo.commands.console import make_console, offline_environ
-    from hanabi_grpo.commands.interruption import interruptible
+    from hanabi_grpo.commands.console import give_environ, interruptible, make_console
     from hanabi_grpo.settings import load_settings
 
     loaded = load_settings()
-    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
-        os.environ.setdefault(name, value)
+    give_environ(loaded)
     # Threads that spin while they wait would be measured too; torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported here: the offline switches must be set before a hub library reads them.

@@ -87,17 +87,17 @@ def simulate(games: float, learning: float, *, overlap: bool, steps: int) -> Ste
         steps: Of the loop, at least 3. The first one and the last one are not counted: nothing runs beside the games
             of the one or the learning of the other.
     """
-    from hanabi_grpo.training.overlap import PlayAhead, play_now
+    from hanabi_grpo.training.overlap import PlayAhead
 
     server, learned, starts, ages = SimulatedServer(games), [], [], []
-    ahead = PlayAhead(server, ("player_0",)) if overlap else None
+    ahead = PlayAhead(server, ("player_0",))
     deals = [[{"deal": number}] for number in range(steps)]
     for step in range(steps):
         starts.append(time.perf_counter())
         server.served = step
-        taken = ahead.take(deals[step], step) if ahead else play_now(server, deals[step], ("player_0",), step)
+        taken = ahead.take(deals[step], step)
         ages.append(step - taken.version)
-        if ahead and step + 1 < steps:
+        if overlap and step + 1 < steps:
             ahead.ask(deals[step + 1], step)
         start = time.perf_counter()
         time.sleep(learning)

@@ -75,7 +75,7 @@ def small_model(device: str = "cpu") -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from hanabi_grpo.training.model.adapters import add_adapters
-    from hanabi_grpo.training.model.lora_op import join_lora_products
+    from hanabi_grpo.training.model.forward import join_lora_products
 
     config = Qwen3Config(
         vocab_size=_VOCABULARY,

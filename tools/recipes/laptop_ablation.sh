@@ -3,7 +3,7 @@
 #
 #   bash tools/recipes/laptop_ablation.sh                    # all arms, seed 0
 #   bash tools/recipes/laptop_ablation.sh shared             # one line of the table in docs/results.md
-#   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn mixed
+#   RECIPE_SEED=2 bash tools/recipes/laptop_ablation.sh turn rloo
 #
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
 #   RECIPE_STEPS  steps of 128 games, of each arm (60)
@@ -27,7 +27,6 @@ declare -A arms=(
     [rloo]="HANABI_ADVANTAGE=rloo"
     [reinforce_pp]="HANABI_ADVANTAGE=reinforce_pp"
     [baseline]="HANABI_ADVANTAGE=baseline"
-    [mixed]="HANABI_GROUP=mixed"
     [sequential]="HANABI_UPDATE=sequential"
     [alternating]="HANABI_UPDATE=alternating"
     [updates_1]="HANABI_UPDATES_PER_STEP=1"
@@ -36,7 +35,7 @@ declare -A arms=(
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo reinforce_pp baseline mixed sequential alternating updates_1 updates_4 no_bonus shared)
+order=(turn grpo return_to_go rloo reinforce_pp baseline sequential alternating updates_1 updates_4 no_bonus shared)
 # Where the arms of docs/results.md began, and how fast they learned.
 RECIPE_START=${RECIPE_START:-hint-bot}
 default_env LEARNING_RATE 1e-3

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 
 logger = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")

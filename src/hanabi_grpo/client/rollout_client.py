@@ -35,7 +35,7 @@ from hanabi_grpo.rollout.messages import (
 )
 from hanabi_grpo.rollout.tasks import read_tasks
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import Reply
 

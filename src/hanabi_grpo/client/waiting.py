@@ -18,7 +18,7 @@ _LONGEST_SILENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _NotReady:
+class NotReady:
     """Why there is no healthy server yet."""
 
     reason: str
@@ -53,11 +53,10 @@ def wait_for_server(
         ServerError: The server refuses the key, or the address is none.
     """
     base, limit = server_url(settings), settings.server_timeout
-    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
     start = time.monotonic()
     said: bool | None = None
     next_reminder = start
-    with bounded_client(headers=headers, timeout=_ASK_SECONDS) as client:
+    with _client(settings) as client:
         while True:
             look()
             left = start + limit - time.monotonic()
@@ -68,7 +67,7 @@ def wait_for_server(
                     say(f"the rollout server at {base} is ready.")
                 return answer
             if server_command is None and not answer.is_there:
-                answer = _NotReady(f"is starting, {waited:.0f} s", is_there=True)
+                answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
                 raise _gone(base, limit, answer, server_command)
             if answer.is_there is not said or start + waited >= next_reminder:
@@ -85,7 +84,22 @@ def wait_for_server(
             time.sleep(min(poll, limit - waited))
 
 
-def _gone(base: str, limit: float, answer: _NotReady, server_command: str | None) -> ServerGoneError:
+def look_once(settings: Settings) -> dict[str, Any] | NotReady:
+    """Return what a server answers to one question, or why there is no healthy one.
+
+    Raises:
+        ServerError: See `wait_for_server`.
+    """
+    with _client(settings) as client:
+        return _ask(client, server_url(settings), _ASK_SECONDS)
+
+
+def _client(settings: Settings) -> httpx.Client:
+    headers = {"authorization": f"Bearer {settings.api_key.get_secret_value()}"} if settings.api_key else {}
+    return bounded_client(headers=headers, timeout=_ASK_SECONDS)
+
+
+def _gone(base: str, limit: float, answer: NotReady, server_command: str | None) -> ServerGoneError:
     if answer.is_there:
         return ServerGoneError(
             f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its terminal or "
@@ -97,7 +111,7 @@ def _gone(base: str, limit: float, answer: _NotReady, server_command: str | None
     )
 
 
-def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _NotReady:
+def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | NotReady:
     """Return the health of the server, or why it has none."""
     try:
         answer = client.get(f"{base}/health/", timeout=timeout)
@@ -105,11 +119,11 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
         raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
     except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
-            return _NotReady(f"{type(error).__name__}: {error}")  # it speaks, and not HTTP
+            return NotReady(f"{type(error).__name__}: {error}")  # it speaks, and not HTTP
         # Also where the one that says "starting" has just made way for the one that serves.
-        return _NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
+        return NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
-        return _NotReady(f"{type(error).__name__}: {error}".removesuffix(": "))
+        return NotReady(f"{type(error).__name__}: {error}".removesuffix(": "))
     try:
         health = dict(answer.json())
     except (ValueError, TypeError, RecursionError):
@@ -121,9 +135,9 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | _N
     if health.get("status") == STARTING:
         seconds = health.get("seconds")
         so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""
-        return _NotReady(f"is starting{so_far}", is_there=True)
+        return NotReady(f"is starting{so_far}", is_there=True)
     if not answer.is_success:
-        return _NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
+        return NotReady(f"it answers {answer.status_code}: {answer.text[:200]}")
     if "instance_id" not in health:
-        return _NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
+        return NotReady(f"what answers there is no rollout server: {answer.text[:80]!r}")
     return health

@@ -1,37 +1,23 @@
 """`hanabi-grpo collect`: games of a line-up as JSON lines, without a trainer."""
 
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import (
-    Env,
-    OwnServer,
-    Players,
-    Preset,
-    Temperature,
-    chosen_temperature,
-    game_setup,
-    progress_bar,
-    serving,
-)
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer, stderr_console
+from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import Collection, collect_games
-from hanabi_grpo.evaluation.matches import is_held_out
 from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.settings import load_settings
 
 
 def collect(
     line_up: Annotated[str, typer.Argument(help="Who plays, as in evaluate.")],
     out: Annotated[Path, typer.Option(help="Folder of the games; continues it if it exists.")],
-    deals: Annotated[int, typer.Option(help="Number of deals.")] = 100,
-    games: Annotated[int, typer.Option(help="Games of each deal.")] = 1,
+    deals: Annotated[int, typer.Option(min=1, help="Number of deals.")] = 100,
+    games: Annotated[int, typer.Option(min=1, help="Games of each deal.")] = 1,
     suite: Annotated[str, typer.Option(help="Stream of deals.")] = "collect",
     env: Env = None,
     preset: Preset = None,
@@ -45,12 +31,8 @@ def collect(
 
     Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
-    for name, number in (("--deals", deals), ("--games", games)):
-        if number < 1:
-            raise SettingsError(f"{name} {number}: must be 1 or more.")
-    loaded = load_settings()
-    heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players, env=env)
+    chosen = choose(env, preset, players, temperature)
+    game = chosen.game
     game.environment.reset(game.config, split=suite, seed=0)  # refuses a malformed name before anything is written
     what = Collection(
         line_up=parse_line_up(line_up, game.spec.num_players, env=game.env),
@@ -63,22 +45,22 @@ def collect(
     )
     aside = stderr_console()
     if is_held_out(suite):
-        aside.print(
-            f"warning: suite {suite} is held out; training on these games spoils evaluations on it.", style="yellow"
-        )
+        said = f"warning: suite {suite} is held out; training on these games spoils evaluations on it."
+        aside.print(said, style="yellow")
     done, first = 0, None
     stopped = "stopped: {} of {} deals are done and kept; the same command goes on."
-    with interruptible(lambda: stopped.format(done, deals)), ExitStack() as stack:
-        served = None
-        if what.line_up.needs_server:
-            _, served = stack.enter_context(serving(loaded, game, heat, aside, own=own_server))
-        show = stack.enter_context(progress_bar(aside, f"{line_up}: {deals} deals × {games} games", deals))
+    with (
+        interruptible(lambda: stopped.format(done, deals)),
+        chosen.serving(aside, needed=what.line_up.needs_server, own=own_server) as served,
+        bars(aside) as shown,
+    ):
+        bar = shown.add_task(f"{line_up}: {deals} deals × {games} games", total=deals)
         start = time.monotonic()
 
         def progress(num_deals: int, num_games: int) -> None:
             nonlocal done, first
             done, first = num_deals, num_games if first is None else first
-            show(num_deals)
+            shown.update(bar, completed=num_deals)
 
         state = collect_games(what, out, served=served, progress=progress)
         seconds = time.monotonic() - start

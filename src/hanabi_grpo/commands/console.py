@@ -1,17 +1,22 @@
-"""What both terminals print and set: the settings table, the other terminal's command, offline switches."""
+"""What commands share at the terminal: printing, bars, interruption, the other terminal's command, offline switches."""
 
 import json
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hanabi_grpo.runs.run_folder import finite
-from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_table, variables
+from hanabi_grpo.settings import LoadedSettings, Settings, load_settings, settings_json, settings_table, variables
 from hanabi_grpo.settings.gpus import Terminal, gpu_share
 from hanabi_grpo.settings.refs import split_player
 from hanabi_grpo.settings.variables import typed
@@ -23,6 +28,8 @@ SECTIONS: Mapping[Terminal, tuple[str, ...]] = {
 """What each terminal prints of the settings."""
 ROLLOUT_SCRIPT = "tools/rollout/rollout_hanabi_gym.sh"
 TRAIN_SCRIPT = "tools/train/train_grpo_msswift.sh"
+INTERRUPTED = 130
+"""Exit code of a command that was stopped and can go on."""
 
 
 def make_console() -> Console:
@@ -49,6 +56,56 @@ def print_json(document: Any, indent: int | None = None) -> None:
     sys.stdout.write(json.dumps(finite(document), indent=indent, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def bars(console: Console) -> Progress:
+    """Return rich's progress with our columns."""
+    text = TextColumn("{task.description}", markup=False)
+    return Progress(text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+
+
+@contextmanager
+def interruptible(summary: Callable[[], str]) -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, and end the command with a line on what is done and how to go on, and with 130."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sayer(stderr_console())(summary())
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def stop_flag() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a flag, so that a piece of work is finished or not begun; the second one raises."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show_settings(*, as_json: bool) -> None:
+    """Print every setting, its value and its origin."""
+    loaded = load_settings()
+    if as_json:
+        print_json(settings_json(loaded), indent=2)
+    else:
+        make_console().print(settings_table(loaded))
+
+
 def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> LoadedSettings:
     """Resolve the settings, print their table, and set what other software reads (`set_environ`)."""
     loaded = load_settings()
@@ -59,20 +116,22 @@ def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> L
 
 
 def set_environ(loaded: LoadedSettings, terminal: Terminal) -> str:
-    """Give other software its share of `.env` and the profile, and this terminal its GPUs.
-
-    Returns:
-        Why it has other GPUs than CUDA_VISIBLE_DEVICES says; empty when it has those.
+    """Give other software its share of `.env` and the profile, and this terminal its GPUs; returns why it has others.
 
     Raises:
         SettingsError: A list of GPUs is too short for both terminals.
     """
-    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
-        os.environ.setdefault(name, value)
+    give_environ(loaded)
     if (share := gpu_share(loaded, terminal)) is None:
         return ""
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(share.names)
     return share.why
+
+
+def give_environ(loaded: LoadedSettings) -> None:
+    """Set what `.env` and the profile hold for other software, and `offline_environ`, where this shell has no value."""
+    for name, value in {**loaded.dotenv_environ, **offline_environ(loaded.settings)}.items():
+        os.environ.setdefault(name, value)
 
 
 def offline_environ(settings: Settings) -> dict[str, str]:
@@ -99,24 +158,10 @@ def server_command(loaded: LoadedSettings) -> str:
     return " ".join([*words, "bash", ROLLOUT_SCRIPT])
 
 
-def trainer_command(loaded: LoadedSettings) -> str:
-    """Return the command that starts a trainer on this server, as typed in the other terminal."""
-    settings, default = loaded.settings, Settings()
-    words = typed_words(loaded, both=True)
-    if settings.port != default.vllm_server_port:
-        words.append(f"VLLM_SERVER_PORT={settings.port}")
-    if settings.host not in ("localhost", "0.0.0.0", "::", default.vllm_server_host):
-        words.append(f"VLLM_SERVER_HOST={settings.host}")
-    return " ".join([*words, "bash", TRAIN_SCRIPT])
-
-
 def typed_words(loaded: LoadedSettings, *, both: bool = False, without: Collection[str] = ()) -> list[str]:
-    """Return NAME=value of what only this shell knows; `.env` is read by every terminal. Keys are named, not shown.
+    """Return NAME=value of what only this shell knows, with `both` only of what server and trainer share.
 
-    Args:
-        loaded: The settings.
-        both: Only settings that server and trainer share.
-        without: Names to leave out.
+    `.env` is read by every terminal. Keys are named, not shown.
     """
     words = []
     for variable in variables(loaded.settings.env):

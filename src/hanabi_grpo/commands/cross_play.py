@@ -1,48 +1,31 @@
 """`hanabi-grpo cross-play`: every entry with every other on common deals, in both orders."""
 
 import shlex
-from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import (
-    AsJson,
-    Env,
-    OwnServer,
-    Players,
-    Preset,
-    Temperature,
-    chosen_temperature,
-    game_setup,
-    serving,
-)
+from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
+from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.errors import HanabiGrpoError
-from hanabi_grpo.evaluation.crossplay.cells import CellStore
-from hanabi_grpo.evaluation.crossplay.entries import Entry, parse_entries
-from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan
-from hanabi_grpo.evaluation.crossplay.summary import summarise, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_table
+from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, find_cells, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
 from hanabi_grpo.rollout.lineups import short_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
-from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import ScriptRef
 
-_WITH_ERRORS, _WITHOUT_ERRORS = 6, 12
+_MOST_COLUMNS = 6
 """Most entries whose matrix fits into 120 columns."""
 
 
 def cross_play(
+    ctx: typer.Context,
     texts: Annotated[
         list[str],
         typer.Argument(
@@ -67,23 +50,16 @@ def cross_play(
     Environment: HANABI_ENV, HANABI_PRESET, VLLM_SERVER_PORT, TEMPERATURE and the others of evaluate.
     """
     check_deals(deals, suite)
-    loaded = load_settings()
-    heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players, env=env)
-    entries = parse_entries(texts, game)
-    folder = out or Path("outputs") / f"cross-play-{game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
-    options = {
-        "env": env,
-        "preset": preset,
-        "players": players,
-        "deals": deals,
-        "suite": suite,
-        "temperature": temperature,
-    }
-    again = _command(entries, {**options, "out": folder}, as_json=as_json, own=own_server)
+    chosen = choose(env, preset, players, temperature)
+    entries = parse_entries(texts, chosen.game)
+    folder = out or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
+    # Runs are named by the checkpoint that was found in them.
+    words = [(entry.label, str(entry.ref)) for entry in entries]
+    named = [word if label in (short_name(word), word) else f"{label}={word}" for label, word in words]
+    again = shlex.join(["hanabi-grpo", "cross-play", *named, *_options({**ctx.params, "out": folder, "texts": None})])
     aside = stderr_console()
     console = aside if as_json else make_console()
-    store, cells, tell = CellStore(folder), dict[str, EvaluationResult](), sayer(aside)
+    cells, tell = dict[str, EvaluationResult](), sayer(aside)
     plan: Plan | None = None
 
     def standing() -> str:
@@ -96,16 +72,14 @@ def cross_play(
             done = " before the first pair was finished; its finished deals are kept"
         return f"stopped{done}. To go on: {again}"
 
-    with interruptible(standing), ExitStack() as stack:
-        served = None
-        if any(not isinstance(entry.ref, ScriptRef) for entry in entries):
-            _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
-        plan = make_plan(entries, game, deals, suite=suite, served=served)
-        cells.update(store.find(plan))
+    needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
+    with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
+        plan = make_plan(entries, chosen.game, deals, suite=suite, served=served)
+        cells.update(find_cells(plan, folder))
         if cells:
             tell(f"{len(cells)} of {len(plan.cells)} cells are in {folder} already")
         try:
-            _play(plan, store, cells, served, aside)
+            _play(plan, folder, cells, served, aside)
         except HanabiGrpoError:
             tell(standing())
             raise
@@ -117,42 +91,34 @@ def cross_play(
     else:
         for line in describe(summary):
             say(line)
-        if len(summary.labels) <= _WITHOUT_ERRORS:
-            console.print(matrix_table(summary, errors=len(summary.labels) <= _WITH_ERRORS).rich())
-        for sheet in all_sheets(summary)[1:]:
+        for sheet in all_sheets(summary)[0 if len(summary.labels) <= _MOST_COLUMNS else 1 :]:
             console.print(sheet.rich())
     for file in files:
         say(f"wrote {file}")
 
 
+def _options(given: dict[str, object]) -> list[str]:
+    words = []
+    for name, value in given.items():
+        if value is not None and value is not False:
+            words += [f"--{name.removeprefix('as_').replace('_', '-')}", *([] if value is True else [str(value)])]
+    return words
+
+
 def _play(
-    plan: Plan, store: CellStore, cells: dict[str, EvaluationResult], served: Served | None, console: Console
+    plan: Plan, folder: Path, cells: dict[str, EvaluationResult], served: Served | None, console: Console
 ) -> None:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bars:
-        of_cells = bars.add_task("cells", total=len(plan.cells), completed=len(cells))
-        of_deals = bars.add_task("deals", total=plan.num_deals)
+    with bars(console) as shown:
+        of_cells = shown.add_task("cells", total=len(plan.cells), completed=len(cells))
+        of_deals = shown.add_task("deals", total=plan.num_deals)
 
         def begin(cell: PlannedCell) -> None:
-            bars.update(of_cells, completed=len(cells))
-            bars.update(of_deals, completed=0, description=cell.label)
+            shown.update(of_cells, completed=len(cells))
+            shown.update(of_deals, completed=0, description=cell.label)
 
         def progress(done: int) -> None:
-            bars.update(of_deals, completed=done)
+            shown.update(of_deals, completed=done)
 
-        store.play(plan, cells, served=served, begin=begin, progress=progress)
-        bars.update(of_cells, completed=len(cells))
-        bars.update(of_deals, completed=plan.num_deals, description="deals")
-
-
-def _command(entries: Sequence[Entry], options: dict[str, object], *, as_json: bool, own: bool) -> str:
-    """Return the command that goes on; runs are named by the checkpoint that was found in them."""
-    words = ["hanabi-grpo", "cross-play"]
-    for entry in entries:
-        is_own = entry.label in (short_name(entry.word), entry.word)
-        words.append(entry.word if is_own else f"{entry.label}={entry.word}")
-    for name, value in options.items():
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    words += (["--json"] if as_json else []) + (["--own-server"] if own else [])
-    return shlex.join(words)
+        play_cells(plan, folder, cells, served=served, begin=begin, progress=progress)
+        shown.update(of_cells, completed=len(cells))
+        shown.update(of_deals, completed=plan.num_deals, description="deals")

@@ -1,6 +1,5 @@
 """`hanabi-grpo dataset`: write a dataset, or add rows to one."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.dataset_rows import MAX_SHARE, MIN_SHARE, SHARE_RULE
+from hanabi_grpo.rollout.dataset_rows import SHARE_RULE
 from hanabi_grpo.settings import load_settings
 
 
@@ -45,12 +44,8 @@ def dataset(
 
 def _with_share(given: str) -> tuple[str, float]:
     preset, mark, typed = given.partition("=")
-    if not mark:
-        return preset, 1
     try:
-        share = float(typed)
-    except ValueError:
-        share = math.nan
-    if not MIN_SHARE <= share <= MAX_SHARE:
-        raise SettingsError(f"--preset {given!r}: {SHARE_RULE}: {preset}=3.")
+        share = float(typed if mark else 1)
+    except ValueError as error:
+        raise SettingsError(f"--preset {given!r}: {SHARE_RULE}: {preset}=3.") from error
     return preset, int(share) if share.is_integer() else share

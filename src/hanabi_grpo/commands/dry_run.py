@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from hanabi_grpo.client.rollout_client import each_server, server_url
 from hanabi_grpo.commands.console import (
     SECTIONS,
     announce,
@@ -18,9 +19,13 @@ from hanabi_grpo.commands.console import (
     print_json,
     sayer,
     set_environ,
+    show_settings,
 )
+from hanabi_grpo.commands.nodes import read_nodes, trainer_argv
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json, settings_table
+from hanabi_grpo.runs.resume import plan_resume
+from hanabi_grpo.runs.run_folder import run_folder_name
+from hanabi_grpo.settings import LoadedSettings, load_settings, settings_json
 from hanabi_grpo.settings.gpus import Terminal
 
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Show every setting and its origin; start nothing.")]
@@ -34,58 +39,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, with one 
 
 
 def look(terminal: Terminal, extra_args: list[str], *, print_config: bool, dry_run: bool, as_json: bool) -> None:
-    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown.
-
-    Raises:
-        SettingsError: Not exactly one of the two, or settings that are refused.
-        typer.Exit: With 1, when a check of the dry run failed.
-    """
+    """Do what --print-config or --dry-run of a terminal asks for; `extra_args` would be handed on and are shown."""
     if print_config == dry_run:
-        raise SettingsError(
-            "choose one of --print-config and --dry-run; the latter prints settings too."
-            if print_config
-            else "--json is for --print-config and --dry-run."
-        )
-    if dry_run:
-        _dry_run(terminal, extra_args, as_json=as_json)
-    elif as_json:
-        print_json(settings_json(load_settings()), indent=2)
-    else:
-        make_console().print(settings_table(load_settings()))
-
-
-def launch_plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
-    """Return what would be started, ready for JSON; keys are masked.
-
-    Returns:
-        {"command": [word, …], "environ": {name: value}, "gpus": str or None, "url": where the server listens, or which
-        servers the trainer waits for}.
-
-    Raises:
-        HanabiGrpoError: RESUME cannot be followed.
-    """
-    settings = loaded.settings
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES") or None
-    environ = {**({"CUDA_VISIBLE_DEVICES": chosen} if chosen else {}), **offline_environ(settings)}
-    if terminal == "server":
-        command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
-        url = f"http://{settings.host}:{settings.port}"
-    else:
-        from hanabi_grpo.client.rollout_client import each_server, server_url
-        from hanabi_grpo.commands.nodes import read_nodes, trainer_argv
-        from hanabi_grpo.runs.resume import plan_resume
-        from hanabi_grpo.runs.run_folder import run_folder_name
-
-        resume = plan_resume(settings)
-        new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
-        run_folder = resume.run_folder if resume else new
-        environ |= {"HANABI_API_KEY": "********"} if settings.api_key else {}
-        command = trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes())
-        url = ", ".join(server_url(one) for one in each_server(settings))
-    return {"command": command, "environ": environ, "gpus": chosen, "url": url}
-
-
-def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> None:
+        raise SettingsError("give one of --print-config and --dry-run; --json is for either.")
+    if print_config:
+        show_settings(as_json=as_json)
+        return
+    # Imported here: a start needs none of it.
     from hanabi_grpo.commands.doctor.check import report_json, summary_line
     from hanabi_grpo.commands.doctor.command import make_checks
 
@@ -95,27 +55,40 @@ def _dry_run(terminal: Terminal, extra_args: list[str], *, as_json: bool) -> Non
         set_environ(loaded, terminal)
     else:
         loaded = announce(console, SECTIONS[terminal], terminal)
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        shell["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shell |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus is not None else {}
     checks = make_checks(loaded, role=terminal, shell=shell, console=None if as_json else console)
     plan = None
     with contextlib.suppress(HanabiGrpoError):  # a check has said why
-        plan = launch_plan(terminal, loaded, extra_args)
+        plan = _plan(terminal, loaded, extra_args)
     if as_json:
         print_json({"settings": settings_json(loaded), "doctor": report_json(checks), "would_start": plan}, indent=2)
     else:
         console.print(summary_line(checks))
-        if plan is None:
-            lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
-        else:
+        lines = ["dry run: nothing was started, and nothing could be: see what failed above."]
+        if plan is not None:
             words = [f"{name}={shlex.quote(value)}" for name, value in plan["environ"].items()]
-            waits = f"up to {loaded.settings.server_timeout:g} s for the server at "
+            waits = f"after waiting up to {loaded.settings.server_timeout:g} s for the server at "
             lines = [
                 "dry run: nothing was started. Without --dry-run this would be:",
                 f"    {' '.join([*words, shlex.join(plan['command'])])}",
-                f"    GPUs: {plan['gpus'] or 'all that CUDA shows, none without CUDA'}",
-                f"    {'listening on ' if terminal == 'server' else 'after waiting ' + waits}{plan['url']}",
+                f"    {'listening on ' if terminal == 'server' else waits}{plan['url']}",
             ]
         sayer(console)("\n".join(lines))
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
+
+
+def _plan(terminal: Terminal, loaded: LoadedSettings, extra_args: list[str]) -> dict[str, Any]:
+    """Return {"command": [word, …], "environ": {name: value}, "url": listened on or waited for}; keys are masked."""
+    settings, gpus = loaded.settings, os.environ.get("CUDA_VISIBLE_DEVICES")
+    environ = {**({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}), **offline_environ(settings)}
+    if terminal == "server":
+        command = [sys.executable, "-m", "hanabi_grpo.cli", "serve", *extra_args]
+        return {"command": command, "environ": environ, "url": f"http://{settings.host}:{settings.port}"}
+    resume = plan_resume(settings)
+    new = settings.output_dir or Path("outputs") / run_folder_name(settings, datetime.now())
+    run_folder = resume.run_folder if resume else new
+    environ |= {"HANABI_API_KEY": "********"} if settings.api_key else {}
+    command = trainer_argv(settings, run_folder / "settings.json", extra_args, read_nodes())
+    return {"command": command, "environ": environ, "url": ", ".join(map(server_url, each_server(settings)))}

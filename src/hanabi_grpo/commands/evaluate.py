@@ -2,26 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import TaskID
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
-from hanabi_grpo.commands.playing import (
-    AsJson,
-    Env,
-    OwnServer,
-    Players,
-    Preset,
-    Temperature,
-    chosen_temperature,
-    game_setup,
-    progress_bar,
-    serving,
-)
+from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
+from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
@@ -29,7 +17,6 @@ from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS
-from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import SERVED
 
 _FOLDER = Path("outputs/evaluations")
@@ -72,9 +59,8 @@ def evaluate(
             raise SettingsError(f"line-up {text!r}: is named twice; once is enough.")
     if label is not None and len(texts) > 1:
         raise SettingsError(f"--label {label!r}: names one line-up, and {len(texts)} are given.")
-    loaded = load_settings()
-    heat = chosen_temperature(loaded.settings, temperature)
-    game = game_setup(loaded.settings, preset, players, env=env)
+    chosen = choose(env, preset, players, temperature)
+    game = chosen.game
     teams = [parse_line_up(text, game.spec.num_players, env=game.env) for text in texts]
     labels = [label] if label is not None else _labels(teams)
     aside = stderr_console()
@@ -84,57 +70,58 @@ def evaluate(
     books: list[Path] = []
     digests: list[str] = []
     results: list[EvaluationResult] = []
-    with interruptible(lambda: f"stopped: {_standing(done, deals)}"), ExitStack() as stack:
-        served = None
-        if any(team.needs_server for team in teams):
-            _, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
+    needed = any(team.needs_server for team in teams)
+    with (
+        interruptible(lambda: f"stopped: {_standing(done, deals)}"),
+        chosen.serving(console, needed=needed, own=own_server) as served,
+        bars(aside) as progress,
+    ):
         for number, (team, name) in enumerate(zip(teams, labels, strict=True), start=1):
             key = line_up_key(team, game, suite=suite, served=served, rotate=not no_rotate)
             digests.append(key_digest(key))
-            books.append(_ledger_path(out, number if len(teams) > 1 else None, game.spec.preset, digests[-1]))
+            part = f".{number}.part.jsonl" if len(teams) > 1 else ".part.jsonl"
+            books.append(out.with_suffix(part) if out else _FOLDER / f"{game.spec.preset}-{digests[-1]}.part.jsonl")
             orders = len(team.orders(rotate=not no_rotate))
             title = f"{name}: {deals} deals" + (f" in {orders} seat orders" if orders > 1 else "")
-            with progress_bar(aside, title, deals) as show:
+            bar = progress.add_task(title, total=deals)
 
-                def progress(count: int, name: str = name, show: Callable[[int], None] = show) -> None:
-                    done[name] = count
-                    show(count)
+            def show(count: int, name: str = name, bar: TaskID = bar) -> None:
+                done[name] = count
+                progress.update(bar, completed=count)
 
-                try:
-                    result = evaluate_line_up(
-                        team,
-                        game,
-                        deals,
-                        suite=suite,
-                        served=served,
-                        rotate=not no_rotate,
-                        label=name,
-                        ledger=books[-1],
-                        progress=progress,
-                        clear=False,
-                    )
-                except ServerError:
-                    if any(done.values()):
-                        tell(_standing(done, deals))
-                    raise
+            try:
+                result = evaluate_line_up(
+                    team,
+                    game,
+                    deals,
+                    suite=suite,
+                    served=served,
+                    rotate=not no_rotate,
+                    label=name,
+                    ledger=books[-1],
+                    progress=show,
+                )
+            except ServerError:
+                if any(done.values()):
+                    tell(_standing(done, deals))
+                raise
             results.append(result)
-        stack.close()
         # Not again what was evaluated anyway.
         names = [name for name in reference_names(game) if name not in texts]
-        with progress_bar(aside, f"references: {', '.join(names)}", deals * len(names)) as show:
-            references = reference_results(results[0], names, progress=show)
+        bar = progress.add_task(f"references: {', '.join(names)}", total=deals * len(names))
+        references = reference_results(results[0], names, progress=lambda count: progress.update(bar, completed=count))
+        progress.stop()
         document = evaluation_document(results, references)
         # One result as `report` and others read it; its references are rows of its run's tables.
         each = [{**result_to_json(one), "references": document["references"]} for one in results]
         if out is not None:
             write_document(out, each[0] if len(each) == 1 else document)
+            sayer(console)(f"wrote {out}")
         if as_json:
             print_json(document)
         else:
             for sheet in evaluation_sheets(results, references):
                 console.print(sheet.rich())
-        if out is not None:
-            sayer(console)(f"wrote {out}")
         for team, own, digest in zip(teams, each, digests, strict=True):
             runs = served.resolver.run_folders(team.refs) if served else ()
             _keep(runs, own, digest, None if len(teams) > 1 else out, tell)
@@ -146,12 +133,6 @@ def _labels(teams: Sequence[LineUp]) -> list[str]:
     """Return short labels where they differ, and what was typed where two would be the same."""
     short = [team.label for team in teams]
     return [name if short.count(name) == 1 else team.text for name, team in zip(short, teams, strict=True)]
-
-
-def _ledger_path(out: Path | None, number: int | None, preset: str, digest: str) -> Path:
-    if out is None:
-        return _FOLDER / f"{preset}-{digest}.part.jsonl"
-    return out.with_suffix(".part.jsonl" if number is None else f".{number}.part.jsonl")
 
 
 def _keep(

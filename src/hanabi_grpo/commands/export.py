@@ -1,15 +1,11 @@
 """`hanabi-grpo export`: folders that are ready for a hub."""
 
-import sys
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
-from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.console import interruptible, make_console, sayer
 
 
 def export(
@@ -21,41 +17,31 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],
-    merged: Annotated[
-        bool, typer.Option("--merged", help="Also the base model with each adapter merged into it.")
-    ] = False,
     evaluation: Annotated[
         list[Path] | None, typer.Option(help="Result of evaluate --out for the card; may be repeated.")
     ] = None,
     base_model: Annotated[
         str | None, typer.Option(help="Hub name of the base model, when it was trained from a folder.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Write a hub-ready folder for each player: PEFT adapter, card with results and limits, manifest.
 
     The newest whole checkpoint of a run is taken. Evaluations of these very weights are put on the card: those that lie
     in the run folder or in its evaluations/ and those given. Nothing is uploaded.
 
-    Environment: MODEL says where the base model is (--merged; else where the run had it), WANDB_MODE and
-    WANDB_ENTITY how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE how hf: words are.
-    Exits with 0, or with 2 after an error.
+    Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE
+    how hf: words are.
     """
-    from hanabi_grpo.report.export.folder import MERGED, check_base_model
+    from hanabi_grpo.report.export.folder import check_base_model
     from hanabi_grpo.report.export.folder import export as write
     from hanabi_grpo.report.export.origin import read_origin
-    from hanabi_grpo.settings import load_settings
     from hanabi_grpo.settings.refs import parse_checkpoint
-    from hanabi_grpo.tracking.card import base_name
     from hanabi_grpo.tracking.checkpoints import local_folder
 
     if base_model is not None:
         check_base_model(base_model)
-    say = sayer(stderr_console() if as_json else make_console())
-    # DeepSpeed, which PEFT loads, prints to standard output.
-    aside = redirect_stdout(sys.stderr) if as_json else nullcontext()
-    with interruptible(lambda: f"Stopped; nothing was written to {out}."), aside:
-        loaded = load_settings()
+    say = sayer(make_console())
+    with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)
         origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
         for text in origin.left_out:
@@ -63,36 +49,7 @@ def export(
         if ref.adapter is not None:
             origin.saved.choose(ref.adapter, ref.adapter)
         players = [ref.adapter] if ref.adapter else list(origin.saved.adapters)
-        checks = write(
-            origin,
-            out,
-            players=players,
-            base_model=base_model,
-            model=None if loaded.origins["model"].startswith("default") else loaded.settings.model,
-            merged=merged,
-            say=say,
-        )
-    for name, check in checks.items():
-        say(f"{MERGED}/{name}: {check.text}")
-        if not check.keeps_the_effect:
-            say(
-                f"{MERGED}/{name}: {check.dtype} rounds away a good part of what this adapter does; prefer the adapter."
-            )
-    if as_json:
-        results = [
-            {"line_up": one.line_up, "mean": one.result.mean, "standard_error": one.result.standard_error}
-            for one in origin.results
-        ]
-        document = {
-            "folder": str(out),
-            "step": origin.saved.step,
-            "players": players,
-            "base_model": base_model or base_name(origin.model)[0],
-            "results": results,
-            "merged": {name: asdict(check) for name, check in checks.items()},
-        }
-        print_json(document)
-        return
+        write(origin, out, players=players, base_model=base_model, say=say)
     say(f"wrote {out}: {', '.join(players)} at step {origin.saved.step}, {len(origin.results)} evaluations")
     say("to publish a player, or all as one repository:")
     for folder in (*(out / name for name in players), out):

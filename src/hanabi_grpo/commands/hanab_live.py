@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import sayer, stderr_console
-from hanabi_grpo.commands.view import choose_recordings
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_games
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import save_text
-from hanabi_grpo.runs.recordings import write_recordings
+from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_recordings
+from hanabi_grpo.runs.selection import Selection
+from hanabi_grpo.tracking.checkpoints import games_place
 
 hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board full with hanab.live.")
 
@@ -26,8 +27,8 @@ def export_hanab_live(
 ) -> None:
     """Write games of the board full as hanab.live reads them."""
     say = sayer(stderr_console())
-    recordings, notes = choose_recordings(path, step=step, game=game)
-    exported = [export_game(recording) for recording in recordings]
+    recordings, notes = read_recordings(recording_files(games_place(path), step))
+    exported = [export_game(recording) for recording in Selection(game=game).apply(recordings)]
     for note in [*notes, *(note for _, said in exported for note in said)]:
         say(note)
     text = "".join(f"{json.dumps(live, ensure_ascii=False)}\n" for live, _ in exported)

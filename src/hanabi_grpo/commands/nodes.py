@@ -13,7 +13,6 @@ from pathlib import Path
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import BatchPlan, Settings
 
-_TRAINER = "hanabi_grpo.training.main"
 DEFAULT_PORT = 29500
 """torchrun's own."""
 
@@ -33,21 +32,9 @@ class Nodes:
         """True on every node but the first."""
         return self.rank > 0
 
-    @property
-    def launcher_options(self) -> list[str]:
-        """What torchrun is told of the nodes."""
-        if self.count == 1:
-            return ["--standalone"]
-        where = ["--master_addr", self.address, "--master_port", str(self.port)]
-        return ["--nnodes", str(self.count), "--node_rank", str(self.rank), *where]
-
 
 def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
-    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset.
-
-    Raises:
-        SettingsError: Not whole numbers, a rank beyond the nodes, or no address of node 0.
-    """
+    """Read NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT; only the first counts while it is 1 or unset."""
     count = _number(environ, "NNODES", 1, 1, 4096)
     if count == 1:
         return Nodes()
@@ -60,11 +47,7 @@ def read_nodes(environ: Mapping[str, str] = os.environ) -> Nodes:
 
 
 def check_nodes(nodes: Nodes, settings: Settings, plan: BatchPlan) -> None:
-    """Refuse settings that cannot be trained with on several nodes.
-
-    Raises:
-        SettingsError: What must be set.
-    """
+    """Refuse, by a SettingsError, what cannot be trained with on several nodes."""
     if nodes.count == 1:
         return
     many = f"NNODES={nodes.count}"
@@ -91,12 +74,11 @@ def _number(source: Mapping[str, str], name: str, default: int | None, low: int,
     return int(text)
 
 
-def trainer_argv(
-    settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes | None = None
-) -> list[str]:
+def trainer_argv(settings: Settings, settings_path: Path, extra_args: list[str], nodes: Nodes) -> list[str]:
     """Return the trainer's command line: one process, or torchrun (by its module, so of this environment)."""
-    launcher, nodes = [], nodes or Nodes()
+    launcher = []
     if settings.nproc_per_node > 1 or nodes.count > 1:
-        processes = ["--nproc_per_node", str(settings.nproc_per_node)]
-        launcher = ["-m", "torch.distributed.run", *nodes.launcher_options, *processes]
-    return [sys.executable, *launcher, "-m", _TRAINER, "--settings", str(settings_path), *extra_args]
+        where = ["--nnodes", str(nodes.count), "--node_rank", str(nodes.rank), "--master_addr", nodes.address]
+        where = [*where, "--master_port", str(nodes.port)] if nodes.count > 1 else ["--standalone"]
+        launcher = ["-m", "torch.distributed.run", *where, "--nproc_per_node", str(settings.nproc_per_node)]
+    return [sys.executable, *launcher, "-m", "hanabi_grpo.training.main", "--settings", str(settings_path), *extra_args]

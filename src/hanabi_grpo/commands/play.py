@@ -7,27 +7,19 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from hanabi_grpo.client.remote_seat import RemotePolicy
-from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.commands.interruption import INTERRUPTED
-from hanabi_grpo.commands.person import Person, PlayerLeftError
-from hanabi_grpo.commands.playing import (
-    Env,
-    OwnServer,
-    Players,
-    Preset,
-    Temperature,
-    chosen_temperature,
-    game_setup,
-    serving,
-)
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
+from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -35,9 +27,8 @@ from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.players import Player, make_script
 from hanabi_grpo.runs.recordings import write_recordings
-from hanabi_grpo.settings import load_settings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
-from hanabi_grpo.types import player_name
+from hanabi_grpo.types import Reply, player_name
 
 SUITE = "human"
 
@@ -54,7 +45,9 @@ def play(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    seed: Annotated[int | None, typer.Option(help="Names the start; a random one when left out.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 1, help="Names the start; a random one when left out.")
+    ] = None,
     temperature: Temperature = None,
     out: Annotated[Path | None, typer.Option(help="New file of the game; in outputs/played/ when left out.")] = None,
     own_server: OwnServer = False,
@@ -66,11 +59,10 @@ def play(
     Environment: HANABI_ENV, HANABI_PRESET, HANABI_PLAYERS; with models VLLM_SERVER_PORT, TEMPERATURE and the others of
     evaluate.
     """
-    console, loaded = make_console(), load_settings()
     if sys.stdin is None:
         raise SettingsError("hanabi-grpo play: there is no standard input to read replies from.")
-    words = [word.strip() for word in (line_up or "random").split(",")]
-    game = game_setup(loaded.settings, preset, players, env=env)
+    console, chosen = make_console(), choose(env, preset, players, temperature)
+    game, words = chosen.game, [word.strip() for word in (line_up or "random").split(",")]
     count = game.spec.num_players
     if len(words) == 1 and words != [HUMAN]:
         words = [HUMAN, *words * (count - 1)]
@@ -81,9 +73,6 @@ def play(
         )
     team = parse_line_up(",".join(words), count, env=game.env, human=True)
     number = secrets.randbelow(2**31) if seed is None else seed
-    heat = chosen_temperature(loaded.settings, temperature)
-    if not 0 <= number < 2**63:
-        raise SettingsError(f"--seed {number}: a start's seed is a whole number from 0 to 2**63 - 1.")
     target = out or Path("outputs/played") / f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
     if target.exists():
         raise SettingsError(f"--out {target}: exists already; choose another name or remove it.")
@@ -92,29 +81,25 @@ def play(
     def say(text: str) -> None:
         print_lines(visible(text))
 
-    with contextlib.ExitStack() as stack:
-        seats = team.words
-        if team.needs_server:
-            client, served = stack.enter_context(serving(loaded, game, heat, console, own=own_server))
-            seats = tuple(
-                str(ref) if isinstance(ref, ScriptRef) or ref is Role.HUMAN else served.resolver.seat(ref, player)
-                for player, ref in enumerate(team.refs)
-            )
-        table: list[Player] = []
-        for ref, seat in zip(team.refs, seats, strict=True):
+    with chosen.serving(console, needed=team.needs_server, own=own_server) as served:
+        seats, table = list(team.words), list[Player]()
+        for place, ref in enumerate(team.refs):
             if ref is Role.HUMAN:
                 table.append(Person(say=say, ask=_asker(console)))
             elif isinstance(ref, ScriptRef):
-                table.append(make_script(game, seat))
+                table.append(make_script(game, seats[place]))
             else:
-                limit = loaded.settings.max_completion_length
-                table.append(RemotePolicy(client=client, seat_word=seat, max_tokens=limit, temperature=heat))
+                assert served is not None and isinstance(served.client, RolloutClient)
+                seats[place] = served.resolver.seat(ref, place)
+                limit, heat = served.max_tokens, served.temperature
+                player = RemotePolicy(client=served.client, seat_word=seats[place], max_tokens=limit, temperature=heat)
+                table.append(player)
         others = [f"{player_name(place)} {short_name(word)}" for place, word in enumerate(words) if word != HUMAN]
         say(f"{game.env}, {game.spec.preset}, start {SUITE}/{number}; with you play {', '.join(others) or 'nobody'}.")
         # `asyncio.run` would take Ctrl-C for itself, and reading a line would not see it.
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             try:
-                episode = loop.run_until_complete(play_episode(game.task(SUITE, number), table, names=seats))
+                episode = loop.run_until_complete(play_episode(game.task(SUITE, number), table, names=tuple(seats)))
             except (PlayerLeftError, KeyboardInterrupt):
                 say("\nYou left; the game is not kept.")
                 raise typer.Exit(INTERRUPTED) from None
@@ -124,7 +109,49 @@ def play(
     say(f"wrote {target}\nwatch it: hanabi-grpo view {shlex.quote(str(target))}")
 
 
+class PlayerLeftError(Exception):
+    """The person has left; no fault, but the game cannot go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Person:
+    """Lets whoever sits at the terminal play one seat of a game, with what a model is shown there."""
+
+    say: Callable[[str], None]
+    ask: Callable[[str], str]
+    """Shows its argument and returns a line; EOFError at the end of input."""
+    name: str = "human"
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "Person":
+        """Show the system message."""
+        system = task.environment.system(task.config, player)
+        self.say("\n".join(filter(None, (f"You are {player_name(player)}.", system))))
+        return self
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask until the answer is a legal action; PlayerLeftError when the person typed q, or the input ended."""
+        message, legal = seen.message(), seen.legal()
+        self.say(f"\n{message}")
+        while True:
+            try:
+                line = self.ask("Your reply (l: legal actions, q: leave): ").strip()
+            except EOFError as error:
+                raise PlayerLeftError from error
+            action = seen.parse(line)
+            if legal is not None and action in legal:
+                return Reply(text=line, prompt=message)
+            if line == "q":
+                raise PlayerLeftError
+            if line == "l":
+                self.say("any text" if legal is None else "\n".join(legal))
+            elif legal is None and action is not None:
+                return Reply(text=line, prompt=message)
+            elif line:
+                self.say("That names no action." if action is None else f"{action} is not legal now; l lists what is.")
+
+
 def _asker(console: Console) -> Callable[[str], str]:
+    """Return what shows a prompt and reads a line, which is shown too where standard input is no terminal."""
     is_terminal = sys.stdin.isatty()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")

@@ -1,12 +1,12 @@
 """What commands that play share: options, the game from them and the settings, and the server of the models."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -18,7 +18,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.resolver import SeatResolver
-from hanabi_grpo.settings import LoadedSettings, Settings
+from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 
 Env = Annotated[str | None, typer.Option(help="Environment, e.g. kuhn; as in training when left out.")]
@@ -29,16 +29,49 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 OwnServer = Annotated[bool, typer.Option("--own-server", help="Start a rollout server for this command.")]
 
 
-def game_setup(
-    settings: Settings, preset: str | None = None, players: int | None = None, *, env: str | None = None
-) -> Setup[Any]:
-    """Return the game as training plays it: of the dataset's row, or of the settings when an option chooses.
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What is played, and how models sample."""
 
-    Args:
-        settings: DATASET, and every variable of a game.
-        preset: Of the environment; None: that of HANABI_PRESET or DATASET.
-        players: How many play; None: likewise.
-        env: Environment; None: that of HANABI_ENV or DATASET.
+    loaded: LoadedSettings
+    game: Setup[Any]
+    temperature: float
+
+    @contextmanager
+    def serving(self, console: Console, *, needed: bool, own: bool) -> Iterator[Served | None]:
+        """Give the rollout server that models play on, once it is healthy, or `own` one; None where none is needed."""
+        if not needed:
+            yield None
+            return
+        with ExitStack() as stack:
+            settings, game = self.loaded.settings, self.game
+            if own:
+                environ = {"HANABI_ENV": game.env, "HANABI_PRESET": game.spec.preset}
+                if "players" in type(game.config).model_fields:
+                    environ["HANABI_PLAYERS"] = str(game.spec.num_players)
+                settings = stack.enter_context(own_server(settings, sayer(console), environ=environ))
+            else:
+                wait_for_server(self.loaded, console)
+            client = stack.enter_context(RolloutClient.from_settings(settings))
+            resolver, limit = SeatResolver(client, settings), settings.max_completion_length
+            yield Served(client=client, resolver=resolver, max_tokens=limit, temperature=self.temperature)
+
+
+def choose(env: str | None, preset: str | None, players: int | None, temperature: float | None) -> Chosen:
+    """Return what the options and the settings choose.
+
+    Raises:
+        SettingsError: There is no such game, or the temperature is negative or no number.
+    """
+    loaded = load_settings()
+    heat = loaded.settings.temperature if temperature is None else temperature
+    if not 0 <= heat < float("inf"):
+        raise SettingsError(f"--temperature {heat}: must be 0 (greedy) or more.")
+    return Chosen(loaded, game_setup(loaded.settings, env, preset, players), heat)
+
+
+def game_setup(settings: Settings, env: str | None, preset: str | None, players: int | None) -> Setup[Any]:
+    """Return the game as training plays it: of the dataset's row, or of the settings when an option chooses.
 
     Raises:
         SettingsError: The dataset has rows of several games and no option chooses, or there is no such game.
@@ -58,51 +91,3 @@ def game_setup(
     if players not in (None, game.spec.num_players):
         raise SettingsError(f"--players {players}: {game.env} {game.spec.preset} has {game.spec.num_players} players.")
     return game
-
-
-def chosen_temperature(settings: Settings, temperature: float | None) -> float:
-    """Return the temperature of sampling: the option, or TEMPERATURE when it is left out.
-
-    Raises:
-        SettingsError: It is negative or no number.
-    """
-    heat = settings.temperature if temperature is None else temperature
-    if not 0 <= heat < float("inf"):
-        raise SettingsError(f"--temperature {heat}: must be 0 (greedy) or more.")
-    return heat
-
-
-@contextmanager
-def serving(
-    loaded: LoadedSettings, game: Setup[Any], temperature: float, console: Console, *, own: bool
-) -> Iterator[tuple[RolloutClient, Served]]:
-    """Give the rollout server that models play on, once it is healthy.
-
-    Args:
-        loaded: Where it is.
-        game: What a server of one's own is started for.
-        temperature: Of sampling.
-        console: Where messages go.
-        own: Start a server for this command alone.
-    """
-    with ExitStack() as stack:
-        settings = loaded.settings
-        if own:
-            environ = {"HANABI_ENV": game.env, "HANABI_PRESET": game.spec.preset}
-            if "players" in type(game.config).model_fields:
-                environ["HANABI_PLAYERS"] = str(game.spec.num_players)
-            settings = stack.enter_context(own_server(settings, sayer(console), environ=environ))
-        else:
-            wait_for_server(loaded, console)
-        client = stack.enter_context(RolloutClient.from_settings(settings))
-        resolver, limit = SeatResolver(client, settings), settings.max_completion_length
-        yield client, Served(client=client, resolver=resolver, max_tokens=limit, temperature=temperature)
-
-
-@contextmanager
-def progress_bar(console: Console, description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar; gives what takes the number of deals done."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(description, total=total)
-        yield lambda done: progress.update(bar, completed=done)

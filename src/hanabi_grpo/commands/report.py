@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hanabi_grpo.commands.console import make_console, print_json, sayer, stderr_console
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.charts.run import PICTURES
+from hanabi_grpo.report.hanabi.conventions_page import write_conventions
+from hanabi_grpo.report.page import save_text, write_page
+from hanabi_grpo.report.run_page import run_page
+from hanabi_grpo.report.run_report import RunReport, read_report
 from hanabi_grpo.runs.run_folder import run_home
-
-if TYPE_CHECKING:
-    from hanabi_grpo.report.run_report import RunReport
 
 
 def report(
@@ -31,7 +33,7 @@ def report(
     evaluation: Annotated[
         list[Path] | None, typer.Option(help="Result of evaluate --out that is elsewhere; may be repeated.")
     ] = None,
-    replays: Annotated[int, typer.Option(help="Most sample games on the page; 0: none.")] = 6,
+    replays: Annotated[int, typer.Option(min=0, max=100, help="Most sample games on the page; 0: none.")] = 6,
     min_rise: Annotated[float | None, typer.Option(help="Exit with 1 below this rise of the mean score.")] = None,
     min_sigma: Annotated[float | None, typer.Option(help="Exit with 1 below this rise in standard errors.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
@@ -41,16 +43,9 @@ def report(
     Evaluations are files of evaluate --out in the run folder, in its evaluations/, and those given. The rise is from
     the first to the last one of the same deals, in the order of training.
     """
-    from hanabi_grpo.report.hanabi.conventions_page import write_conventions
-    from hanabi_grpo.report.page import save_text, write_page
-    from hanabi_grpo.report.run_report import read_report
-
-    if not 0 <= replays <= 100:
-        raise SettingsError(f"--replays {replays}: must be 0 to 100.")
     if beside and conventions is None:
         raise SettingsError("--beside: stands on the page of --conventions; give that too.")
     console = stderr_console() if as_json else make_console()
-
     say = sayer(console)
     if conventions is not None:
         for line in write_conventions(conventions, [run, *(beside or [])]):
@@ -68,8 +63,6 @@ def report(
             say(f"step {change.step}: {change.message}")
     notes = list(found.notes)
     if html is not None:
-        from hanabi_grpo.report.run_page import run_page
-
         page, notes = run_page(found, num_replays=replays)
         say(write_page(html, page, "--html"))
     for note in notes:
@@ -82,11 +75,11 @@ def report(
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
         if problem:
-            stderr_console().print(problem, style="red", markup=False, soft_wrap=True)
+            sayer(stderr_console())(problem, "red")
             raise typer.Exit(1)
 
 
-def _show(found: "RunReport", say: Callable[..., None]) -> None:
+def _show(found: RunReport, say: Callable[..., None]) -> None:
     state = found.state
     say(f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""), "bold")
     if found.lead:
@@ -98,9 +91,7 @@ def _show(found: "RunReport", say: Callable[..., None]) -> None:
     say(f"alarms: {', '.join(raised) or 'none is raised'}", "red" if raised else "")
 
 
-def _draw(found: "RunReport", path: Path, say: Callable[..., None]) -> None:
-    from hanabi_grpo.report.charts.run import PICTURES
-
+def _draw(found: RunReport, path: Path, say: Callable[..., None]) -> None:
     if path.suffix in (".png", ".svg"):
         files = {"score": path}
     else:

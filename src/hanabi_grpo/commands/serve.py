@@ -2,8 +2,9 @@
 
 import typer
 
-from hanabi_grpo.commands.console import SECTIONS, announce, make_console, sayer, trainer_command
+from hanabi_grpo.commands.console import SECTIONS, TRAIN_SCRIPT, announce, make_console, sayer, typed_words
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
+from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.misspelt import check_names
 from hanabi_grpo.settings.pass_through import check_options
 
@@ -28,3 +29,14 @@ def serve(
     from hanabi_grpo.server.main import serve as run_server
 
     run_server(loaded.settings, ctx.args)
+
+
+def trainer_command(loaded: LoadedSettings) -> str:
+    """Return the command that starts a trainer on this server, as typed in the other terminal."""
+    settings, default = loaded.settings, Settings()
+    words = typed_words(loaded, both=True)
+    if settings.port != default.vllm_server_port:
+        words.append(f"VLLM_SERVER_PORT={settings.port}")
+    if settings.host not in ("localhost", "0.0.0.0", "::", default.vllm_server_host):
+        words.append(f"VLLM_SERVER_HOST={settings.host}")
+    return " ".join([*words, "bash", TRAIN_SCRIPT])

@@ -5,6 +5,10 @@ from typing import Annotated
 
 import typer
 
+from hanabi_grpo.commands.console import show_settings
+from hanabi_grpo.settings import environment_markdown
+from hanabi_grpo.settings.pass_through import pass_through_markdown
+
 
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
@@ -14,15 +18,9 @@ def settings(
     ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
-    from hanabi_grpo.commands.console import make_console, print_json
-    from hanabi_grpo.settings import environment_markdown, load_settings, settings_json, settings_table
-    from hanabi_grpo.settings.pass_through import pass_through_markdown
-
     if pass_through:
         sys.stdout.write(pass_through_markdown())
     elif as_markdown:
         sys.stdout.write(environment_markdown())
-    elif as_json:
-        print_json(settings_json(load_settings()), indent=2)
     else:
-        make_console().print(settings_table(load_settings()))
+        show_settings(as_json=as_json)

@@ -5,6 +5,12 @@ from typing import Annotated
 
 import typer
 
+from hanabi_grpo.envs import registry
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.fingerprint import TINY_MANIFEST
+from hanabi_grpo.settings import load_settings
+from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
+
 
 def tiny_model(
     out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
@@ -22,11 +28,8 @@ def tiny_model(
     It knows the words of these presets and players only. That of the default board is shipped in data/tiny-model: it
     is checked, and made only with --out.
     """
-    from hanabi_grpo.envs import registry
-    from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.runs.tiny_manifest import MANIFEST
-    from hanabi_grpo.settings import load_settings
-    from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
+    # Imported here: it brings torch.
+    from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model, check_shipped
 
     settings = load_settings().settings
     env = env or settings.env
@@ -34,18 +37,14 @@ def tiny_model(
     boards = tuple(preset or ()) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
-    if out is None and folder == Path(TINY_MODEL) and (folder / MANIFEST).is_file():
+    if out is None and folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
         if force or seed is not None or steps is not None:
             raise SettingsError(
                 f"{folder} is shipped with the repository and stays as it is; name another folder, e.g. --out "
                 "outputs/tiny-laptop."
             )
-        from hanabi_grpo.sft.tiny_model import check_shipped
-
         check_shipped(folder, legal_moves=settings.env_config.get("legal_moves", False))
         return
-    from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
-
     recipe = Recipe.of(
         env,
         presets=boards,

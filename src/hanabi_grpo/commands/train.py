@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +27,8 @@ from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_a
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
-from hanabi_grpo.runs.cut_records import cut_records
 from hanabi_grpo.runs.fingerprint import resolve_model
+from hanabi_grpo.runs.history import cut_records
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume, resume_lines, write_resume
 from hanabi_grpo.runs.resume_settings import dataset_sha256, keep_settings
 from hanabi_grpo.runs.run_folder import (
@@ -104,16 +104,10 @@ def train(
         _become_trainer(loaded, folder / "settings.json", extra_args, nodes, say)
 
 
-def resume_command(
-    loaded: LoadedSettings, folder: Path, extra_args: Sequence[str] = (), *, max_steps: int | None = None
-) -> str:
+def resume_command(loaded: LoadedSettings, folder: Path, extra_args: list[str], *, max_steps: int | None = None) -> str:
     """Return the command that goes on with a run, as typed in this shell; keys are named, not shown.
 
-    Args:
-        loaded: The run's settings; what came from a file is read there again.
-        folder: Of the run.
-        extra_args: ms-swift's own options.
-        max_steps: Steps of the whole run; None: as before.
+    What came from a file is read there again. `max_steps` are those of the whole run; None: as before.
     """
     given = {"OUTPUT_DIR": str(folder), "RESUME": "latest", **({"MAX_STEPS": str(max_steps)} if max_steps else {})}
     words = typed_words(loaded, without={*given, *(("NUM_TRAIN_EPOCHS",) if max_steps else ())})
@@ -124,19 +118,10 @@ def resume_command(
     return " ".join([*words, *start, *map(shlex.quote, extra_args)])
 
 
-def trainer_environ(loaded: LoadedSettings) -> dict[str, str]:
-    """Return the trainer's environment; the key travels here because no file may hold it."""
-    key = loaded.settings.api_key
-    return {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
-
-
 def wait_for_server(loaded: LoadedSettings, console: Console, *, remind: float = 10.0, poll: float = 1.0) -> None:
-    """Return once the server answers that it is healthy; remind of the command that starts it meanwhile.
+    """Return once the server answers that it is healthy; see `waiting.wait_for_server`.
 
     Where VLLM_SERVER_HOST lists several, it is the first one, which commands that only play use; they say so.
-
-    Raises:
-        ServerError: The time is up, or the server refuses the key.
     """
     servers, say = each_server(loaded.settings), sayer(console)
     if len(servers) > 1:
@@ -152,7 +137,10 @@ def _become_trainer(
     command = trainer_argv(loaded.settings, settings_path, extra_args, nodes)
     say(f"starting {shlex.join(command)}")
     sys.stdout.flush()
-    os.execvpe(command[0], command, trainer_environ(loaded))
+    # The key travels here because no file may hold it.
+    key = loaded.settings.api_key
+    environ = {**os.environ, **({"HANABI_API_KEY": key.get_secret_value()} if key else {})}
+    os.execvpe(command[0], command, environ)
 
 
 @contextmanager
@@ -184,11 +172,11 @@ def _run_folder(settings: Settings) -> Iterator[tuple[Path, ResumePlan | None]]:
 
 
 def _set_aside(resume: ResumePlan, say: Callable[[str], None]) -> None:
-    cut = cut_records(resume.run_folder, resume.step)
-    if cut.rows or cut.episodes:
+    rows, files = cut_records(resume.run_folder, resume.step)
+    if rows or files:
         say(
-            f"records after step {resume.step} moved aside: {cut.rows} rows to metrics.discarded.jsonl, "
-            f"{cut.episodes} files to episodes/discarded/"
+            f"records after step {resume.step} moved aside: {rows} rows to metrics.discarded.jsonl, {files} files to "
+            "episodes/discarded/"
         )
     if kept := keep_settings(resume.run_folder, resume.step):
         say(f"settings until here: {kept}")

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.commands.interruption import interruptible
+from hanabi_grpo.commands.console import interruptible, make_console, sayer
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import run_home
 from hanabi_grpo.settings import load_settings
@@ -26,7 +25,7 @@ def upload(
     """
     from hanabi_grpo.report import samples
     from hanabi_grpo.runs.evaluation_result import read_result
-    from hanabi_grpo.tracking.upload import upload_run
+    from hanabi_grpo.tracking.senders import upload_run
 
     run = run_home(run)
     if not (run / "settings.json").is_file():
@@ -35,7 +34,6 @@ def upload(
         read_result(path)
     say = sayer(make_console())
     again = f"hanabi-grpo upload {shlex.quote(str(run))}"
-
     with interruptible(lambda: f"Stopped; what went up stays there. To go on: {again}"):
         if not upload_run(run, load_settings(), say, showcase=samples, evaluations=evaluation or []):
             say(f"Not everything went up. To try again: {again}")

@@ -1,6 +1,5 @@
 """`hanabi-grpo view`: recorded games on the terminal, or as one HTML page."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -8,18 +7,15 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.games import advantages_of, estimator_of, games_page, settings_beside
+from hanabi_grpo.report.games import advantages_of, games_page, settings_beside
 from hanabi_grpo.report.games_screen import games_table, print_game
 from hanabi_grpo.report.page import write_page
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.runs.selection import Selection
+from hanabi_grpo.runs.recordings import Selection, read_recordings, recording_files
 from hanabi_grpo.tracking.checkpoints import games_place
 from hanabi_grpo.types import MAX_PLAYERS, player_names
 
-_LARGE_PAGE = 4_000_000
-"""Bytes above which a page opens slowly on a phone."""
+PLAYERS = player_names(MAX_PLAYERS)
 
 
 def view(
@@ -40,10 +36,14 @@ def view(
 
     Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
-    selection = Selection(worst=worst, best=best, illegal=illegal, player=read_player(player), game=game)
+    if player not in (None, *PLAYERS):
+        raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")
+    selection = Selection(
+        worst=worst, best=best, illegal=illegal, player=None if player is None else PLAYERS.index(player), game=game
+    )
     console = make_console()
     say = sayer(console)
-    path, step = games_place(path, step)
+    path = games_place(path)
     files = recording_files(path, step)
     recordings, notes = read_recordings(files)
     for note in notes:
@@ -61,37 +61,10 @@ def view(
     if html is not None:
         page = games_page(recordings, chosen, title=title, settings=settings, prompts=prompts)
         say(write_page(html, page, "--html"))
-        if html.stat().st_size > _LARGE_PAGE:
-            say("That is large for a browser; --worst N or --game N make a smaller page.")
         return
-    advantages = advantages_of(recordings, estimator_of(settings))
+    advantages, _ = advantages_of(recordings, settings)
     for one in chosen:
         print_game(console, one, settings, advantages[one.number], prompts=prompts, player=selection.player)
-
-
-def read_player(name: str | None) -> int | None:
-    """Return the seat of a player's name.
-
-    Raises:
-        SettingsError: No such name.
-    """
-    if name is None:
-        return None
-    names = player_names(MAX_PLAYERS)
-    match = re.fullmatch(rf"(?:player_)?([0-{MAX_PLAYERS - 1}])", name, re.ASCII)
-    if match is None:
-        raise SettingsError(f"--player {name!r}: a player is one of {', '.join(names)}.")
-    return int(match[1])
-
-
-def choose_recordings(path: Path, *, step: int | None, game: int | None) -> tuple[list[Recording], list[str]]:
-    """Return the games of a path, or the one of a number, and notes about the files.
-
-    Raises:
-        SettingsError: See `recording_files`, `read_recordings` and `Selection`.
-    """
-    recordings, notes = read_recordings(recording_files(*games_place(path, step)))
-    return Selection(game=game).apply(recordings), notes
 
 
 def _name(files: Sequence[Path]) -> str:

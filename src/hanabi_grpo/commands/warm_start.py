@@ -1,13 +1,23 @@
 """`hanabi-grpo warm-start`: supervised learning from games of scripts or from recorded games."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.progress import TaskID
+from rich.table import Table
 
-if TYPE_CHECKING:
-    from hanabi_grpo.sft.run import WarmStart
+from hanabi_grpo.commands.console import (
+    INTERRUPTED,
+    bars,
+    give_environ,
+    make_console,
+    sayer,
+    stderr_console,
+    stop_flag,
+)
+from hanabi_grpo.commands.playing import Env, Players, Preset, game_setup
+from hanabi_grpo.settings import load_settings
 
 
 def warm_start(
@@ -17,9 +27,9 @@ def warm_start(
         typer.Argument(metavar="[SOURCE]...", help="Scripts that play on the spot: one word or one each, iggi,piers."),
     ] = None,
     games: Annotated[list[Path] | None, typer.Option(help="Recorded games: a folder, a run or a file.")] = None,
-    env: Annotated[str | None, typer.Option(help="Environment; as in training when left out.")] = None,
-    preset: Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")] = None,
-    players: Annotated[int | None, typer.Option(help="Players; as in training when left out.")] = None,
+    env: Env = None,
+    preset: Preset = None,
+    players: Players = None,
     deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
     noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
     learn_noise: Annotated[
@@ -39,15 +49,12 @@ def warm_start(
     Environment: MODEL, HANABI_DTYPE, HANABI_THINKING, LORA_RANK, LORA_ALPHA, HANABI_ADAPTERS and SEED; DATASET,
     HANABI_PRESET, HANABI_PLAYERS and the other variables of a game choose the board.
     """
-    from hanabi_grpo.commands.console import offline_environ
-    from hanabi_grpo.commands.playing import game_setup
-    from hanabi_grpo.settings import load_settings
-
-    settings = load_settings().settings
-    for name, value in offline_environ(settings).items():
-        os.environ.setdefault(name, value)
+    give_environ(loaded := load_settings())
+    settings = loaded.settings
     # After these switches: libraries read them once.
-    from hanabi_grpo.sft.run import WarmStart
+    from transformers.utils.logging import disable_progress_bar
+
+    from hanabi_grpo.sft.run import WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
     sources = Sources(
@@ -61,7 +68,7 @@ def warm_start(
     )
     work = WarmStart(
         settings=settings,
-        setup=game_setup(settings, preset, players, env=env),
+        setup=game_setup(settings, env, preset, players),
         sources=sources,
         out=out,
         steps=steps,
@@ -71,28 +78,15 @@ def warm_start(
         full=full,
         resume=resume,
     )
-    _run(work)
-
-
-def _run(work: "WarmStart") -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Table
-    from transformers.utils.logging import disable_progress_bar
-
-    from hanabi_grpo.commands.console import make_console, sayer, stderr_console
-    from hanabi_grpo.commands.interruption import INTERRUPTED, stop_flag
-    from hanabi_grpo.sft.run import Watcher
-
     disable_progress_bar()
     aside, console = stderr_console(), make_console()
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with stop_flag() as should_stop, Progress(*columns, console=aside) as progress:
-        bars: dict[str, Any] = {}
+    with stop_flag() as should_stop, bars(aside) as progress:
+        tasks: dict[str, TaskID] = {}
 
         def show(what: str, done: int, total: int | None, text: str) -> None:
-            if what not in bars:
-                bars[what] = progress.add_task(text, total=total)
-            progress.update(bars[what], completed=done, total=total, description=text)
+            if what not in tasks:
+                tasks[what] = progress.add_task(text, total=total)
+            progress.update(tasks[what], completed=done, total=total, description=text)
 
         outcome = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
     if not outcome.is_finished:

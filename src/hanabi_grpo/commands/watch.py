@@ -8,37 +8,31 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.live import Live
+
+from hanabi_grpo.commands.console import make_console
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.run_views.run_watch import RunWatch
+from hanabi_grpo.report.run_views.screen import RunScreen
 
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Run folder (OUTPUT_DIR); it may not be there yet.")],
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a run: score, players, phase times, versions, alarms, the last game. Ctrl-C ends the watching only.
 
-    Nothing is written. --once and --json exit with 1 when there is no run yet. Where standard output is no terminal,
-    one frame is printed.
+    Nothing is written. --once exits with 1 when there is no run yet. Where standard output is no terminal, one frame is
+    printed.
     """
-    from rich.live import Live
-
-    from hanabi_grpo.commands.console import make_console, print_json
-    from hanabi_grpo.errors import SettingsError
-    from hanabi_grpo.report.run_views.run_watch import RunWatch
-    from hanabi_grpo.report.run_views.screen import RunScreen
-
     if run.is_file():
         raise SettingsError(f"{run}: is a file; give the folder of a run (OUTPUT_DIR).")
-    if not 0.1 <= every <= 3600:
-        raise SettingsError(f"--every {every}: must be 0.1 to 3600 seconds.")
     console, watched = make_console(), RunWatch(run)
-    if as_json or once or not sys.stdout.isatty():
+    if once or not sys.stdout.isatty():
         state = watched.look()
-        if as_json:
-            print_json(state.to_json(), indent=2)
-        else:
-            console.print(RunScreen(state))
+        console.print(RunScreen(state))
         raise typer.Exit(0 if state.is_there else 1)
     # SIGTERM must give the terminal back too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

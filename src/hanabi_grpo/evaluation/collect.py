@@ -71,14 +71,7 @@ def collect_games(
 ) -> Progress:
     """Play and write games until every deal is done; goes on where an earlier call for the same games stopped.
 
-    Args:
-        what: The games.
-        folder: Where they go.
-        served: Needed unless scripts fill every seat.
-        progress: Receives how many deals and games are done.
-
-    Returns:
-        The state at the end.
+    `served` is needed unless scripts fill every seat; `progress` receives how many deals and games are done.
 
     Raises:
         SettingsError: The folder holds other games, is damaged or cannot be written.

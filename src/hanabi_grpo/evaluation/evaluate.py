@@ -4,16 +4,17 @@ Every line-up plays the same deals, so a difference is taken deal by deal and th
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from hanabi_grpo.envs.base import EnvSpec, Setup
+from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.matches import HALF, Served, is_held_out, play_line_up, start_numbers
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
+from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
+from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
@@ -48,9 +49,8 @@ def evaluate_line_up(
     label: str | None = None,
     ledger: Path | None = None,
     progress: Callable[[int], None] = lambda done: None,
-    clear: bool = True,
 ) -> EvaluationResult:
-    """Let a line-up play deals 0 to `num_deals - 1`, each once in every seat order.
+    """Let a line-up play deals 0 to `num_deals - 1` of a held-out suite, each once in every seat order.
 
     Args:
         line_up: Who plays.
@@ -60,9 +60,9 @@ def evaluate_line_up(
         served: Needed unless scripts fill every seat.
         rotate: Whether a list of different players changes seats.
         label: What tables call it; None: see `LineUp.label`.
-        ledger: File for finished deals: an interrupted evaluation goes on from it. It is removed at the end.
+        ledger: File for finished deals, from which an interrupted evaluation goes on; the caller removes it, once the
+            result is kept.
         progress: Receives the number of deals done.
-        clear: Whether a complete ledger is removed; a command with more to do before its end does that itself.
 
     Raises:
         SettingsError: Fewer than two deals, a suite that training uses, or a ledger of other work.
@@ -70,40 +70,24 @@ def evaluate_line_up(
     """
     check_deals(num_deals, suite)
     key = line_up_key(line_up, setup, suite=suite, served=served, rotate=rotate)
-    deals: dict[int, DealFigures] = {}
-
-    def play(book: Ledger | None) -> None:
-        missing = [seed for seed in range(num_deals) if seed not in deals]
-        progress(num_deals - len(missing))
-        for some in play_line_up(line_up, setup, missing, suite=suite, served=served, rotate=rotate):
-            fresh = [deal_figures(setup.spec, games) for games in some]
-            if book is not None:
+    orders = line_up.orders(rotate=rotate)
+    with Ledger(ledger, key) if ledger else nullcontext() as book:
+        deals = _finished(book, len(orders)) if book else {}
+        missing = [Table(seed, order) for seed in range(num_deals) if seed not in deals for order in orders]
+        progress(num_deals - len(missing) // len(orders))
+        for groups in play_tables(missing, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
+            games = [game for [game] in groups]
+            starts = range(0, len(games), len(orders))
+            fresh = [deal_figures(setup.spec, games[start : start + len(orders)]) for start in starts]
+            if book:
                 book.add(*(deal.model_dump() for deal in fresh))
-            deals.update({deal.seed: deal for deal in fresh})
+            deals |= {deal.seed: deal for deal in fresh}
             progress(sum(seed < num_deals for seed in deals))
-
-    if ledger is None:
-        play(None)
-    else:
-        with Ledger(ledger, key) as book:
-            deals.update(_finished(book, len(key["seats"])))
-            play(book)
-            if clear:
-                book.remove()
     return summarise(line_up, setup, [deals[seed] for seed in range(num_deals)], key=key, label=label)
 
 
-def evaluate_scripted(name: str, setup: Setup[Any], num_deals: int, suite: str = SUITE) -> EvaluationResult:
-    """Let one script fill every seat; see `evaluate_line_up`."""
-    return evaluate_line_up(parse_line_up(name, setup.spec.num_players, env=setup.env), setup, num_deals, suite=suite)
-
-
 def check_deals(num_deals: int, suite: str) -> None:
-    """Refuse deals that say nothing about held-out play.
-
-    Raises:
-        SettingsError: Fewer than two, or a suite that training uses.
-    """
+    """Refuse, by a SettingsError, fewer than two deals and those of a suite that training uses."""
     if num_deals < 2:
         raise SettingsError(f"--deals {num_deals}: a mean with an error needs at least 2 deals.")
     if not is_held_out(suite):
@@ -189,29 +173,15 @@ def summarise(
     key: dict[str, Any],
     label: str | None = None,
 ) -> EvaluationResult:
-    """Return the figures of one line-up.
-
-    Args:
-        line_up: Who played.
-        setup: The game.
-        deals: 0 to n-1.
-        key: Of the evaluation, see `line_up_key`.
-        label: What tables call it; None: see `LineUp.label`.
-    """
+    """Return the figures of one line-up, given those of its deals 0 to n-1 and its `line_up_key`."""
     spec, suite = setup.spec, key["suite"]
     seeds = tuple(deal.seed for deal in deals)
     starts = start_numbers(setup, suite, seeds)
     orders = []
     for number, order in enumerate(line_up.orders(rotate=key["rotate"])):
         found = estimate(tuple(deal.scores[number] for deal in deals), starts)
-        orders.append(
-            SeatOrder(
-                words=tuple(map(str, order)),
-                seats=tuple(key["seats"][number]),
-                mean=found.mean,
-                standard_error=found.standard_error,
-            )
-        )
+        words, seats = tuple(map(str, order)), tuple(key["seats"][number])
+        orders.append(SeatOrder(words=words, seats=seats, mean=found.mean, standard_error=found.standard_error))
     return EvaluationResult(
         label=label or line_up.label,
         line_up=line_up.text,
@@ -257,9 +227,7 @@ def _finished(book: Ledger, num_orders: int) -> dict[int, DealFigures]:
     try:
         rows = TypeAdapter(list[DealFigures]).validate_python(book.rows)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise SettingsError(f"{book.path}: damaged ({where}: {first['msg']}); move it away.") from error
+        raise SettingsError(f"{book.path}: damaged ({error.errors()[0]['msg']}); move it away.") from error
     if any(len(row.scores) != num_orders for row in rows):
         raise SettingsError(f"{book.path}: damaged (a deal without one game per seat order); move it away.")
     return {row.seed: row for row in rows}

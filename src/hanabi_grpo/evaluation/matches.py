@@ -1,24 +1,18 @@
-"""Games of line-ups on lists of deals: by scripts here, by models on a rollout server.
+"""Games of line-ups on lists of deals, for whoever counts or collects them: by scripts here, by models on a server."""
 
-Whoever counts or collects games takes them from here.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 
-HELD_OUT = ("eval", "test")
-"""What the names of suites for evaluation begin with."""
 HALF = "split-"
 """What the name of a suite begins with that has only some of the starts, in environments that can deal so."""
 SCRIPTED_GAMES = 50
@@ -27,20 +21,11 @@ SERVED_GAMES = 200
 _MAX_REASONS = 3
 
 
-class Player(Protocol):
-    """The one call of `RolloutClient` that plays games."""
-
-    def play(
-        self, deals: Sequence[Mapping[str, Any]], *, num_games: int, max_tokens: int, temperature: float
-    ) -> RolloutResult:
-        """Play each deal `num_games` times."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """How the games of models are played."""
 
-    client: Player
+    client: RolloutClient
     resolver: SeatResolver
     max_tokens: int
     """Per reply."""
@@ -48,18 +33,11 @@ class Served:
     """Of sampling; 0 is greedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One deal and who plays it."""
+class Table(NamedTuple):
+    """One deal and who plays it, in turn order."""
 
     seed: int
     refs: tuple[Ref, ...]
-    """In turn order."""
-
-
-def is_held_out(suite: str) -> bool:
-    """Tell whether a suite is for evaluation: no run trains on its deals."""
-    return suite.removeprefix(HALF).startswith(HELD_OUT)
 
 
 def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[int, ...]:
@@ -75,36 +53,6 @@ def start_numbers(setup: Setup[Any], suite: str, seeds: Sequence[int]) -> tuple[
     return tuple(numbers.setdefault(name, len(numbers)) for name in ids)
 
 
-def play_line_up(
-    line_up: LineUp,
-    setup: Setup[Any],
-    seeds: Sequence[int],
-    *,
-    suite: str,
-    served: Served | None = None,
-    rotate: bool = True,
-) -> Iterator[list[tuple[Episode, ...]]]:
-    """Play every deal once in each seat order; yields some deals at a time, per deal its games in that order.
-
-    Args:
-        line_up: Who plays.
-        setup: The game.
-        seeds: The deals.
-        suite: Which stream of deals.
-        served: Needed unless scripts fill every seat.
-        rotate: Whether a list of different players changes seats.
-
-    Raises:
-        SettingsError: A model has to play and there is no server, or the line-up is for another number of players.
-        ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
-    """
-    orders = line_up.orders(rotate=rotate)
-    tables = [Table(seed, order) for seed in seeds for order in orders]
-    for groups in play_tables(tables, setup, suite=suite, label=line_up.text, served=served, together=len(orders)):
-        games = [game for [game] in groups]
-        yield [tuple(games[first : first + len(orders)]) for first in range(0, len(games), len(orders))]
-
-
 def play_tables(
     tables: Sequence[Table],
     setup: Setup[Any],
@@ -115,20 +63,15 @@ def play_tables(
     num_games: int = 1,
     together: int = 1,
 ) -> Iterator[list[list[Episode]]]:
-    """Yield the games of some tables at a time, per table a list.
+    """Play each table `num_games` times; yields the games of some tables at a time, per table a list.
 
-    Args:
-        tables: What is played.
-        setup: The game.
-        suite: Which stream of deals.
-        label: What errors call the line-up.
-        served: Needed unless scripts fill every seat.
-        num_games: Of each table.
-        together: Tables that are never told apart.
+    Errors call the line-up by `label`; `served` is needed unless scripts fill every seat; so many tables `together` are
+    never told apart.
 
     Raises:
-        SettingsError: As `play_line_up`, or a checkpoint cannot be used.
-        ServerError: As `play_line_up`.
+        SettingsError: A model has to play and there is no server, the seats are those of another number of players, or
+            a checkpoint cannot be used.
+        ServerError: The server failed, or dropped a game: figures over the rest would be biased by whatever broke it.
     """
     num_players = setup.spec.num_players
     for table in tables:

@@ -1,5 +1,6 @@
-"""One table as text, for the terminal, as Markdown and for pages."""
+"""One table as text, for the terminal, as Markdown and for pages; and figures as such tables write them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,14 +30,11 @@ class Sheet:
         caption = Text(self.note) if self.note else None
         table = Table(title=Text(self.title), title_justify="left", caption=caption, caption_justify="left")
         for number, column in enumerate(self.columns):
-            is_name = number < self.num_names
             # A long name is broken, a figure never.
-            table.add_column(
-                column,
-                justify="left" if is_name else "right",
-                no_wrap=not is_name,
-                overflow="fold" if is_name else "ellipsis",
-            )
+            if number < self.num_names:
+                table.add_column(column, overflow="fold")
+            else:
+                table.add_column(column, justify="right", no_wrap=True)
         for group in self.groups:
             for row in group:
                 # Labels are people's: a bracket in one is no markup.
@@ -51,6 +49,17 @@ class Sheet:
         lines += [_line(row) for group in self.groups for row in group]
         lines += ["", self.note] if self.note else []
         return "\n".join(lines) + "\n"
+
+
+def figure(value: float | None, sign: str = "") -> str:
+    """Return a figure with three digits, a dash where it is unknown; `sign="+"` writes that of a difference."""
+    # A rounded -0.0001 is no negative number.
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{round(value, 3) + 0.0:{sign}.3f}"
+
+
+def with_error(mean: float, error: float, sign: str = "") -> str:
+    """Return "mean ± error"; a dash where the mean is unknown."""
+    return f"{figure(mean, sign)} ± {figure(error)}" if math.isfinite(mean) else UNKNOWN
 
 
 def figure_sheets(
@@ -70,14 +79,10 @@ def figure_sheets(
         Sheet(
             title=title,
             columns=(first, *(name.replace("_per_", "/") for name in some)),
-            groups=[[(row, *(_figure(figures.get(name)) for name in some)) for row, figures in one] for one in groups],
+            groups=[[(row, *(figure(figures.get(name)) for name in some)) for row, figures in one] for one in groups],
         )
         for some in (names[start : start + MAX_FIGURES] for start in range(0, len(names), MAX_FIGURES))
     ]
-
-
-def _figure(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3f}"
 
 
 def _line(cells: Sequence[str]) -> str:

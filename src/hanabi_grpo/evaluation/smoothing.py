@@ -1,6 +1,7 @@
-"""Smoothed curves."""
+"""Curves smoothed, and thinned."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def trailing_mean(values: Sequence[float], width: int) -> list[float]:
@@ -13,3 +14,14 @@ def trailing_mean(values: Sequence[float], width: int) -> list[float]:
     """
     windows = (values[max(0, end - width) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
+
+
+def bin_means(values: Sequence[float], number: int) -> list[float]:
+    """Return the means of at most `number` bins of equal width.
+
+    Example:
+        bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
+    """
+    count = min(number, len(values))
+    edges = [place * len(values) // count for place in range(count + 1)]
+    return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

@@ -8,7 +8,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup as setup_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure_sheets
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
 from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
@@ -35,12 +35,9 @@ def reference_names(setup: Setup[Any]) -> tuple[str, ...]:
 def reference_results(
     result: EvaluationResult, names: Sequence[str] | None = None, *, progress: Callable[[int], None] = lambda done: None
 ) -> list[EvaluationResult]:
-    """Let scripts play exactly the deals of a result.
+    """Let scripts, those of `reference_names` where none are named, play exactly the deals of a result.
 
-    Args:
-        result: Says game and deals.
-        names: Of the scripts; None: see `reference_names`.
-        progress: Receives the number of deals done by all of them together.
+    `progress` receives the number of deals done by all of them together.
 
     Raises:
         SettingsError: The preset of this name has other rules by now, or the deals are not 0 to n-1.
@@ -74,28 +71,25 @@ def compared_pairs(results: Sequence[EvaluationResult]) -> list[tuple[Evaluation
 def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[EvaluationResult]) -> list[Sheet]:
     """Return every table of an evaluation: reference scripts from low to high, line-ups, what is attainable.
 
-    Args:
-        results: At least one, in the order wanted; a difference is a later one minus an earlier one.
-        references: On the same deals.
+    A difference is a later one of the results, of which there is at least one, minus an earlier one.
     """
     groups = [group for group in (sorted(references, key=lambda one: one.mean), results) if group]
     scores: list[list[tuple[str, ...]]] = [
         [(_name(result), *_shown(result.estimate)) for result in group] for group in groups
     ]
-    most = results[0].attainable
+    most, note = results[0].attainable, ""
     if most is not None:
         scores.append([attainable_row(most, len(_SCORES))])
-    note = "" if most is None else ATTAINABLE_SOURCE
+        note = ATTAINABLE_SOURCE
     sheets = [Sheet(title=game_title(results[0]), columns=_SCORES, groups=scores, note=note)]
     figures = [[(_name(result), result.figures) for result in group] for group in groups]
     sheets += figure_sheets("Figures, mean over deals", "line-up", figures, without=results[0].score)
-    pairs = compared_pairs(results)
-    if pairs:
-        rows = []
-        for one, other in pairs:
-            found = paired_difference(one, other)
-            rows.append((f"{other.label} − {one.label}", *_shown(found, sign="+"), f"{found.sigmas:+.1f}"))
-        sheets.append(Sheet(title="Differences, deal by deal", columns=_DIFFERENCES, groups=[rows]))
+    differences = []
+    for one, other in compared_pairs(results):
+        found = paired_difference(one, other)
+        differences.append((f"{other.label} − {one.label}", *_shown(found, "+"), f"{found.sigmas:+.1f}"))
+    if differences:
+        sheets.append(Sheet(title="Differences, deal by deal", columns=_DIFFERENCES, groups=[differences]))
     told = [result for result in results if len(result.orders) > 1 or result.orders[0].seats != result.orders[0].words]
     if told:
         rows_of = [[_order(result, number) for number in range(len(result.orders))] for result in told]
@@ -146,14 +140,12 @@ def _name(result: EvaluationResult) -> str:
 
 
 def _shown(found: Estimate, sign: str = "") -> tuple[str, str]:
-    return (
-        f"{found.mean:{sign}.3f} ± {found.standard_error:.3f}",
-        f"{found.low:{sign}.3f} to {found.high:{sign}.3f}",
-    )
+    interval = f"{figure(found.low, sign)} to {figure(found.high, sign)}"
+    return with_error(found.mean, found.standard_error, sign), interval
 
 
 def _order(result: EvaluationResult, number: int) -> tuple[str, ...]:
     order = result.orders[number]
     # A lent adapter is called by its digest; its folder says more.
     seats = (short_name(word) if is_frozen(seat) else seat for word, seat in zip(order.words, order.seats, strict=True))
-    return (result.label if number == 0 else "", ", ".join(seats), f"{order.mean:.3f} ± {order.standard_error:.3f}")
+    return (result.label if number == 0 else "", ", ".join(seats), with_error(order.mean, order.standard_error))

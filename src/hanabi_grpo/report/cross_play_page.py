@@ -1,21 +1,32 @@
-"""The page and the other files of a cross-play."""
+"""The files of a cross-play: figures as JSON, tables as Markdown, the heat map as a picture, and a page of both."""
 
 import math
+import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.crossplay.summary import Summary, summary_json
-from hanabi_grpo.evaluation.crossplay.tables import all_sheets, describe, matrix_note, number, seat_titles, show
-from hanabi_grpo.report.charts.heat_map import NUM_COLORS, color_at, draw_heat_map, ink_on
+from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, describe, seat_titles, summary_json
+from hanabi_grpo.evaluation.evaluate import score_range
+from hanabi_grpo.report.charts.canvas import data_address, make_figure, save_figure
 from hanabi_grpo.report.page import render
 from hanabi_grpo.runs.evaluation_result import write_document
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 JSON, MARKDOWN, PICTURE, PAGE = "cross_play.json", "cross_play.md", "heat_map.png", "cross_play.html"
-_SHORT = 7
-"""Longest label that stands upright above a column."""
+_CELL_INCHES = 0.82
+_WRAP, _MAX_LINES = 24, 3
+"""Characters of a label's line, and its lines."""
+_ERRORS_UP_TO = 24
+"""Entries; with more the cells are too small for a second line."""
+_PER_INCH = 11
+"""Characters of the heading."""
 
 
 def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
@@ -26,20 +37,9 @@ def write_cross_play(folder: Path, summary: Summary) -> list[Path]:
     """
     paths = [folder / name for name in (JSON, MARKDOWN, PICTURE, PAGE)]
     write_document(paths[0], summary_json(summary))
-    row_title, column_title = seat_titles(summary)
     try:
         paths[1].write_text(markdown_report(summary), encoding="utf-8")
-        draw_heat_map(
-            paths[2],
-            summary.matrix.means.tolist(),
-            summary.errors(),
-            summary.labels,
-            limits=summary.score_range,
-            title="\n".join(describe(summary)),
-            row_title=row_title,
-            column_title=column_title,
-            note=matrix_note(summary),
-        )
+        save_figure(heat_map(summary), paths[2])
         paths[3].write_text(render_cross_play(summary), encoding="utf-8")
     except OSError as error:
         raise SettingsError(
@@ -59,52 +59,46 @@ def render_cross_play(summary: Summary) -> str:
     """Return the page."""
     entries = tuple(replace(entry, label=visible(entry.label)) for entry in summary.plan.entries)
     summary = replace(summary, plan=replace(summary.plan, entries=entries))
-    low, high = summary.score_range
-    row_title, column_title = seat_titles(summary)
-    labels = summary.labels
-    return render(
-        "cross_play.html.j2",
-        script="cross_play.js",
-        style=_color_classes(),
-        lines=describe(summary),
-        row_title=row_title,
-        column_title=column_title,
-        labels=labels,
-        upright=all(len(label) <= _SHORT for label in labels),
-        rows=[[_cell(summary, i, j) for j in range(len(labels))] for i in range(len(labels))],
-        note=matrix_note(summary),
-        scale=[number(summary, value) for value in (low, (low + high) / 2, high)],
-        sheets=all_sheets(summary)[1:],
-    )
+    lines, sheets = describe(summary), all_sheets(summary)
+    return render("cross_play.html.j2", lines=lines, picture=data_address(heat_map(summary)), sheets=sheets)
 
 
-def _cell(summary: Summary, row: int, column: int) -> dict[str, Any]:
-    estimate, (low, high) = summary.matrix.cell(row, column), summary.score_range
-    if not math.isfinite(estimate.mean):
-        return {"kind": "missing", "mean": "–", "error": "", "detail": "not played"}
-    share = min(max((estimate.mean - low) / (high - low), 0.0), 1.0)
-    return {
-        "kind": f"k{round((NUM_COLORS - 1) * share)}" + (" self" if row == column else ""),
-        "mean": f"{estimate.mean:.2f}",
-        "error": f"±{estimate.error:.2f}",
-        "detail": _detail(summary, row, column),
-    }
+def heat_map(summary: Summary) -> "Figure":
+    """Return mean ± standard error of every cell as a picture, from the least to the most points of the game."""
+    labels, estimates = summary.labels, summary.estimates
+    low, high = score_range(summary.plan.setup.spec)
+    names = [_wrapped(label) for label in labels]
+    side = max(_CELL_INCHES * len(labels), 3.2)
+    size = min(12.0, 6.0 * side / len(labels) + 5.0)
+    figure = make_figure(side + 3.6, side + 2.7)
+    axes = figure.subplots()
+    image = axes.imshow(np.ma.masked_invalid(summary.matrix.means), cmap="viridis", vmin=low, vmax=high)
+    axes.set_facecolor("#d9d9d9")
+    for (i, j), mean in np.ndenumerate(summary.matrix.means):
+        error = estimates[i][j].error
+        text = f"{mean:.2f}" if math.isfinite(mean) else "–"
+        if math.isfinite(error) and len(labels) <= _ERRORS_UP_TO:
+            text += f"\n±{error:.2f}"
+        # The bright half of viridis begins at its middle.
+        ink = "black" if not math.isfinite(mean) or mean > (low + high) / 2 else "white"
+        weight = "bold" if i == j else "normal"
+        axes.text(j, i, text, ha="center", va="center", fontsize=0.9 * size, color=ink, fontweight=weight)
+    turned = 90 if any(len(name) > 10 for name in labels) else 0
+    axes.set_xticks(range(len(labels)), names, rotation=turned, fontsize=9.5, parse_math=False)
+    axes.set_yticks(range(len(labels)), names, fontsize=9.5, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    rows, columns = seat_titles(summary)
+    axes.set_xlabel(columns, labelpad=8)
+    axes.set_ylabel(rows, labelpad=8)
+    heading = [part for line in describe(summary) for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
+    figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label="mean score")
+    bar.outline.set_visible(False)
+    return figure
 
 
-def _detail(summary: Summary, row: int, column: int) -> str:
-    result = summary.cells[f"{row}-{column}"]
-    found = result.estimate
-    row_title, column_title = seat_titles(summary)
-    who = f"{summary.labels[row]} {row_title}, {summary.labels[column]} {column_title}"
-    facts = [
-        f"{show(summary, summary.matrix.cell(row, column))}",
-        f"95 % interval {number(summary, found.low)} to {number(summary, found.high)}",
-        *(f"{name} {value:.2f}" for name, value in result.figures.items() if name != result.score),
-    ]
-    return visible(f"{who}: {', '.join(facts)}")
-
-
-def _color_classes() -> str:
-    colors = [color_at(step / (NUM_COLORS - 1)) for step in range(NUM_COLORS)]
-    rules = [f".k{step} {{ background: {color}; color: {ink_on(color)}; }}" for step, color in enumerate(colors)]
-    return "\n".join([*rules, f".scale {{ background: linear-gradient(to right, {', '.join(colors)}); }}"]) + "\n"
+def _wrapped(label: str) -> str:
+    # Folders are joined without a blank to break at.
+    lines = [line.replace("/ ", "/") for line in textwrap.wrap(label.replace("/", "/ "), _WRAP)] or [""]
+    return "\n".join(lines if len(lines) <= _MAX_LINES else [*lines[: _MAX_LINES - 1], "…" + label[-(_WRAP - 1) :]])

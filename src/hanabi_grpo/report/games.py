@@ -10,23 +10,10 @@ from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.report.page import render
 from hanabi_grpo.report.played import frames_of, game_words, own_page
 from hanabi_grpo.runs.manifest import read_manifest
+from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import recorded_settings
-from hanabi_grpo.runs.selection import spread
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
-from hanabi_grpo.training.advantages.recorded import turn_advantages
-
-
-def estimator_of(settings: Mapping[str, Any]) -> Estimator:
-    """Return the estimator of a run's settings, the default one where they name none that is known.
-
-    Whitening and the weights of the loss come after it, and a moving baseline is not known here: the step's own mean
-    stands for it.
-    """
-    name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
-    if name not in ESTIMATORS or scale not in (None, "std", "none"):
-        name, scale = Settings().advantage, None
-    return choose_estimator(name, scale)
+from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator, turn_advantages
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
@@ -41,9 +28,21 @@ def settings_beside(path: Path) -> dict[str, Any]:
     return {}
 
 
-def advantages_of(recordings: Sequence[Recording], estimator: Estimator) -> dict[int, tuple[float, ...] | None]:
-    """Return by number of a game the advantages of its turns among all these games, None where it is alone."""
-    return dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+def advantages_of(
+    recordings: Sequence[Recording], settings: Mapping[str, Any]
+) -> tuple[dict[int, tuple[float, ...] | None], str]:
+    """Return the advantages of each game's turns among all these games, by its number, None if alone; and of what.
+
+    The estimator is that of a run's settings, the default one where they name none that is known. Whitening and the
+    weights of the loss come after it, and a moving baseline is not known here: the step's own mean stands for it.
+    """
+    name, scale = settings.get("HANABI_ADVANTAGE"), settings.get("HANABI_ADVANTAGE_SCALE")
+    if name not in ESTIMATORS or scale not in (None, "std", "none"):
+        name, scale = Settings().advantage, None
+    estimator = choose_estimator(name, scale)
+    found = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
+    among = "the games of a task" if estimator.pool == "group" else "all games of the step"
+    return found, f"{estimator.name}, among {among}" if any(found.values()) else ""
 
 
 def games_page(
@@ -54,21 +53,15 @@ def games_page(
     settings: Mapping[str, Any],
     prompts: bool = False,
 ) -> str:
-    """Return the page of the chosen ones of some games; its list of turns can be read without a script.
+    """Return the page of the chosen ones of all games of a file; its list of turns can be read without a script.
 
-    Args:
-        recordings: All games of a file; advantages compare games of a task.
-        chosen: Those that are shown, in the order in which they are listed.
-        title: What the page is of.
-        settings: Of the run, by variable; they say the estimator.
-        prompts: Also what the players were shown; the page becomes several times larger.
+    `settings` are those of the run, by variable. `prompts`: also what the players were shown, which makes the page
+    several times larger.
 
     Raises:
         SettingsError: A record does not fit its task.
     """
-    estimator = estimator_of(settings)
-    advantages = advantages_of(recordings, estimator)
-    among = "the games of a task" if estimator.pool == "group" else "all games of the step"
+    advantages, estimator = advantages_of(recordings, settings)
     games = [game_words(one, advantages[one.number], prompts=prompts) for one in chosen]
     envs = {one.episode.env for one in chosen}
     own = own_page(chosen[0].episode.env) if len(envs) == 1 else None
@@ -83,7 +76,7 @@ def games_page(
         has_versions=any(turn.version is not None for one in chosen for turn in one.episode.turns),
         games=games,
         data=own.draw_games(chosen, games, prompts=prompts) if own else None,
-        estimator=f"{estimator.name}, among {among}" if any(advantages.values()) else "",
+        estimator=estimator,
     )
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.report.played import frames_of, game_words, outcome, returns
-from hanabi_grpo.runs.selection import num_bad_replies
+from hanabi_grpo.runs.recordings import num_bad_replies
 
 
 def games_table(recordings: Sequence[Recording], title: str) -> Table:

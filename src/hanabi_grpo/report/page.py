@@ -20,15 +20,11 @@ from hanabi_grpo.runs.run_folder import write_text_atomic
 _CODE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
-def render(template: str, *, script: str = "", style: str = "", frame: str = "", **values: Any) -> str:
-    """Return a page.
+def render(template: str, *, script: str = "", frame: str = "", **values: Any) -> str:
+    """Return the page of a template, with these values for it.
 
-    Args:
-        template: Name in templates/; it extends base.html.j2.
-        script: Name of the page's script there; "": none.
-        style: Rules behind those of page.css.
-        frame: A whole page of this family that stands in a frame of this one.
-        values: For the template.
+    `script` is the name of the page's script in templates/; `frame` a whole page of this family that stands in a frame
+    of this one.
     """
     environment = Environment(
         loader=PackageLoader("hanabi_grpo.report"),
@@ -38,8 +34,7 @@ def render(template: str, *, script: str = "", style: str = "", frame: str = "",
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "sort_keys": True}
-    style = _read("page.css") + style
-    code = _read(script) if script else ""
+    style, code = _read("page.css"), _read(script) if script else ""
     inner = _CODE.findall(frame)
     # A frame from a data: address may keep its place in its own address, one from srcdoc may not.
     address = "data:text/html;charset=utf-8;base64," + base64.b64encode(frame.encode()).decode() if frame else ""

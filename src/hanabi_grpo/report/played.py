@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -10,11 +11,9 @@ from hanabi_grpo.envs.base import Frame, Setup
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.runs.selection import num_bad_replies
+from hanabi_grpo.runs.recordings import num_bad_replies
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
-OWN_PAGES = {"hanabi": "hanabi_grpo.report.hanabi.replay_page"}
-"""Environments that show their games themselves: a module with `SCRIPT`, `draw_games` and `frames`."""
 _ENDINGS = {
     EpisodeStatus.FINISHED: "played to its end",
     EpisodeStatus.TRUNCATED_TURNS: "cut off",
@@ -23,11 +22,7 @@ _ENDINGS = {
 
 
 def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
-    """Return what the settings of a run play; None where they name no preset, or one that this version lacks.
-
-    Args:
-        settings: By variable, as `settings.json` has them.
-    """
+    """Return what the settings of a run, by variable, play; None where this version lacks the preset."""
     env = settings.get("HANABI_ENV") or "hanabi"
     try:
         fields = registry.get(env).Config.model_fields
@@ -37,39 +32,25 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
         return None
 
 
-def score_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the least and the most that can be scored in what the settings of a run play; None: unknown."""
-    setup = run_setup(settings)
-    if setup is None:
-        return None
-    low, high = setup.spec.return_range
-    return min(low, 0.0), high if setup.spec.max_score is None else setup.spec.max_score
-
-
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
     """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
-    named: dict[str, Any] = {"preset": episode.preset}
-    for config in (None, named, {**named, "players": episode.num_players}):
-        try:
-            found = run_setup(settings) if config is None else registry.setup(episode.env, config)
-        except HanabiGrpoError:
-            continue
-        if found is not None and (found.env, found.spec.hash) == (episode.env, episode.spec_hash):
-            return found
-    return None
+    found = [run_setup(settings)]
+    for more in ({}, {"players": episode.num_players}):
+        with suppress(HanabiGrpoError):
+            found.append(registry.setup(episode.env, {"preset": episode.preset, **more}))
+    wanted = (episode.env, episode.spec_hash)
+    return next((one for one in found if one is not None and (one.env, one.spec.hash) == wanted), None)
 
 
 def own_page(env: str) -> ModuleType | None:
-    """Return the module of an environment that draws its games, see `OWN_PAGES`."""
-    return importlib.import_module(OWN_PAGES[env]) if env in OWN_PAGES else None
+    """Return the module of an environment that shows its games itself: it has `SCRIPT`, `draw_games` and `frames`."""
+    return importlib.import_module("hanabi_grpo.report.hanabi.replay_page") if env == "hanabi" else None
 
 
 def frames_of(recording: Recording, settings: Mapping[str, Any]) -> tuple[Frame, ...]:
     """Return the frames of a game, one a step and the end; none where this version does not know what was played.
 
-    Args:
-        recording: The game.
-        settings: Of its run, by variable.
+    `settings` are those of its run, by variable.
 
     Raises:
         SettingsError: It cannot be played again.

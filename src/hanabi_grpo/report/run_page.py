@@ -1,10 +1,9 @@
 """The page of a run: the result, curves, evaluations, alarms, incidents, games to step through, settings."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -29,9 +28,6 @@ from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.run_folder import run_home
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Drawing
-
 _MOST_REPLAY_BYTES = 1_000_000
 """Of the replays' page; browsers refuse frames of some megabytes."""
 _MOST_INCIDENTS = 100
@@ -42,24 +38,21 @@ _PLACES = ("HANABI_HOST", "PORT", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT")
 """Settings that name machines; a page is passed on."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Picture:
+class _Picture(NamedTuple):
+    """A picture, with words for those who do not see it."""
+
     title: str
     address: str
     words: str
-    """For those who do not see it."""
 
 
 def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]]:
     """Return the page of a run, and notes about what is not in it.
 
-    Args:
-        report: The run.
-        num_replays: Most games of the newest recorded step that are shown, from the worst to the best; 0: none.
+    At most `num_replays` games of the newest recorded step are shown, from the worst to the best.
     """
     state, folder = report.state, report.folder
-    notes = [*report.notes]
-    replays = ""
+    notes, replays = [*report.notes], ""
     try:
         replays = _replays(run_home(folder), state, num_replays)
     except SettingsError as error:
@@ -74,8 +67,8 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         title=state.name,
         lead=report.lead,
         facts=_facts(state),
-        score=_drawn("score", report.pictures.score, _words(state, [SCORE])),
-        first=[*first, *filter(None, [_drawn("seconds a step", report.pictures.phases, "")])],
+        score=_drawn(report, "score", _words(state, [SCORE])),
+        first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],
         more=[*more, *_pictures(state, [one for one in team_figures(rows) if one.name != SCORE], [""])],
         sheets=report.sheets,
         alarms=report.alarm_sheet(_MOST_ALARMS),
@@ -118,18 +111,16 @@ def _pictures(state: RunState, figures: Iterable[Figure], prefixes: Sequence[str
     return found
 
 
-def _drawn(title: str, draw: Callable[[], "Drawing"], words: str) -> _Picture | None:
+def _drawn(report: RunReport, name: str, words: str) -> _Picture | None:
     try:
-        return _Picture(title, data_address(draw()), words or title)
+        return _Picture(words, data_address(report.pictures.draw(name)), words)
     except SettingsError:
         return None
 
 
 def _words(state: RunState, names: Sequence[str]) -> str:
-    lines = {name: series(state.rows, name)[1] for name in names}
-    return ", ".join(
-        f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines.items() if values
-    )
+    lines = ((name, series(state.rows, name)[1]) for name in names)
+    return ", ".join(f"{name} from {shown(values[0])} to {shown(values[-1])}" for name, values in lines if values)
 
 
 def _replays(home: Path, state: RunState, most: int) -> str:

@@ -1,20 +1,50 @@
 """What is known about one run: steps, evaluations and alarms; for the terminal, the page and the pictures."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import Sheet
-from hanabi_grpo.evaluation.tables import evaluation_document, shortfall
-from hanabi_grpo.report.charts.run import Point, RunPictures
-from hanabi_grpo.report.run_views.evaluations import SameDeals, evaluation_tables, evaluations_by_deals, trained_steps
+from hanabi_grpo.evaluation.tables import (
+    ATTAINABLE,
+    evaluation_document,
+    evaluation_sheets,
+    reference_results,
+    shortfall,
+)
+from hanabi_grpo.report.charts.run import RunPictures
 from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
-from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result, result_of_json
+from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
+from hanabi_grpo.settings.refs import seat_adapter
+
+Results = list[EvaluationResult]
+
+
+@dataclass(frozen=True, slots=True)
+class SameDeals:
+    """Evaluations of the same deals."""
+
+    results: Results
+    """In the order of training, so that a difference says what was gained."""
+    references: Results
+
+    @property
+    def levels(self) -> dict[str, float]:
+        """Mean scores to hold a curve against: of the reference scripts, and what is attainable."""
+        most = self.results[0].attainable
+        return {one.label: one.mean for one in self.references} | ({} if most is None else {ATTAINABLE: most})
+
+    @property
+    def of_last_temperature(self) -> Results:
+        """Those results that were played at the temperature of the last one."""
+        return [one for one in self.results if one.temperature == self.results[-1].temperature]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +56,6 @@ class RunReport:
     state: RunState
     evaluations: Sequence[SameDeals]
     """Those of the longest training first."""
-    sheets: Sequence[Sheet]
-    """Tables of the evaluations."""
     notes: Sequence[str]
     """What could not be read."""
 
@@ -37,24 +65,31 @@ class RunReport:
         if not self.evaluations:
             return ""
         first = self.evaluations[0]
-        levels = [f"{visible(name)} {mean:.2f}" for name, mean in first.levels.items()]
-        return "; ".join([f"held-out {first.lead}", *levels])
+        *before, last = [f"{one.mean:.2f}" for one in first.of_last_temperature]
+        levels = [f"{name} {mean:.2f}" for name, mean in first.levels.items()]
+        gained = " → ".join([*before[:1], last])
+        return "; ".join([f"held-out {gained} of {first.results[-1].score_range[1]:g}", *levels])
 
     @property
     def pictures(self) -> RunPictures:
         """The run as it is drawn."""
-        first = self.evaluations[0] if self.evaluations else None
-        results = first.of_last_temperature if first else []
+        first = self.evaluations[0] if self.evaluations else SameDeals([], [])
         last = self.state.step
         return RunPictures(
             title=f"{self.state.name}: {len(self.state.rows)} steps",
             rows=self.state.rows,
             settings=self.state.settings,
-            levels={visible(name): mean for name, mean in first.levels.items()} if first else {},
+            levels=first.levels if first.results else {},
             points=[
-                Point(step=min(trained_steps(one), last), mean=one.mean, error=one.standard_error) for one in results
+                (min(_trained_steps(one), last), one.mean, one.standard_error) for one in first.of_last_temperature
             ],
         )
+
+    @property
+    def sheets(self) -> list[Sheet]:
+        """Tables of the evaluations."""
+        found = [sheet for one in self.evaluations for sheet in evaluation_sheets(one.results, one.references)]
+        return list(map(_visible, found))
 
     def alarm_sheet(self, most: int | None = None) -> Sheet:
         """Return the alarms as a table, or those of them that are raised or nearest to it: `most`, or all raised."""
@@ -114,24 +149,96 @@ class RunReport:
 
 
 def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
-    """Read a run folder, also of a run that is going on.
+    """Read a run folder, or one that holds it as `train/`, also of a run that is going on.
 
     Alarms are computed anew from the figures in `metrics.jsonl`, so a run that had other thresholds can be looked at.
-
-    Args:
-        folder: Run folder, or one that holds it as `train/`.
-        evaluations: Further results of `evaluate --out`.
+    `evaluations` are further results of `evaluate --out`.
 
     Raises:
         SettingsError: There is no run, or it has no step.
     """
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder), evaluations)
-    sheets, others = evaluation_tables(found)
-    return RunReport(
-        folder=folder,
-        state=state,
-        evaluations=found,
-        sheets=sheets,
-        notes=[*state.notes, *problems, *others],
+    return RunReport(folder=folder, state=state, evaluations=found, notes=[*state.notes, *problems])
+
+
+def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Results, Results, list[str]]:
+    """Return the results and the reference scripts' results in a run folder, and notes about files that do not fit.
+
+    Looked at are `files`, `*.json` in the folder and in its `evaluations/`, and beside a folder called `train`, where
+    `tools/demo.sh` leaves them; what is no evaluation is passed over. A label gets its file's name, unless that is the
+    label. A result that was also kept in `evaluations/` is there once, by the name that a person gave it.
+
+    Raises:
+        SettingsError: One of `files` is no such result.
+    """
+    for path in files:
+        read_result(path)
+    beside = [run_folder.parent] if run_folder.name == TRAIN else []
+    lying = [path for place in (run_folder, *beside, run_folder / EVALUATIONS) for path in sorted(place.glob("*.json"))]
+    found: dict[str, Results] = {"results": [], "references": []}
+    notes = []
+    for path in dict.fromkeys(one.resolve() for one in (*files, *lying)):
+        for kind, data in _candidates(path):
+            try:
+                result = result_of_json(data)
+            except ValueError as error:
+                notes.append(visible(f"{path.name}: {error}"))
+                continue
+            plain = replace(result, label="")
+            if path.parent.name != EVALUATIONS or plain not in [replace(one, label="") for one in found[kind]]:
+                is_named = kind == "references" or result.label == path.stem
+                label = visible(result.label if is_named else f"{path.stem}: {result.label}")
+                found[kind].append(replace(result, label=label))
+    return found["results"], found["references"], notes
+
+
+def evaluations_by_deals(run_folder: Path, files: Sequence[Path] = ()) -> tuple[list[SameDeals], list[str]]:
+    """Return the evaluations in a run folder and in files, those of the longest training first, and notes.
+
+    Where no file has what the reference scripts score on the deals of the first ones, they play them now.
+    """
+    results, references, notes = read_evaluations(run_folder, files)
+    groups: dict[object, SameDeals] = {}
+    for result in sorted(results, key=_trained_steps):
+        groups.setdefault(_deals(result), SameDeals([], [])).results.append(result)
+    for deals, group in groups.items():
+        group.references.extend({one.label: one for one in references if _deals(one) == deals}.values())
+    found = sorted(
+        groups.values(), key=lambda one: (_trained_steps(one.results[-1]), one.results[-1].num_deals), reverse=True
     )
+    if found and not found[0].references:
+        try:
+            found[0].references.extend(reference_results(found[0].results[-1]))
+        except HanabiGrpoError as error:
+            notes.append(visible(str(error)))
+    return found, notes
+
+
+def _candidates(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what may be evaluations in a file: itself, and those in its lists "results" and "references"."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return
+    if is_result(data):
+        yield "results", data
+    for kind in ("results", "references") if isinstance(data, dict) else ():
+        several = data.get(kind)
+        for one in several if isinstance(several, list) else ():
+            if is_result(one):
+                yield kind, one
+
+
+def _trained_steps(result: EvaluationResult) -> int:
+    """Return the optimizer steps behind the newest adapter that sat there; 0: none did."""
+    return max((found[1] for seats in result.seats for seat in seats if (found := seat_adapter(seat))), default=0)
+
+
+def _visible(sheet: Sheet) -> Sheet:
+    groups = [[[visible(cell) for cell in row] for row in group] for group in sheet.groups]
+    return replace(sheet, title=visible(sheet.title), groups=groups)
+
+
+def _deals(result: EvaluationResult) -> object:
+    return result.spec_hash, result.suite, result.seeds

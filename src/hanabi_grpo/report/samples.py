@@ -1,9 +1,8 @@
-"""What W&B shows beside curves: sample games as a table and as a replay page, and pictures of the run.
+"""What W&B shows beside curves: sample games as a table and as a replay page.
 
-This module is a `tracking.publisher.Showcase`.
+This module is handed to `tracking.publisher`.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,10 @@ from typing import Any
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.games import sample_page
 from hanabi_grpo.report.played import outcome, returns
-from hanabi_grpo.runs.recordings import read_recordings, recording_files
-from hanabi_grpo.runs.selection import NUM_REPLAYS, num_bad_replies
+from hanabi_grpo.runs.recordings import NUM_REPLAYS, num_bad_replies, read_recordings, recording_files
 from hanabi_grpo.settings import Settings, settings_values
-
-logger = logging.getLogger(__name__)
 
 COLUMNS = ("file", "task", "game", "returns", "result", "turns", "bad replies", "moves")
 NUM_GAMES = 12
@@ -49,14 +44,3 @@ def table_rows(recordings: Sequence[Recording]) -> list[list[Any]]:
 def replay_page(recordings: Sequence[Recording], settings: Settings, title: str) -> str:
     """Return a few of the games of a step as one page; raises a SettingsError where a record does not fit its deal."""
     return sample_page(recordings, NUM_REPLAYS, title=title, settings=settings_values(settings))
-
-
-def draw_charts(run_folder: Path, rows: Sequence[dict[str, Any]], settings: Settings) -> dict[str, Path]:
-    """Draw a run's pictures in its `charts/`; returns the files by name. One without figures is left out."""
-    files = {name: run_folder / "charts" / f"{name}.png" for name in PICTURES}
-    title = f"{run_folder.resolve().name}: {len(rows)} steps"
-    pictures = RunPictures(title=title, rows=rows, settings=settings_values(settings))
-    left_out = pictures.save_all(files)
-    for name, reason in left_out.items():
-        logger.info("no picture %s: %s", name, reason)
-    return {name: path for name, path in files.items() if name not in left_out}

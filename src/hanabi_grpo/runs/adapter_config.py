@@ -14,11 +14,7 @@ WIRE_KEYS = frozenset({"peft_type", "task_type", "inference_mode", *_SHAPE_KEYS}
 
 
 def adapter_config_for_wire(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a PEFT configuration reduced to what may travel, as JSON-able values.
-
-    Args:
-        config: `LoraConfig.to_dict()`, or the content of an `adapter_config.json`.
-    """
+    """Return a PEFT configuration, e.g. `LoraConfig.to_dict()`, reduced to what may travel, as JSON-able values."""
     return {key: _plain(value) for key, value in config.items() if key in WIRE_KEYS}
 
 

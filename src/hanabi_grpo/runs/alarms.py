@@ -15,16 +15,11 @@ from hanabi_grpo.runs.history import number
 _PLAYER = re.compile(r"(player_[0-9]+)/", re.ASCII)
 _BOARD = re.compile(r"games/(.+)", re.ASCII)
 _SCORE = "score/normalized"
-_JUMPS = 50
-"""Jumps between readings from which the noise of a figure is estimated."""
+_JUMPS = 50  # Jumps between readings from which the noise of a figure is estimated
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Return the alarms of a run: those of its environment, where this version has that, and the general ones.
-
-    Args:
-        settings: By variable, as `settings.json` has them.
-    """
+    """Return the alarms of a run, given its settings by variable: its environment's, and the general ones."""
     try:
         return (*registry.get(settings.get("HANABI_ENV") or "hanabi").alarms, *GENERAL)
     except SettingsError:
@@ -33,8 +28,6 @@ def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
 
 @dataclass(slots=True)
 class _Series:
-    """What is kept of one figure."""
-
     window: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     jumps: deque[float] = field(default_factory=lambda: deque(maxlen=_JUMPS))
     count: int = 0
@@ -128,21 +121,13 @@ class Reading:
 
 
 class AlarmWatch:
-    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them.
-
-    Example:
-        watch = AlarmWatch.after(read_history(run / "metrics.jsonl"), alarms_of(settings))
-        for change in watch.update({"step": 41, "player_0/blind_share": 0.93}):
-            print(change.message)
-
-    Attributes:
-        readings: What each alarm made of the last row that was given.
-    """
+    """Watches the rows of one run. Everything depends on the rows alone, so a resumed run replays them."""
 
     def __init__(self, alarms: Sequence[Alarm]) -> None:
         """Start before the first step, with `alarms_of` what is played."""
         self.alarms = tuple(alarms)
         self.readings: list[Reading] = []
+        """What each alarm made of the last row that was given."""
         self._series: dict[str, _Series] = {}
         self._since: dict[tuple[str, str], int] = {}
         self._heard: set[str] = set()
@@ -166,11 +151,7 @@ class AlarmWatch:
         return {f"alarm/{one.name}": float(one.name in raised) for one in self.alarms if one.name in self._heard}
 
     def update(self, row: Mapping[str, Any]) -> list[AlarmChange]:
-        """Take the figures of one step and return what changed; figures that are absent or not finite change nothing.
-
-        Args:
-            row: "step" (optimizer steps, this one included) and metrics.
-        """
+        """Take a row of one step and return what changed; figures that are absent or not finite change nothing."""
         step = int(row["step"])
         subjects = {
             "player": sorted({match[1] for key in row if (match := _PLAYER.match(key))}),
@@ -184,43 +165,38 @@ class AlarmWatch:
         changes = []
         self.readings = []
         for alarm, figure, subject in figures:
-            value = number(row.get(figure))
-            if value is not None:
+            value, series = number(row.get(figure)), self._series.get(figure)
+            if value is not None and series is not None:
                 self._heard.add(alarm.name)
-                change = self._look(alarm, self._series[figure], subject, step)
-                changes += [change] if change else []
-                level = _level(alarm, self._series[figure])
-                raised = (alarm.name, subject) in self._since
-                mean = self._series[figure].mean
+                changes += self._look(alarm, series, subject, step)
+                level, raised = _level(alarm, series), (alarm.name, subject) in self._since
                 self.readings.append(
-                    Reading(alarm=alarm, subject=subject, value=value, mean=mean, level=level, raised=raised)
+                    Reading(alarm=alarm, subject=subject, value=value, mean=series.mean, level=level, raised=raised)
                 )
         return changes
 
-    def _look(self, alarm: Alarm, series: _Series, subject: str, step: int) -> AlarmChange | None:
+    def _look(self, alarm: Alarm, series: _Series, subject: str, step: int) -> list[AlarmChange]:
         key = (alarm.name, subject)
         since = self._since.get(key)
         level = _level(alarm, series, clear=since is not None)
         if level is None or series.count < WINDOW:
-            return None
+            return []
         beyond = series.mean < level if alarm.below else series.mean > level
         if since is None:
             never_there = alarm.least_first is not None and (series.first or 0.0) < alarm.least_first
             asleep = series.count < alarm.after or never_there
             if asleep or not beyond or (alarm.unless_better and self._is_better(1)):
-                return None
+                return []
             self._since[key] = step
         else:
             if beyond and not (alarm.unless_better and self._is_better(2)):
-                return None
+                return []
             del self._since[key]
-        return AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)
+        return [AlarmChange(alarm=alarm, subject=subject, step=step, value=series.mean, level=level, since=since)]
 
     def _is_better(self, margins: int) -> bool:
-        score = self._series.get(_SCORE)
-        if score is None or score.first is None:
-            return False
-        return score.mean > score.first + margins * (0.05 * abs(score.first) + 0.02)
+        score = self._series.get(_SCORE, _Series())
+        return score.first is not None and score.mean > score.first + margins * (0.05 * abs(score.first) + 0.02)
 
 
 def _level(alarm: Alarm, series: _Series, *, clear: bool = False) -> float | None:

@@ -69,32 +69,31 @@ def write_checkpoint(
     Args:
         run_folder: Where; must exist.
         step: Optimizer steps behind it.
-        fill: Writes the files into the folder it is given, with any sub-folders.
-        facts: Further keys of the manifest.
+        fill: Writes the files, with any sub-folders, into the folder that it is given.
+        facts: Further keys of the manifest, none of its own.
         needed_bytes: What `fill` will write, about; 10 % and 16 MiB more must be free.
 
     Raises:
-        RunFolderError: Too little space, the operating system refuses, or a fact has a name of the manifest's own.
+        RunFolderError: Too little space, or the operating system refuses.
     """
-    if taken := sorted(facts.keys() & Manifest.model_fields.keys()):
-        raise RunFolderError(f"checkpoint facts {', '.join(taken)}: the manifest has such keys itself; rename them.")
     target = run_folder / f"checkpoint-{step}"
     partial, aside = (target.with_name(f".{target.name}.{kind}") for kind in ("partial", "old"))
     try:
-        try:
-            _check_space(target, needed_bytes)
+        _check_space(target, needed_bytes)
+        _remove(partial)
+        partial.mkdir()
+        fill(partial)
+        _sync(partial)
+        write_manifest(partial, step=step, facts=facts)
+        _put_in_place(partial, target, aside)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            if aside.exists() and not target.exists():
+                os.rename(aside, target)
+            # What cannot be removed has a hidden name and goes with the next rotation.
             _remove(partial)
-            partial.mkdir()
-            fill(partial)
-            _sync(partial)
-            write_manifest(partial, step=step, facts=facts)
-            _put_in_place(partial, target, aside)
-        except BaseException:
-            _roll_back(partial, target, aside)
+        if isinstance(error, HanabiGrpoError) or not isinstance(error, OSError | SafetensorError):
             raise
-    except HanabiGrpoError:
-        raise
-    except (OSError, SafetensorError) as error:
         code = _errno(error)
         if code is None:
             raise
@@ -108,14 +107,9 @@ def write_checkpoint(
 
 
 def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
-    """Return the newest checkpoint whose every hash is right; nothing is changed.
+    """Return the newest checkpoint whose every hash is right, and that holds the folder `needs`; nothing is changed.
 
-    Args:
-        run_folder: Of the run.
-        needs: A folder that it must hold, e.g. "trainer"; empty: none.
-
-    Raises:
-        RunFolderError: There is none; the message says why each one cannot be used.
+    Without one a RunFolderError says why each cannot be used.
     """
     skipped: list[str] = []
     for _, kind, folder in _candidates(run_folder):
@@ -139,15 +133,11 @@ def find_checkpoint(run_folder: Path, *, needs: str = "") -> FoundCheckpoint:
 
 
 def last_saved(run_folder: Path) -> str:
-    """Return when the newest checkpoint of a run was saved, by its manifest (UTC, ISO 8601); "" without a readable one.
-
-    Hashes are not compared: it puts runs in order, and says nothing of what can be gone on from.
-    """
+    """Return when the newest checkpoint of a run was saved, by its manifest (ISO 8601); "" without a readable one."""
     saved = [""]
-    for _, kind, folder in _candidates(run_folder):
-        if not kind and not folder.is_symlink():
-            with contextlib.suppress(RunFolderError):
-                saved.append(read_manifest(folder).created)
+    for folder in _whole(run_folder):
+        with contextlib.suppress(RunFolderError):
+            saved.append(read_manifest(folder).created)
     return max(saved)
 
 
@@ -157,10 +147,8 @@ def rotate(run_folder: Path, keep: int) -> tuple[Path, ...]:
     Call it after a checkpoint was written. The last valid one is never removed, however many newer ones are
     damaged. A folder that cannot be removed is logged and tried again the next time.
     """
-    if keep < 1:
-        raise RunFolderError(f"SAVE_TOTAL_LIMIT={keep}: at least 1 checkpoint must be kept.")
     recover_checkpoints(run_folder)
-    whole = [folder for _, kind, folder in _candidates(run_folder) if not kind and not folder.is_symlink()]
+    whole = _whole(run_folder)
     kept, surplus = whole[:keep], whole[keep:]
     while surplus and not any(_is_valid(folder) for folder in kept):
         kept.append(surplus.pop(0))
@@ -210,6 +198,10 @@ def _candidates(run_folder: Path) -> list[tuple[int, str, Path]]:
     return sorted(found, key=lambda item: (-item[0], item[1]))
 
 
+def _whole(run_folder: Path) -> list[Path]:
+    return [folder for _, kind, folder in _candidates(run_folder) if not kind and not folder.is_symlink()]
+
+
 def _is_valid(folder: Path) -> bool:
     try:
         check_checkpoint(folder)
@@ -244,14 +236,6 @@ def _put_in_place(partial: Path, target: Path, aside: Path) -> None:
     os.rename(partial, target)
     sync_folder(target.parent)
     _remove(aside)
-
-
-def _roll_back(partial: Path, target: Path, aside: Path) -> None:
-    if aside.exists() and not target.exists():
-        os.rename(aside, target)
-    # What cannot be removed has a hidden name and goes with the next rotation.
-    with contextlib.suppress(OSError):
-        _remove(partial)
 
 
 def _errno(error: Exception) -> int | None:

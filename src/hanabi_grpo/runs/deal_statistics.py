@@ -18,19 +18,17 @@ from hanabi_grpo.errors import SettingsError
 RESAMPLES = 2000
 COVERAGE = 0.95
 _BOOTSTRAP_SEED = 20240229
-_BLOCK = 1 << 21
-"""Draws that are held at once, so that memory does not grow with the number of deals."""
+_BLOCK = 1 << 21  # Draws that are held at once, so that memory does not grow with the number of deals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over deals, or a mean of differences deal by deal."""
+    """A mean over deals, or of differences deal by deal; `low` to `high` is its 95 % bootstrap interval."""
 
     mean: float
     standard_error: float
     """Clustered by start."""
     low: float
-    """Lower end of the 95 % bootstrap interval."""
     high: float
     num_deals: int
     num_starts: int
@@ -60,15 +58,11 @@ def estimate(values: tuple[float, ...], starts: tuple[int, ...]) -> Estimate:
     means (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13), with a fixed seed. Both take the
     starts for a sample of endlessly many, which is on the safe side where nearly all are played.
 
-    Args:
-        values: One per deal, finite.
-        starts: The start of each deal, any numbers.
+    Takes a finite value and the number of its start for each deal.
 
     Raises:
-        SettingsError: Fewer than two starts, or not one start per value.
+        SettingsError: Fewer than two starts.
     """
-    if len(values) != len(starts):
-        raise SettingsError(f"{len(values)} values for {len(starts)} deals: give one of each per deal.")
     numbers, clusters = np.unique(np.asarray(starts), return_inverse=True)
     if len(numbers) < 2:
         raise SettingsError(
@@ -103,7 +97,6 @@ def difference(before: Sequence[float], after: Sequence[float], starts: Sequence
 
 
 def _resampled_means(sums: NDArray[Any], sizes: NDArray[Any]) -> NDArray[Any]:
-    """Return the means of resampled clusters, given each cluster's sum and number of deals."""
     count = len(sums)
     rng = np.random.default_rng(_BOOTSTRAP_SEED)
     rows = max(1, _BLOCK // count)

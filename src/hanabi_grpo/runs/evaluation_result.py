@@ -25,22 +25,12 @@ class SeatOrder:
     seats: tuple[str, ...]
     """Who that was, see `refs`."""
     mean: float
-    """Mean score."""
     standard_error: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """One line-up's games on one list of deals: each deal once in every seat order.
-
-    Example:
-        EvaluationResult(label="after", line_up="served", orders=(SeatOrder(words=("served", "served"),
-                         seats=("player_0@60", "player_1@60"), mean=1.0, standard_error=1.0),), policies={…},
-                         env="hanabi", preset="laptop", num_players=2, spec_hash="9f3c…",
-                         env_config={"preset": "laptop", …}, score="score", score_range=(0.0, 4.0), attainable=3.78,
-                         suite="eval", temperature=1.0, seeds=(0, 1), starts=(0, 1), scores=(2.0, 0.0),
-                         figures={"score": 1.0, "score_kept": 1.5, "bombed": 0.5, "turns_per_game": 6.0, …})
-    """
+    """One line-up's games on one list of deals: each deal once in every seat order."""
 
     label: str
     """What tables call it."""
@@ -71,7 +61,8 @@ class EvaluationResult:
     scores: tuple[float, ...]
     """Per deal, mean over the seat orders."""
     figures: dict[str, float]
-    """Means over deals: of `Game.result`, and of shares and counts that every environment has."""
+    """Means over deals, e.g. {"score": 1.0, "bombed": 0.5, "turns_per_game": 6.0}: of `Game.result`, and of shares and
+    counts that every environment has."""
 
     @property
     def num_deals(self) -> int:
@@ -119,11 +110,7 @@ def result_to_json(result: EvaluationResult) -> dict[str, Any]:
 
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all; the folder is made where it is missing.
-
-    Raises:
-        SettingsError: It cannot be written.
-    """
+    """Write a JSON file whole or not at all, with its folder; a SettingsError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json_atomic(path, document)
@@ -142,11 +129,7 @@ def is_result(data: object) -> bool:
 
 
 def result_of_json(data: object) -> EvaluationResult:
-    """Read what `result_to_json` made, or version 0.1.
-
-    Raises:
-        ValueError: It is no such result; names the field.
-    """
+    """Read what `result_to_json` made, or version 0.1; a ValueError that names the field where it is no such result."""
     try:
         result = TypeAdapter(EvaluationResult).validate_python(v1.evaluation(data) if isinstance(data, dict) else data)
     except ValidationError as error:
@@ -165,11 +148,7 @@ def result_of_json(data: object) -> EvaluationResult:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read what `write_result` wrote.
-
-    Raises:
-        SettingsError: The file is missing or is no such result; names the field.
-    """
+    """Read what `write_result` wrote; a SettingsError that names the field where it is no such result."""
     hint = "hanabi-grpo evaluate --out makes one"
     try:
         data = json.loads(path.read_bytes())

@@ -1,24 +1,28 @@
-"""A fingerprint of base-model weights, so that sampler and trainer can tell that they hold the same ones."""
+"""Base models on this disk: their fingerprint, by which sampler and trainer tell that they hold the same weights.
+
+Of a tiny model the manifest too: what made it, and whether its files are those that were written.
+"""
 
 import hashlib
 import json
 import logging
 import os
-import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
 from hanabi_grpo.settings.board import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
 
-_LARGE = 64 << 20
-"""Bytes above which a file's digest is kept: reading a smaller one takes a moment."""
-_KEPT = 256
-"""Digests in the cache, newest last."""
+TINY_MANIFEST = "tiny_model.json"
+"""Of a tiny model's folder: the recipe that made it, and the sha256 of its files."""
+CARD = "README.md"
+"""The one file of it that may change: nothing is computed from it."""
+_LARGE = 64 << 20  # Bytes above which a file's digest is kept: reading a smaller one takes a moment
 
 
 def model_fingerprint(folder: Path) -> str:
@@ -26,9 +30,6 @@ def model_fingerprint(folder: Path) -> str:
 
     Every byte counts. Digests of files over 64 MiB are kept in the user's cache folder until inode, size or a time of
     change differs, so that only the first start after a download reads gigabytes for it.
-
-    Raises:
-        SettingsError: The folder holds no config.json or no safetensors weights.
     """
     config, weights = folder / "config.json", sorted(folder.glob("*.safetensors"))
     if not config.is_file() or not weights:
@@ -48,47 +49,27 @@ def model_fingerprint(folder: Path) -> str:
 
 def _kept_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes, read only if it is not the file that was read before."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(home) / "hanabi-grpo" / "fingerprints.json"
-    known = _read_cache(cache)
-    name = _version_of(path)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "hanabi-grpo" / "fingerprints.json"
+    found = path.stat()
+    # The last one cannot be set back, as a copy or an archive sets back the time of change.
+    name = f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+    try:
+        known = dict(json.loads(cache.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        known = {}
     if name not in known:
-        start = time.monotonic()
-        sha256 = file_sha256(path)
-        seconds, size = time.monotonic() - start, path.stat().st_size
-        logger.info("fingerprint: read %s, %.1f GB in %.1f s; kept until it changes", path, size / 1e9, seconds)
-        if _version_of(path) != name:
-            return sha256  # It changed meanwhile: a digest of neither content.
-        # Read again: another process may have added its own.
-        known = dict(list({**_read_cache(cache), name: sha256}.items())[-_KEPT:])
+        logger.info("fingerprint: reading %s, %.1f GB; kept until it changes", path, found.st_size / 1e9)
+        known[name] = file_sha256(path)
         try:
             cache.parent.mkdir(parents=True, exist_ok=True)
             write_json_atomic(cache, known)
         except OSError as error:
             logger.info("fingerprint: not kept (%s), so the next start reads the weights again", error)
-    return known[name]
-
-
-def _version_of(path: Path) -> str:
-    found = path.stat()
-    # The last one cannot be set back, as a copy or an archive sets back the time of change.
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
-
-
-def _read_cache(path: Path) -> dict[str, str]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return str(known[name])
 
 
 def resolve_model(name: str, make: str = ".venv/bin/hanabi-grpo tiny-model") -> Path:
-    """Return the local folder of a model, downloading a hub id when it is not a folder.
-
-    Args:
-        name: MODEL.
-        make: Command that makes a tiny model of the game, for the error.
+    """Return the local folder of MODEL, downloading a hub id; `make` is the command for a tiny one, for the error.
 
     Raises:
         SettingsError: Neither a folder nor a hub id that can be had from here, a model that brings code, or a tiny
@@ -129,3 +110,37 @@ def _without_code(folder: Path) -> Path:
             "Choose a model whose architecture transformers and vLLM know."
         )
     return folder
+
+
+def write_tiny_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Record `facts` and the sha256 of every file that is in the folder now, the card's apart."""
+    files = {
+        path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.name not in (TINY_MANIFEST, CARD)
+    }
+    write_json_atomic(folder / TINY_MANIFEST, {**facts, "files": files})
+
+
+def damage_of(folder: Path) -> str | None:
+    """Return what is wrong with a tiny model's files; None when nothing is, or when the folder has no manifest."""
+    if not (folder / TINY_MANIFEST).exists():
+        return None
+    try:
+        files = dict(json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its {TINY_MANIFEST} cannot be read ({type(error).__name__})"
+    for name, digest in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := file_sha256(path)) != digest:
+            return (
+                f"{name} is not the file that was written (sha256 {found[:12]}…, {TINY_MANIFEST} says {digest[:12]}…)"
+            )
+    return None
+
+
+def way_back(folder: Path, make: str) -> str:
+    """Return the command that gives a tiny model's folder its files back; `make` makes a tiny model of its presets."""
+    if folder.resolve() == Path(TINY_MODEL).resolve():
+        return f"git checkout -- {TINY_MODEL}"
+    return f"{make} --out {folder} --force"

@@ -9,14 +9,10 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import append_jsonl, open_locked
-
-_SHOWN = 60
-"""Characters of a value in an error."""
 
 
 def key_digest(key: Mapping[str, Any]) -> str:
@@ -30,12 +26,8 @@ class Ledger:
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Open a ledger, or begin one; a last line that was cut off is dropped.
 
-        Args:
-            path: The file; its folder is made where it is missing.
-            key: Everything that the pieces depend on, as JSON has it.
-
-        Raises:
-            SettingsError: The file is of other work, damaged, held by another process, or cannot be used.
+        `key` is everything that the pieces depend on. A SettingsError where the file is of other work, damaged, held by
+        another process, or cannot be used.
         """
         self.path = path
         self.rows: list[dict[str, Any]] = []
@@ -57,11 +49,7 @@ class Ledger:
             raise SettingsError(f"{path}: cannot be used ({error.strerror}); choose another --out.") from error
 
     def add(self, *rows: Mapping[str, Any]) -> None:
-        """Write finished pieces; they are in the file when this returns.
-
-        Raises:
-            SettingsError: The disk is full, or the file cannot be written for another reason.
-        """
+        """Write finished pieces; they are in the file when this returns. A SettingsError where that is impossible."""
         try:
             append_jsonl(self.path, *rows)
         except OSError as error:
@@ -77,9 +65,7 @@ class Ledger:
         """Return the ledger itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give the file back; it stays."""
         self._file.close()
 
@@ -97,7 +83,7 @@ class Ledger:
             raise SettingsError(f"{self.path}: not what an interrupted command leaves; move it away.")
         if found != key:
             other = [
-                f"{name}: there {str(found.get(name))[:_SHOWN]}, here {str(key.get(name))[:_SHOWN]}"
+                f"{name}: there {str(found.get(name))[:60]}, here {str(key.get(name))[:60]}"
                 for name in sorted({*found, *key})
                 if found.get(name) != key.get(name)
             ]

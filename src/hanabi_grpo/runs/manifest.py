@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -67,11 +66,7 @@ def spec_hashes(facts: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `manifest.json` of a checkpoint; its files are not looked at.
-
-    Raises:
-        RunFolderError: It is missing, is not such a file, or names files outside the checkpoint.
-    """
+    """Read `manifest.json` of a checkpoint; its files are not looked at. A RunFolderError says why it is none."""
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
         manifest = Manifest.model_validate(data)
@@ -81,10 +76,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunFolderError(f"{folder}: {MANIFEST} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(str(part) for part in first["loc"])
-        raise RunFolderError(
-            f"{folder}: {MANIFEST} is not one of this version ({where + ': ' if where else ''}{first['msg']})."
-        ) from error
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise RunFolderError(f"{folder}: {MANIFEST} is not one of this version ({where}{first['msg']}).") from error
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{folder}: {MANIFEST} is no JSON ({error}).") from error
     if (sha256 := manifest_sha256(data)) != manifest.manifest_sha256:
@@ -95,11 +88,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, *, step: int, facts: Mapping[str, object]) -> None:
-    """Write the manifest of a folder as it is, files synced by the caller.
-
-    Raises:
-        OSError: It cannot be written, or a file cannot be read.
-    """
+    """Write the manifest of a folder as it is, files synced by the caller; raises an OSError."""
     content = {
         "format": 1,
         "step": step,
@@ -121,16 +110,8 @@ def manifest_sha256(data: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def check_checkpoint(folder: Path, *, full: bool = True) -> Manifest:
-    """Return the manifest of a checkpoint whose files are exactly the listed ones.
-
-    Args:
-        folder: `checkpoint-N`.
-        full: Compare every sha256; False: sizes only, which finds torn files but no flipped bits.
-
-    Raises:
-        RunFolderError: Names the first file that is missing, not listed, or has another size or hash.
-    """
+def check_checkpoint(folder: Path) -> Manifest:
+    """Return the manifest of a checkpoint whose files are exactly the listed ones; a RunFolderError names another."""
     manifest = read_manifest(folder)
     named = CHECKPOINT_NAME.fullmatch(folder.name)
     if named and int(named[1]) != manifest.step:
@@ -145,7 +126,6 @@ def check_checkpoint(folder: Path, *, full: bool = True) -> Manifest:
                 raise RunFolderError(f"{folder}: {name} is not listed in {MANIFEST}.")
             if sizes[name] != entry.bytes:
                 raise RunFolderError(f"{folder}: {name} has {sizes[name]} bytes, {MANIFEST} says {entry.bytes}.")
-        for name, entry in sorted(manifest.files.items()) if full else ():
             if (sha256 := file_sha256(folder / name)) != entry.sha256:
                 raise RunFolderError(f"{folder}: {name} has sha256 {sha256}, {MANIFEST} says {entry.sha256}.")
     except RunFolderError:
@@ -156,20 +136,14 @@ def check_checkpoint(folder: Path, *, full: bool = True) -> Manifest:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Return every file below a checkpoint but its manifest, as path with slashes to size in bytes.
-
-    Raises:
-        RunFolderError: One is a link or no plain file.
-        OSError: The folder cannot be read.
-    """
+    """Return path with slashes to size of every file below a checkpoint but its manifest; all must be plain files."""
     sizes = {}
-    for parent, _, names in os.walk(folder, onerror=_raise):
-        for path in (Path(parent, name) for name in names):
-            relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not path.is_file():
-                raise RunFolderError(f"{folder}: {relative} is not a plain file.")
-            if relative != MANIFEST:
-                sizes[relative] = path.stat().st_size
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise RunFolderError(f"{folder}: {relative} is not a plain file.")
+        if path.is_file() and relative != MANIFEST:
+            sizes[relative] = path.stat().st_size
     return sizes
 
 
@@ -177,13 +151,3 @@ def file_sha256(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def describe_step(folder: Path) -> str:
-    """Return e.g. "step 50 (outputs/run/checkpoint-50, saved 2026-01-31T09:30:00+00:00)"."""
-    manifest = read_manifest(folder)
-    return f"step {manifest.step} ({folder}, saved {manifest.created})"
-
-
-def _raise(error: OSError) -> None:
-    raise error

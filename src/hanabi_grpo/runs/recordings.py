@@ -1,18 +1,21 @@
-"""Files of recorded games: an episode a line, read and written; see `Recording` for what a line may hold beside it."""
+"""Files of recorded games, read, written and chosen from: a line is an episode, and what `Recording` has beside it."""
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.runs import v1
-from hanabi_grpo.runs.run_folder import append_jsonl, run_home, sync_folder
+from hanabi_grpo.runs.run_folder import append_jsonl, run_home, write_text_atomic
 from hanabi_grpo.runs.wire import episode_from_json, episode_to_json
-from hanabi_grpo.types import Episode
+from hanabi_grpo.types import Episode, ReplyKind, player_name
 
+NUM_REPLAYS = 4
+"""Games of a page that shows a sample."""
 _STEP = re.compile(r"step_(\d+)", re.ASCII)
 
 
@@ -27,22 +30,13 @@ def recording_to_json(recording: Recording) -> dict[str, Any]:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write games to a new file, all or none.
-
-    Raises:
-        SettingsError: The file exists already or cannot be written.
-    """
+    """Write games to a new file, all or none; a SettingsError where it exists already or cannot be written."""
+    if path.exists():
+        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.")
+    lines = (json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            try:
-                file.writelines(json.dumps(recording_to_json(one), ensure_ascii=False) + "\n" for one in recordings)
-            except BaseException:
-                path.unlink()
-                raise
-        sync_folder(path.parent)
-    except FileExistsError as error:
-        raise SettingsError(f"--out {path}: exists already; choose another name or remove it.") from error
+        write_text_atomic(path, "".join(lines))
     except OSError as error:
         raise SettingsError(f"--out {path}: cannot be written ({error.strerror}).") from error
 
@@ -69,13 +63,10 @@ def recorded_steps(folder: Path) -> dict[int, Path]:
 
 
 def recording_files(path: Path, step: int | None = None) -> list[Path]:
-    """Return the files of games that a path stands for.
+    """Return the files of games that a path stands for; a SettingsError where there are none.
 
     A run folder (see `run_home`) stands for one of its recorded steps, the last when none is named; a folder without
     steps stands for all its `*.jsonl` files.
-
-    Raises:
-        SettingsError: There is nothing to read, or no such step.
     """
     if path.is_file():
         if step is not None:
@@ -101,10 +92,8 @@ def recording_files(path: Path, step: int | None = None) -> list[Path]:
 def read_recordings(files: Sequence[Path]) -> tuple[list[Recording], list[str]]:
     """Return the games of some files, numbered through, and notes about what was left out.
 
-    A last line that was cut off (its writer was killed) is left out with a note.
-
-    Raises:
-        SettingsError: A file cannot be read, a line is no game, or there is no game at all.
+    A last line that was cut off (its writer was killed) is left out with a note; any other that is no game raises a
+    SettingsError.
     """
     found: list[Recording] = []
     notes: list[str] = []
@@ -152,3 +141,66 @@ def _without_surrogates(data: Any) -> Any:
     if isinstance(data, list):
         return data if not data or isinstance(data[0], int | float) else [_without_surrogates(item) for item in data]
     return {key: _without_surrogates(item) for key, item in data.items()} if isinstance(data, dict) else data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What was asked for; without anything, every game. Choices that exclude each other are a SettingsError."""
+
+    worst: int | None = None
+    """This many games of the lowest returns of all players together."""
+    best: int | None = None
+    illegal: bool = False
+    """Only games with a reply that was illegal or no move; with `player`, a reply of that player."""
+    player: int | None = None
+    """Only turns of this seat are shown."""
+    game: int | None = None
+    """Only the game of this number."""
+
+    def __post_init__(self) -> None:
+        """Check the choices."""
+        given = {name: value for name in ("worst", "best", "game") if (value := getattr(self, name)) is not None}
+        if len(given) > 1:
+            raise SettingsError(f"{' and '.join(f'--{name}' for name in given)}: choose one of them.")
+        for name, value in given.items():
+            if name != "game" and value < 1:
+                raise SettingsError(f"--{name} {value}: how many games, at least 1.")
+
+    @property
+    def is_everything(self) -> bool:
+        """True when no game is left out."""
+        return self.worst is None and self.best is None and self.game is None and not self.illegal
+
+    def apply(self, recordings: Sequence[Recording]) -> list[Recording]:
+        """Return the chosen games: by returns for `worst` and `best`, else in the order of the file."""
+        chosen = list(recordings)
+        if self.game is not None:
+            chosen = [one for one in chosen if one.number == self.game]
+            if not chosen:
+                raise SettingsError(f"--game {self.game}: there are games 0 to {len(recordings) - 1}.")
+        if self.player is not None and all(self.player >= one.episode.num_players for one in chosen):
+            raise SettingsError(f"--player {player_name(self.player)}: no game here has that many players.")
+        if self.illegal:
+            chosen = [one for one in chosen if num_bad_replies(one, self.player)]
+        if self.worst is not None or self.best is not None:
+            chosen = sorted(chosen, key=_score, reverse=self.worst is None)[: self.worst or self.best]
+        return chosen
+
+
+def num_bad_replies(recording: Recording, player: int | None = None) -> int:
+    """Return how many replies were no legal move, of one seat or of all."""
+    turns = recording.episode.turns
+    return sum(turn.kind is not ReplyKind.LEGAL for turn in turns if player is None or turn.player == player)
+
+
+def _score(recording: Recording) -> float:
+    episode = recording.episode
+    return sum(episode.reward(player) for player in range(episode.num_players))
+
+
+def spread(recordings: Sequence[Recording], number: int) -> list[Recording]:
+    """Return this many games, evenly from the worst to the best: 3 of those that earned 0, 1, 1, 2, 4 are 0, 1, 4."""
+    ranked = sorted(recordings, key=_score)
+    if number < 2 or len(ranked) <= number:
+        return ranked[-number:] if number else []
+    return [ranked[round(place * (len(ranked) - 1) / (number - 1))] for place in range(number)]

@@ -1,14 +1,14 @@
 """What a run goes on from: the plan that RESUME asks for, and the note that tells the trainer."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, last_saved
-from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, describe_step, spec_hashes
+from hanabi_grpo.runs.manifest import CHECKPOINT_NAME, MANIFEST, Manifest, check_checkpoint, spec_hashes
 from hanabi_grpo.runs.resume_settings import check_compatible, read_saved_settings
 from hanabi_grpo.runs.run_folder import holder_of, run_folder_name, run_home, some_of, used_entries, write_json_atomic
 from hanabi_grpo.runs.v1 import check_decks
@@ -23,12 +23,11 @@ _OUTPUTS = Path("outputs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumePlan:
-    """Where a run writes, and what it starts from."""
+    """Where a run writes, and what it starts from, with a sentence on it for the terminal."""
 
     run_folder: Path
     """May be missing: a run that starts at step 0, or a fork."""
     summary: str
-    """One sentence for the terminal."""
     checkpoint: Path | None = None
     """None: start at step 0."""
     step: int = 0
@@ -52,17 +51,10 @@ class ResumePoint(BaseModel):
 
 
 def plan_resume(settings: Settings, now: datetime | None = None) -> ResumePlan | None:
-    """Find what RESUME asks for; nothing is changed.
+    """Find what RESUME and OUTPUT_DIR ask for, None without RESUME; nothing is changed. `now` names a new folder.
 
     `latest` always has an answer, so that a supervisor may start every attempt with it: without a valid checkpoint
     the run begins at step 0.
-
-    Args:
-        settings: RESUME and OUTPUT_DIR from here.
-        now: For the name of a new folder; None: this moment.
-
-    Returns:
-        None where RESUME is unset.
 
     Raises:
         RunFolderError: No such folder, no valid checkpoint in the run that was named, a checkpoint that is damaged or
@@ -88,11 +80,7 @@ def write_resume(plan: ResumePlan | None, run_folder: Path) -> None:
 
 
 def read_resume(run_folder: Path) -> ResumePoint | None:
-    """Return what this run starts from; None: step 0.
-
-    Raises:
-        RunFolderError: `resume.json` is there and not readable as one.
-    """
+    """Return what this run starts from; None: step 0. A RunFolderError where `resume.json` cannot be read."""
     path = run_folder / _RESUME_FILE
     try:
         return ResumePoint.model_validate_json(path.read_bytes())
@@ -103,8 +91,6 @@ def read_resume(run_folder: Path) -> ResumePoint | None:
 
 
 def _latest_in(run_folder: Path) -> ResumePlan:
-    if run_folder.exists() and not run_folder.is_dir():
-        raise RunFolderError(f"OUTPUT_DIR={str(run_folder)!r}: is a file; RESUME=latest needs the folder of a run.")
     used = used_entries(run_folder) if run_folder.is_dir() else []
     if not used:
         return _from_zero(run_folder, f"nothing to go on from in {run_folder} yet")
@@ -123,22 +109,14 @@ def _latest_in(run_folder: Path) -> ResumePlan:
 def _latest_of_all(settings: Settings, now: datetime) -> ResumePlan:
     runs = [path.parent for path in _OUTPUTS.glob("*/settings.json")]
     passed: list[str] = []
-    for run_folder in sorted(runs, key=lambda run: (_worked_on(run), run.name), reverse=True):
+    # A copy, a checkout or an editor changes the times of files, never what a manifest says.
+    for run_folder in sorted(runs, key=lambda run: (last_saved(run), run.name), reverse=True):
         try:
             return _from_newest(run_folder, run_folder, passed)
         except RunFolderError as error:
             passed += [line.strip() for line in str(error).splitlines()]
     fresh = _OUTPUTS / run_folder_name(settings, now)
     return _from_zero(fresh, f"no run in {_OUTPUTS}/ has a valid checkpoint", tuple(passed))
-
-
-def _worked_on(run_folder: Path) -> str:
-    if saved := last_saved(run_folder):
-        # A copy, a checkout or an editor changes the times of files, never what a manifest says.
-        return saved
-    # Nothing to go on from: the time only decides whether this run is told as passed over.
-    started = datetime.fromtimestamp((run_folder / "settings.json").stat().st_mtime, UTC)
-    return started.isoformat(timespec="seconds")
 
 
 def _named(named: Path, output_dir: Path | None) -> ResumePlan:
@@ -198,7 +176,7 @@ def _plan(target: Path, checkpoint: Path, manifest: Manifest, skipped: tuple[str
         step=manifest.step,
         skipped=skipped,
         fork=fork,
-        summary=f"goes on from {describe_step(checkpoint)}{new}",
+        summary=f"goes on from step {manifest.step} ({checkpoint}, saved {manifest.created}){new}",
         spec_hashes=spec_hashes(manifest.facts),
     )
 
@@ -212,7 +190,6 @@ def resume_lines(resume: ResumePlan | None, settings: Settings, steps: int) -> l
 
     Raises:
         SettingsError: Settings that cannot change on the way.
-        RunFolderError: The settings of the run that the checkpoint belongs to cannot be read.
     """
     if resume is None:
         return []

@@ -1,7 +1,6 @@
 """Which settings a resumed run may change, and what it keeps of the old ones."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPH
 """What the saved tensors were made for: equal in a resumed run and in a fork."""
 MEANING = tuple(
     """
-    DATASET SEED HANABI_DTYPE NUM_GENERATIONS HANABI_DEALS_PER_STEP HANABI_DEAL_SEED HANABI_GROUP HANABI_PARTNERS
+    DATASET SEED HANABI_DTYPE NUM_GENERATIONS HANABI_DEALS_PER_STEP HANABI_DEAL_SEED HANABI_PARTNERS
     HANABI_PARTNER_SHARE BETA HANABI_KL HANABI_ENTROPY_BONUS HANABI_UPDATES_PER_STEP HANABI_CLIP_LOW HANABI_CLIP_HIGH
     HANABI_CLIP_DUAL HANABI_SAMPLER_CORRECTION HANABI_SAMPLER_CORRECTION_LIMIT HANABI_OVERLAP HANABI_UPDATE
     HANABI_ALTERNATE_EVERY HANABI_FREEZE HANABI_ADVANTAGE HANABI_ADVANTAGE_SCALE HANABI_WHITEN HANABI_LOSS_UNIT
@@ -41,18 +40,10 @@ def dataset_sha256(settings: Settings) -> str | None:
 
 
 def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool = False) -> list[str]:
-    """Compare the settings of the run that a checkpoint comes from with those of now.
+    """Compare the settings of now with `settings.json` of the run that a checkpoint comes from.
 
-    Args:
-        saved: Content of that run's `settings.json`.
-        settings: Of now.
-        fork: A new run starts from the checkpoint, so only what the tensors depend on must be equal.
-
-    Returns:
-        One sentence for each setting that differs and may.
-
-    Raises:
-        SettingsError: Every setting that differs and may not, with both values.
+    Returns one sentence for each setting that differs and may; a SettingsError has each that may not, with both values.
+    For a fork, a new run from the checkpoint, only what the tensors depend on must be equal.
     """
     before, now = saved.get("settings"), settings_values(settings)
     if not isinstance(before, Mapping):
@@ -92,11 +83,7 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
 
 
 def read_saved_settings(run_folder: Path) -> dict[str, Any]:
-    """Return the content of a run folder's `settings.json`.
-
-    Raises:
-        RunFolderError: It is missing or no JSON object.
-    """
+    """Return the content of a run folder's `settings.json`; a RunFolderError where it is missing or no JSON object."""
     path = run_folder / _SETTINGS_FILE
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -113,22 +100,13 @@ def read_saved_settings(run_folder: Path) -> dict[str, Any]:
 def keep_settings(run_folder: Path, step: int) -> Path | None:
     """Copy `settings.json` to `settings-until-step-<step>.json` before a resumed run writes its own.
 
-    A copy of another content stays: the name then gets a number.
-
-    Returns:
-        The copy; None where there is no `settings.json`.
+    A copy that is there stays: what was recorded after that step, under other settings, is moved aside. None where
+    there is no `settings.json`.
     """
-    path = run_folder / _SETTINGS_FILE
-    if not path.exists():
-        return None
-    data = read_saved_settings(run_folder)
-    for number in itertools.count():
-        kept = run_folder / f"settings-until-step-{step}{f'.{number}' if number else ''}.json"
-        if not kept.exists():
-            write_json_atomic(kept, data)
-        if json.loads(kept.read_text(encoding="utf-8")) == data:
-            return kept
-    return None
+    kept = run_folder / f"settings-until-step-{step}.json"
+    if (run_folder / _SETTINGS_FILE).exists() and not kept.exists():
+        write_json_atomic(kept, read_saved_settings(run_folder))
+    return kept if kept.exists() else None
 
 
 def _same(name: str, before: Any, now: Any) -> bool:

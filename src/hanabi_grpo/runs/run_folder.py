@@ -12,7 +12,7 @@ import socket
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -39,11 +39,8 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
     """Create the run folder and return it.
 
     A folder that holds nothing but `*.log` files, a lock and rests of temporary files counts as fresh: a script
-    that starts both processes points the server's log there before training begins.
-
-    Args:
-        settings: OUTPUT_DIR from here; unset: a new folder in `outputs/`.
-        now: For the name of a new folder; None: this moment.
+    that starts both processes points the server's log there before training begins. Without OUTPUT_DIR it is a new
+    folder in `outputs/`, named after `now`.
 
     Raises:
         RunFolderError: The folder is in use, is a file, or cannot be created.
@@ -69,17 +66,13 @@ def prepare_run_folder(settings: Settings, now: datetime | None = None) -> Path:
 
 
 def make_run_folder(folder: Path) -> None:
-    """Create a folder unless it exists.
-
-    Raises:
-        RunFolderError: It is a file, or cannot be created.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: is a file; choose a folder that does not exist yet.")
+    """Create a folder unless it exists; a RunFolderError where it is a file, or cannot be created."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: cannot be used ({error.strerror}).") from error
+        is_file = "is a file; choose a folder that does not exist yet"
+        reason = is_file if folder.is_file() else f"cannot be used ({error.strerror})"
+        raise RunFolderError(f"OUTPUT_DIR={str(folder)!r}: {reason}.") from error
 
 
 def used_entries(folder: Path) -> list[str]:
@@ -118,12 +111,7 @@ def _me() -> str:
 
 
 def open_locked(path: Path) -> IO[str]:
-    """Open a file, made where it is missing, for the one process that holds it; closing it gives it back.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-        OSError: It cannot be opened, or the file system has no locks.
-    """
+    """Open a file, made where it is missing, for this process until it is closed; or raise a BlockingIOError."""
     while True:
         file = path.open("a+", encoding="utf-8", errors="replace")
         try:
@@ -140,10 +128,8 @@ def open_locked(path: Path) -> IO[str]:
 def lock_run_folder(folder: Path) -> IO[str]:
     """Take a run folder for this process, and for the one that it becomes by exec; close the file to give it back.
 
-    The kernel gives it back when the last process that inherited the file ends, kill -9 included.
-
-    Raises:
-        RunFolderError: Another trainer holds it, or the file system has no locks.
+    The kernel gives it back when the last process that inherited the file ends, kill -9 included. A RunFolderError
+    where another trainer holds it, or the file system has no locks.
     """
     path = folder / LOCK
     try:
@@ -165,15 +151,12 @@ def lock_run_folder(folder: Path) -> IO[str]:
 
 
 def resume_command_of(run_folder: Path) -> str:
-    """Return the command that goes on with a run, as `settings.json` has it; "" where it does not."""
+    """Return the command that goes on with a run, as `settings.json` has it."""
     return str(_settings_file(run_folder).get(RESUME_COMMAND, ""))
 
 
 def run_home(folder: Path) -> Path:
-    """Return the run folder that a folder stands for: itself, or its `train/`.
-
-    Every command reads a run through it: `tools/demo.sh` keeps the run as `train/` beside its logs and evaluations.
-    """
+    """Return the run folder that a folder stands for: itself, or its `train/`, as `tools/demo.sh` keeps the run."""
     inner = folder / TRAIN
     return inner if _is_of_a_run(inner) and not _is_of_a_run(folder) else folder
 
@@ -193,33 +176,24 @@ def _is_of_a_run(folder: Path) -> bool:
 def run_identity(folder: Path) -> str:
     """Return the run's name towards a rollout server: its folder, and a number that no other run has.
 
-    The number is made once and stays in the folder, so that a resumed run is recognised, and a run of the same path on
-    another machine is not taken for it.
+    The number stays in the folder: a resumed run is recognised, and one of the same path on another machine is not.
     """
     path = folder / RUN_ID
-    try:
-        number = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        number = uuid.uuid4().hex[:12]
-        write_json_atomic(path, number)
-        return run_identity(folder)
-    return f"{folder.resolve()} ({number.strip(chr(34))})"
+    if not path.exists():
+        write_json_atomic(path, uuid.uuid4().hex[:12])
+    number = path.read_text(encoding="utf-8").strip().strip('"')
+    return f"{folder.resolve()} ({number})"
 
 
 def run_secret(folder: Path) -> str:
     """Return what proves to a rollout server that a trainer works in this folder; readable by its user alone.
 
-    It is made once and stays, so that a resumed run takes over its session at once.
-
-    Raises:
-        RunFolderError: The file holds something else.
+    It stays, so that a resumed run takes over its session at once. A RunFolderError where the file holds another thing.
     """
     path = folder / SECRET
-    try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        secret = secrets.token_hex(32)
-        write_text_atomic(path, f"{secret}\n", mode=0o600)
+    if not path.exists():
+        write_text_atomic(path, f"{secrets.token_hex(32)}\n", mode=0o600)
+    secret = path.read_text(encoding="utf-8").strip()
     if not re.fullmatch("[0-9a-f]{64}", secret):
         raise RunFolderError(f"{path}: not 64 hexadecimal digits; remove it, and the next start makes another.")
     return secret
@@ -231,19 +205,17 @@ def public_run(run_id: str) -> str:
 
 
 def is_run(folder: Path, run: str) -> bool:
-    """Tell whether the run of a server's session, see `public_run`, is the one in this folder; nothing is written."""
+    """Tell whether the run of a server's session, see `public_run`, is the one in this folder."""
     return (folder / RUN_ID).is_file() and public_run(run_identity(folder)) == run
 
 
 def find_run(run: str | None, around: Path = Path("outputs")) -> Path | None:
     """Return the folder below `around` of the run of a server's session; None where there is none."""
-    if run is None:
-        return None
-    try:
-        folders = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
-        return next((folder.resolve() for folder in folders if is_run(folder, run)), None)
-    except OSError:
-        return None
+    if run is not None:
+        with suppress(OSError):
+            folders = [path.parent for depth in ("*", "*/*", "*/*/*") for path in around.glob(f"{depth}/{RUN_ID}")]
+            return next((folder.resolve() for folder in folders if is_run(folder, run)), None)
+    return None
 
 
 def leave_run_folder(folder: Path) -> None:
@@ -254,28 +226,17 @@ def leave_run_folder(folder: Path) -> None:
 
 
 def write_json_atomic(path: Path, data: Any) -> None:
-    """Do what `write_bytes_atomic` does with JSON; non-finite numbers become null: JSON has no name for them."""
+    """Do what `write_text_atomic` does with JSON; non-finite numbers become null: JSON has no name for them."""
     write_text_atomic(path, json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def write_text_atomic(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Do what `write_bytes_atomic` does with text."""
-    write_bytes_atomic(path, text.encode("utf-8"), mode=mode)
-
-
-def write_bytes_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Write a file so that a reader, or a crash, sees the old file or the whole new one.
-
-    Args:
-        path: Where.
-        data: What.
-        mode: Rights, of which the process's umask takes its share, as of every file.
-    """
+def write_text_atomic(path: Path, text: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a file so that a reader, or a crash, sees the old file or the whole new one; `mode` less the umask."""
     # Not by mkstemp, whose files only their owner reads.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
-            file.write(data)
+            file.write(text if isinstance(text, bytes) else text.encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

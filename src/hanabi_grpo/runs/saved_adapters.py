@@ -32,11 +32,7 @@ class SavedAdapters:
     """What its manifest adds, e.g. {"model_fingerprint": "9f3c…"}."""
 
     def choose(self, player: str, adapter: str | None = None) -> str:
-        """Return the name of the adapter that plays for a player: the one that was chosen, else its own.
-
-        Raises:
-            SettingsError: The checkpoint lacks it.
-        """
+        """Return the adapter that plays for a player: the chosen one, else its own; or raise a SettingsError."""
         name = adapter or adapter_of(player, self.adapters)
         if name not in self.adapters:
             raise SettingsError(
@@ -47,15 +43,11 @@ class SavedAdapters:
 
 
 def read_adapters(folder: Path) -> SavedAdapters:
-    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`.
+    """Read `checkpoint-N/<adapter>/{adapter_config.json,adapter_model.safetensors}`, or raise a SettingsError.
 
     One player's folder, as `hanabi-grpo export` writes it, holds the two files itself; its manifest says who it is.
     The bytes are compared with the manifest's hashes; other files of the checkpoint need not be there. A folder without
     a manifest is read as it is.
-
-    Raises:
-        SettingsError: No such folder, no adapters in it, adapters of several ranks, no step number, or a file that is
-            missing, not listed in the manifest, or not the one that was written.
     """
     if not folder.is_dir():
         raise SettingsError(f"--checkpoint {folder}: no such folder; give a run's checkpoint-N.")
@@ -84,11 +76,7 @@ def read_adapters(folder: Path) -> SavedAdapters:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is whole.
-
-    Raises:
-        SettingsError: No such folder, or the run has no checkpoint that is whole.
-    """
+    """Return a checkpoint's folder as it is, and for a run (see `run_home`) the newest one that is whole, if any."""
     if not folder.is_dir():
         raise SettingsError(f"{folder}: no such folder; give a run, or its checkpoint-N.")
     folder = run_home(folder)
@@ -101,16 +89,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def check_same_base(folder: Path, saved: SavedAdapters, server: Mapping[str, Any]) -> bool:
-    """Compare what adapters were trained on with what a server has; returns whether the checkpoint says it at all.
-
-    Args:
-        folder: For messages.
-        saved: What was read from there.
-        server: model_fingerprint, tokenizer_hash and chat_hash.
-
-    Raises:
-        SettingsError: Another base model, tokenizer or chat format.
-    """
+    """Compare what adapters were trained on with a server (else a SettingsError); tells whether they say it at all."""
     for name, what in SAME_FACTS.items():
         if name in saved.facts and name in server and saved.facts[name] != server[name]:
             raise SettingsError(

@@ -71,11 +71,7 @@ def boards_by_hash() -> dict[str, tuple[str, bool]]:
 
 
 def check_decks(checkpoint: Path | None, spec_hashes: Iterable[str], *, fork: bool) -> None:
-    """Refuse to continue a curve of version 0.1 on a board that deals other decks since.
-
-    Raises:
-        SettingsError: The checkpoint's run trained on half of a board's decks, and this version deals all of them.
-    """
+    """Refuse to continue a curve of version 0.1 on a board of which it dealt half of the decks."""
     known = boards_by_hash()
     boards = sorted({known[one][0] for one in spec_hashes if one in known and known[one][1]})
     if boards and not fork:

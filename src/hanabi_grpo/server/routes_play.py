@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.messages import ReplyAnswer, ReplyRequest, RolloutRequest
 from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
-from hanabi_grpo.runs.structs import read_struct
+from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.answers import played_games, problem
 from hanabi_grpo.server.engine import Engine, SamplingConfig

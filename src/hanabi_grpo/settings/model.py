@@ -136,9 +136,6 @@ class Settings(BaseModel):
         le=2**31 - 1,
         factory=lambda data: data.get("seed", 0),
     )
-    group: Literal["deal", "mixed"] = trainer(
-        "HANABI_GROUP", "What is compared: NUM_GENERATIONS games of one deal, or of as many different deals.", "deal"
-    )
     per_device_train_batch_size: int = trainer(
         "PER_DEVICE_TRAIN_BATCH_SIZE", "Trajectories of one micro-batch; unset: by tokens.", 64, gpu=1, ge=1
     )

@@ -45,21 +45,20 @@ def padded(batch: Sequence[Sample], pad_id: int) -> tuple[Any, Any]:
 def reply_logits(model: Any, ids: Any, is_reply: Any) -> tuple[Any, Any]:
     """Return the logits that predict the marked tokens, (tokens, vocabulary), and those tokens' ids.
 
-    The head and the last layer's feed-forward part see the marked positions alone, see `token_wise`. What rows begin
-    with alike is computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`. `ids`
-    and `is_reply` are those of `padded`.
+    The head and the last layer's feed-forward part see the marked positions alone. What rows begin with alike is
+    computed once, if the model is one that shares prefixes, see `training/model/shared_prefixes`. `ids` and `is_reply`
+    are those of `padded`.
     """
     from torch.nn.functional import embedding, pad
 
     from hanabi_grpo.training.model import shared_prefixes
     from hanabi_grpo.training.model.prefix_tree import prefix_tree
-    from hanabi_grpo.training.model.token_wise import only_at
 
     marked = is_reply[:, 1:]
     if shared_prefixes.shares_prefixes(model):
         logits, nodes = shared_prefixes.reply_logits(model, model, prefix_tree(ids, marked))
         return embedding(nodes, logits[0]), ids[:, 1:][marked]
-    with only_at(model, pad(marked, (0, 1))):
+    with shared_prefixes.only_at(model, pad(marked, (0, 1))):
         hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return model.get_output_embeddings()(hidden)[0], ids[:, 1:][marked]
 

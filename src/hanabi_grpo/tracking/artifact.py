@@ -4,32 +4,58 @@ It holds every adapter of `checkpoint-N` with its manifest, the card, the settin
 evaluations that lie in the run folder and some recorded games; no optimizer state. `hanabi-grpo evaluate` and `view`
 take such a folder as it is. Its adapters are hard links, so it costs next to nothing while the checkpoint is there, and
 outlives its rotation.
+
+The games are whole tasks, those of the replay page, so that `hanabi-grpo view` compares a game with the same others as
+in training. Token ids and logprobs are left out: nobody trains on these files.
 """
 
+import json
+import logging
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.evaluation_result import read_result
 from hanabi_grpo.runs.manifest import MANIFEST, Manifest, check_checkpoint, spec_hashes
+from hanabi_grpo.runs.recordings import NUM_REPLAYS, read_recordings, recorded_steps, recording_to_json, spread
 from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
-from hanabi_grpo.tracking.card import base_name, card_text
-from hanabi_grpo.tracking.sample_games import write_sample_games
-from hanabi_grpo.tracking.score import RunningScore
+from hanabi_grpo.settings.board import is_local_model
+from hanabi_grpo.tracking.record import RunningScore
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "artifacts"
 CARD, SCORE, SETTINGS, EVALUATIONS = "README.md", "training_score.json", "settings.json", "evaluation"
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_MOST_NAME = 128
-"""Characters of a name that W&B takes."""
+_MOST_GAMES = 4_000_000  # Bytes of sample games; tasks that would not fit are left out
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]+", re.ASCII)
+_MOST_NAME = 128  # Characters of a name that W&B takes
+_CARD = """\
+# Players of {env}
+
+LoRA adapters for language models that play {env}, trained with GRPO by hanabi-grpo.
+
+| | |
+|---|---|
+{rows}
+
+The score is of sampled training games, by the versions of the last steps; it is no evaluation.
+
+```bash
+hanabi-grpo evaluate FOLDER --own-server     # FOLDER: this one
+```
+"""
 
 
 def build_artifact(
@@ -40,17 +66,10 @@ def build_artifact(
     *,
     evaluations: Sequence[Path] = (),
 ) -> tuple[Path, dict[str, Any]]:
-    """Make `artifacts/step_N`, or make it anew, and return it with the artifact's metadata.
+    """Make `artifacts/step_N` of a run's `checkpoint-N`, or make it anew; returns it with the artifact's metadata.
 
-    Args:
-        run_folder: Of the run.
-        checkpoint: Its `checkpoint-N`; every file is compared with the manifest.
-        settings: Of the run.
-        score: Running score of the training games.
-        evaluations: Result files of `hanabi-grpo evaluate --out`.
-
-    Raises:
-        RunFolderError: The checkpoint is damaged or gone, or the folder cannot be written.
+    Every file of the checkpoint is compared with the manifest. `evaluations` are result files of
+    `hanabi-grpo evaluate --out`. A RunFolderError where the checkpoint is damaged or gone, or nothing can be written.
     """
     manifest = check_checkpoint(checkpoint)
     folder = run_folder / FOLDER / f"step_{manifest.step}"
@@ -62,11 +81,17 @@ def build_artifact(
             if not name.startswith(f"{TRAINER_STATE}/"):
                 _link(checkpoint / name, partial / name)
         write_json_atomic(partial / SETTINGS, {"settings": settings_values(settings)})
-        write_json_atomic(partial / SCORE, _score_json(score))
+        said = {
+            "of": "training games, sampled, of the last steps up to this checkpoint",
+            "mean": score.mean if score else None,
+            "standard_error": score.standard_error if score else None,
+            "steps": score.num_steps if score else 0,
+        }
+        write_json_atomic(partial / SCORE, said)
         for path in evaluations:
             _link(path, partial / EVALUATIONS / path.name)
         games = write_sample_games(run_folder, partial, manifest.step)
-        metadata = artifact_metadata(settings, manifest, score)
+        metadata = _metadata(settings, manifest, score)
         facts = {
             "base model": metadata["base_model"],
             "optimizer steps": manifest.step,
@@ -77,7 +102,8 @@ def build_artifact(
             "evaluations": ", ".join(path.name for path in evaluations) or "none beside this card",
             "sample games": games.name if games else "none beside this card",
         }
-        write_text_atomic(partial / CARD, card_text(settings.env, facts))
+        rows = "\n".join(f"| {name} | {table_cell(value)} |" for name, value in facts.items())
+        write_text_atomic(partial / CARD, _CARD.format(env=settings.env, rows=rows))
         shutil.rmtree(folder, ignore_errors=True)
         os.rename(partial, folder)
         sync_folder(folder.parent)
@@ -87,8 +113,7 @@ def build_artifact(
     return folder, metadata
 
 
-def artifact_metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
-    """Return what W&B shows beside an artifact."""
+def _metadata(settings: Settings, manifest: Manifest, score: RunningScore | None) -> dict[str, Any]:
     facts = manifest.facts
     return {
         "step": manifest.step,
@@ -121,11 +146,9 @@ def find_evaluations(run_folder: Path) -> list[Path]:
     """Return the evaluations that lie in a run folder or in its `evaluations/`; other files are passed over."""
     found = []
     for path in [*sorted(run_folder.glob("*.json")), *sorted((run_folder / KEPT).glob("*.json"))]:
-        try:
+        with suppress(SettingsError):
             read_result(path)
-        except SettingsError:
-            continue
-        found.append(path)
+            found.append(path)
     return found
 
 
@@ -134,25 +157,27 @@ def commit() -> str | None:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
+    words = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
     try:
-        head, status = (
-            subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
+        return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return f"{head}+changes" if status else head
 
 
-def _score_json(score: RunningScore | None) -> dict[str, Any]:
-    return {
-        "of": "training games, sampled, of the last steps up to this checkpoint",
-        "mean": score.mean if score else None,
-        "standard_error": score.standard_error if score else None,
-        "steps": score.num_steps if score else 0,
-    }
+def base_name(model: str) -> tuple[str, bool]:
+    """Return the base model's name for publishing, given MODEL of its training, and whether it is a hub name.
+
+    A local model goes by the last part of its folder: whole paths name machines and people.
+    """
+    if HUB_NAME.fullmatch(model) and not is_local_model(model) and not Path(model).exists():
+        return model, True
+    return _NOT_IN_A_NAME.sub("-", Path(model).name) or "an unknown base model", False
+
+
+def table_cell(value: object) -> str:
+    """Return a value as a cell of a Markdown table."""
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def _link(source: Path, target: Path) -> None:
@@ -162,3 +187,41 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         # Another file system, or one without links.
         shutil.copy2(source, target)
+
+
+def write_sample_games(source: Path, target: Path, step: int) -> Path | None:
+    """Write games of the last step that was recorded up to a checkpoint's into `episodes/` of a folder.
+
+    `source` is a run folder, or a folder that holds sample games already. Returns the file; None where no step up to
+    the checkpoint's was recorded, or its file cannot be read. Raises an OSError where it cannot be written.
+    """
+    files = {recorded: file for recorded, file in recorded_steps(source).items() if recorded <= step}
+    if not files:
+        return None
+    try:
+        recordings, _ = read_recordings([files[max(files)]])
+    except SettingsError as error:
+        logger.warning("no sample games: %s", error)
+        return None
+    kept: dict[int, str] = {}
+    for task in dict.fromkeys(map(_task, spread(recordings, NUM_REPLAYS))):
+        lines = {one.number: _line(one) for one in recordings if _task(one) == task}
+        if sum(len(line.encode()) for line in (*kept.values(), *lines.values())) <= _MOST_GAMES:
+            kept |= lines
+    if not kept:
+        return None
+    path = target / "episodes" / files[max(files)].name
+    path.parent.mkdir(parents=True)
+    write_text_atomic(path, "".join(kept[number] for number in sorted(kept)))
+    return path
+
+
+def _task(recording: Recording) -> tuple[str, str, int]:
+    episode = recording.episode
+    return episode.spec_hash, episode.suite, episode.seed
+
+
+def _line(recording: Recording) -> str:
+    turns = tuple(replace(turn, prompt_ids=(), reply_ids=(), logprobs=()) for turn in recording.episode.turns)
+    slim = replace(recording, episode=replace(recording.episode, turns=turns))
+    return json.dumps(recording_to_json(slim), ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,19 +1,21 @@
 """What the trainer calls: each step's row into `metrics.jsonl`, the terminal, TensorBoard and W&B; and the alarms."""
 
 import logging
+import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
-from hanabi_grpo.runs.history import read_history
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog, read_history
 from hanabi_grpo.runs.run_folder import append_jsonl
 from hanabi_grpo.settings import Settings, settings_values
-from hanabi_grpo.tracking.board import Board
 from hanabi_grpo.tracking.mirror import Mirror
+from hanabi_grpo.tracking.wandb_run import sectioned
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ class TrackingCallback(TrainerCallback):
         """Prepare; W&B starts with training."""
         self.settings, self.run_folder = settings, run_folder
         self._mirror: Mirror | None = None
-        self._board: Board | None = None
+        self._board: Any = None
         self._alarms = alarms_of(settings_values(settings))
         self._watch = AlarmWatch(self._alarms)
         self._incidents = IncidentLog(run_folder)
@@ -48,16 +50,15 @@ class TrackingCallback(TrainerCallback):
         self._started = time.time()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start W&B before the first step, so that a wrong key or project stops the run at once.
-
-        A resumed run's alarms stand as they stood at its checkpoint.
-
-        Raises:
-            SettingsError: W&B refuses key, entity or project.
-        """
+        """Start W&B before the first step, so that a wrong key or project stops the run at once, by a SettingsError."""
+        # A resumed run's alarms stand as they stood at its checkpoint.
         self._watch = self._watch_so_far(state.global_step)
         if "tensorboard" in self.settings.report_to:
-            self._board = Board(self.run_folder, state.global_step)
+            from torch.utils.tensorboard import SummaryWriter
+
+            step = state.global_step
+            # Of a resumed run, later points of an earlier process are hidden.
+            self._board = SummaryWriter(str(self.run_folder / "tensorboard"), purge_step=step + 1 if step else None)
         if "wandb" in self.settings.report_to and self.settings.wandb_mode != "disabled":
             try:
                 self._mirror = Mirror(self.run_folder, state.global_step)
@@ -77,14 +78,14 @@ class TrackingCallback(TrainerCallback):
                 append_jsonl(self.run_folder / "metrics.jsonl", self._rows[0])
                 del self._rows[0]
         except OSError as error:
-            logger.warning(
-                "metrics.jsonl cannot be written (%s): %d rows are kept and written with the next one; make room in %s",
-                error.strerror,
-                len(self._rows),
-                self.run_folder,
-            )
+            told = "metrics.jsonl cannot be written (%s): %d rows are kept and written with the next; make room in %s"
+            logger.warning(told, error.strerror, len(self._rows), self.run_folder)
         if self._board is not None:
-            self._board.write(row)
+            with self._board_may_fail():
+                for name, value in sectioned(row).items():
+                    if name != "step" and isinstance(value, int | float) and math.isfinite(value):
+                        self._board.add_scalar(name, value, row["step"])
+                self._board.flush()
         if self._mirror is not None:
             self._mirror.check()
         for change in changes:
@@ -107,11 +108,19 @@ class TrackingCallback(TrainerCallback):
     def close(self, *, exit_code: int = 0) -> None:
         """Close the trackers; also for a run that was stopped."""
         if self._board is not None:
-            self._board.close()
+            with self._board_may_fail():
+                self._board.close()
             self._board = None
         mirror, self._mirror = self._mirror, None
         if mirror is not None:
             mirror.close(exit_code)
+
+    @contextmanager
+    def _board_may_fail(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            logger.warning("TensorBoard's files cannot be written (%s); metrics.jsonl has every row", error.strerror)
 
     def _watch_so_far(self, step: int) -> AlarmWatch:
         try:

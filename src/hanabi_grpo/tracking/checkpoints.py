@@ -5,27 +5,26 @@ Folders are under `outputs/downloads/`: W&B's files themselves, links into the h
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.runs.recordings import recorded_steps
-from hanabi_grpo.runs.run_folder import run_home
+from hanabi_grpo.runs.run_folder import new_folder, run_home
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, read_adapters
 from hanabi_grpo.settings import LoadedSettings, load_settings
 from hanabi_grpo.settings.refs import CheckpointRef, HubPlace, Place, Ref, WandbPlace, is_remote, parse_checkpoint
-from hanabi_grpo.tracking.download import NotHad, download_artifact, downloaded, downloaded_versions
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.record import find_recorded
+from hanabi_grpo.tracking.wandb_run import time_limit
 
 DOWNLOADS = Path("outputs/downloads")
+_WANDB = DOWNLOADS / "wandb"
 _HUB_FILES = ("*.json", "*.md", "*adapter_model.safetensors", "episodes/*.jsonl")
-_NOT_NEEDED = ("merged/*", "trainer/*")
 _SHA_LENGTH = 12
-_STEP_FOLDER = re.compile(r"step_0*([0-9]{1,12})", re.ASCII)
+_KIND = "model"
 
 Say = Callable[[str], None]
 
@@ -48,12 +47,8 @@ def local_folder(place: Place, say: Say = say_aside) -> Path:
 def fetched(place: WandbPlace | HubPlace, say: Say = say_aside) -> tuple[Path, SavedAdapters]:
     """Return the folder of a place, downloaded unless it is here, and its adapters, which are those of its manifest.
 
-    Args:
-        place: See `refs`.
-        say: Receives what a person should know, e.g. how to send a run that is only on this disk.
-
-    Raises:
-        SettingsError: It cannot be had, or what was had is damaged.
+    `say` receives what a person should know, e.g. how to send a run that is only on this disk. A SettingsError where it
+    cannot be had, or is damaged.
     """
     loaded = load_settings()
     with _dotenv(loaded):
@@ -73,41 +68,23 @@ def pinned(place: Place, folder: Path) -> Place:
     """
     if isinstance(place, HubPlace):
         return replace(place, revision=folder.resolve().name)
-    kept = DOWNLOADS / "wandb"
-    if isinstance(place, Path) or not folder.is_relative_to(kept):
+    if isinstance(place, Path) or not folder.is_relative_to(_WANDB):
         return place
-    entity, project, name, version = folder.relative_to(kept).parts
+    entity, project, name, version = folder.relative_to(_WANDB).parts
     return WandbPlace(entity="" if entity == "-" else entity, project=project, name=name, alias=version)
 
 
-def games_place(path: Path, step: int | None, say: Say = say_aside) -> tuple[Path, int | None]:
-    """Return where the games of a path are, and which recorded step to take: that of a path as it is.
-
-    Sample games are in the artifact or repository. An artifact that was recorded on this disk stands for its run, which
-    has more of them: the last step that was recorded up to the artifact's.
-
-    Args:
-        path: As typed, maybe a `wandb:` or `hf:` reference.
-        step: As typed; None: the last.
-        say: See `local_folder`.
-
-    Raises:
-        SettingsError: See `local_folder`; or there are no games.
-    """
+def games_place(path: Path) -> Path:
+    """Return the folder whose games a path stands for: a run, or an artifact or repository with sample games."""
     if not is_remote(str(path)):
-        return run_home(path), step
-    folder = local_folder(parse_checkpoint(str(path)).place, say)
-    run, of_artifact = folder.parent.parent, _STEP_FOLDER.fullmatch(folder.name)
-    if folder.parent.name == "artifacts" and of_artifact is not None:
-        until = [one for one in recorded_steps(run) if one <= int(of_artifact[1])]
-        if until or step is not None:
-            return run, max(until) if step is None else step
+        return run_home(path)
+    folder = local_folder(parse_checkpoint(str(path)).place)
     if not (folder / "episodes").is_dir():
         raise SettingsError(
             f"{path}: {folder} holds adapters and no games. W&B shows sample games on the run's page (samples/replay); "
             "here, view takes the run's folder, or record new games: hanabi-grpo collect."
         )
-    return folder, step
+    return folder
 
 
 def _from_hub(place: HubPlace) -> Path:
@@ -115,26 +92,19 @@ def _from_hub(place: HubPlace) -> Path:
 
     repo = f"{place.org}/{place.repo}"
     try:
-        found = snapshot_download(
-            repo, revision=place.revision, allow_patterns=list(_HUB_FILES), ignore_patterns=list(_NOT_NEEDED)
-        )
-    except errors.RepositoryNotFoundError as error:
-        reason = (
-            "the hub has no such repository, or this machine's key may not read it; look at the name, or log in: "
-            ".venv/bin/hf auth login"
-        )
-        raise SettingsError(f"{place}: {reason}") from error
-    except errors.RevisionNotFoundError as error:
-        reason = f"the repository has no revision {place.revision}; leave it out, or look there."
-        raise SettingsError(f"{place}: {reason}") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise SettingsError(
-            f"{place}: the hub does not answer from here, and its cache on this disk has no such snapshot. Where there "
-            f"is a network: .venv/bin/hf download {repo} --local-dir FOLDER; then name FOLDER."
-        ) from error
+        found = snapshot_download(repo, revision=place.revision, allow_patterns=list(_HUB_FILES))
     except (OSError, ValueError, errors.HfHubHTTPError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise SettingsError(f"{place}: cannot be downloaded ({reason}). Look at repository and revision.") from error
+        says = f"cannot be downloaded ({reason}). Look at repository and revision."
+        if isinstance(error, errors.RepositoryNotFoundError):
+            says = "the hub has no such repository, or this machine's key may not read it; look at the name, or log "
+            says += "in: .venv/bin/hf auth login"
+        elif isinstance(error, errors.RevisionNotFoundError):
+            says = f"the repository has no revision {place.revision}; leave it out, or look there."
+        elif isinstance(error, errors.LocalEntryNotFoundError):
+            says = "the hub does not answer from here, and its cache on this disk has no such snapshot. Where there is "
+            says += f"a network: .venv/bin/hf download {repo} --local-dir FOLDER; then name FOLDER."
+        raise SettingsError(f"{place}: {says}") from error
     snapshot = Path(found)
     return _link(DOWNLOADS / "hf" / repo / snapshot.name[:_SHA_LENGTH], snapshot)
 
@@ -156,14 +126,14 @@ def _from_wandb(place: WandbPlace, loaded: LoadedSettings, say: Say) -> Path:
     """Return a version that was downloaded before, what W&B gives, or a folder that a run of this disk recorded."""
     settings = loaded.settings
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
-    kept = DOWNLOADS / "wandb"
-    if (found := downloaded(wanted, kept)) is not None:
-        return found
+    # Other aliases move.
+    if wanted.is_version and _kept(wanted).is_dir():
+        return _kept(wanted)
     reason = f"WANDB_MODE={settings.wandb_mode}"
     if settings.wandb_mode == "online":
         try:
-            return download_artifact(wanted, kept)
-        except NotHad as error:
+            return _from_service(wanted)
+        except _NotHad as error:
             reason = str(error)
     here = find_recorded(wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])])
     if len(here) > 1:
@@ -172,10 +142,9 @@ def _from_wandb(place: WandbPlace, loaded: LoadedSettings, say: Say) -> Path:
             f"folders: {', '.join(map(str, here.values()))}"
         )
     if not here:
-        versions = ", ".join(downloaded_versions(wanted, kept)) or "none"
         raise SettingsError(
-            f"{place}: {reason}, and no run in outputs/ recorded such an artifact (downloaded versions of it: "
-            f"{versions}). Look at the name; W&B itself needs a network, .venv/bin/wandb login and "
+            f"{place}: {reason}, and no run in outputs/ recorded such an artifact (downloaded ones are in "
+            f"{_kept(wanted).parent}). Look at the name; W&B itself needs a network, .venv/bin/wandb login and "
             "WANDB_MODE=online. Else copy the run's folder here and name its artifacts/step_N."
         )
     [(run, folder)] = here.items()
@@ -183,6 +152,51 @@ def _from_wandb(place: WandbPlace, loaded: LoadedSettings, say: Say) -> Path:
     if unsent := unsent_folders(run):
         say(sync_line(unsent))
     return folder
+
+
+class _NotHad(Exception):
+    """W&B did not give the artifact: no key, no answer, or no such artifact. The message is a clause without a dot."""
+
+
+def _kept(place: WandbPlace) -> Path:
+    return _WANDB / (place.entity or "-") / place.project / place.name / place.alias
+
+
+def _from_service(wanted: WandbPlace) -> Path:
+    """Download an artifact; a version that is there is not fetched again."""
+    import wandb
+
+    # Crash reports to W&B's maker are of no use here.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    try:
+        api = wandb.Api(timeout=max(1, int(time_limit(os.environ, "WANDB_HTTP_TIMEOUT"))))
+        artifact = api.artifact(wanted.path)
+        if artifact.type != _KIND:
+            raise SettingsError(f"wandb:{wanted.path}: is of type {artifact.type!r}; adapters are of type {_KIND!r}.")
+        paths = [(entry.ref, PurePosixPath(str(entry.path))) for entry in artifact.manifest.entries.values()]
+        if any(ref or path.is_absolute() or ".." in path.parts for ref, path in paths):
+            raise SettingsError(f"wandb:{wanted.path}: names files outside of it, which are not fetched.")
+        target = _kept(replace(wanted, entity=wanted.entity or artifact.entity, alias=artifact.version))
+        return target if target.is_dir() else _download(artifact, target)
+    except SettingsError:
+        raise
+    except (wandb.errors.Error, ValueError, OSError) as error:
+        lines = str(error).splitlines()
+        raise _NotHad(f"W&B says: {lines[0] if lines else type(error).__name__}") from error
+    finally:
+        # W&B's own process would outlive this command's use of it.
+        wandb.teardown()
+
+
+def _download(artifact: Any, target: Path) -> Path:
+    try:
+        with new_folder(target) as folder:
+            artifact.download(root=str(folder), skip_cache=True)
+            read_adapters(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise SettingsError(f"{target}: was not downloaded ({reason}); nothing is left of it.") from error
+    return target
 
 
 @contextlib.contextmanager

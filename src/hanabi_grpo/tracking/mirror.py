@@ -11,51 +11,32 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.tracking.wandb_run import FINISH_SECONDS, INIT_SECONDS, MARGIN_SECONDS, time_limit, wandb_environ
+from hanabi_grpo.tracking.wandb_run import MARGIN_SECONDS, time_limit, wandb_environ
 
 logger = logging.getLogger(__name__)
 
 LOG = "wandb.log"
-_TROUBLE_SECONDS = 10.0
-"""For the rest, once something did not reach W&B."""
-_EXIT_SECONDS = 5.0
-"""For a mirror that said its last word."""
-_START_SECONDS = 45.0
-"""For the interpreter and W&B's own process to come up, beyond the service's time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """One line of the mirror."""
-
-    kind: str
-    """First one of ready, offline, refused or trouble; later trouble, and done or incomplete at the end."""
-    message: str
+_TROUBLE_SECONDS = 10.0  # For the rest, once something did not reach W&B
+_EXIT_SECONDS = 5.0  # For a mirror that said its last word
+_START_SECONDS = 45.0  # For the interpreter and W&B's own process to come up, beyond the service's time
 
 
 class Mirror:
     """Mirrors a run folder to W&B in a process of its own; no call waits for W&B but the first and the last."""
 
     def __init__(self, run_folder: Path, from_step: int) -> None:
-        """Start the process and wait until W&B answered, refused, or had its time.
-
-        Args:
-            run_folder: Of the run, with its `settings.json`.
-            from_step: Optimizer steps that W&B was told of before.
-
-        Raises:
-            SettingsError: W&B refuses key, entity or project.
-        """
+        """Start the process and wait until W&B answered, refused (a SettingsError), or had its time."""
         self.run_folder = run_folder
         self.environ = wandb_environ(run_folder, os.environ)
+        self.upload_command = f"hanabi-grpo upload {shlex.quote(str(run_folder))}"
         self._in_trouble = False
-        self._messages: queue.Queue[Message] = queue.Queue()
-        words = ["-m", "hanabi_grpo.commands.mirror", "--run", str(run_folder), "--from-step", str(from_step)]
+        self._messages: queue.Queue[tuple[str, str]] = queue.Queue()
+        """Kind and text: first one of ready, offline, refused or trouble; later trouble, and done or incomplete."""
+        words = ["-m", "hanabi_grpo.commands.mirror", str(run_folder), str(from_step)]
         with (run_folder / LOG).open("ab") as log:
             self._process: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, *words],
@@ -69,39 +50,29 @@ class Mirror:
             )
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
         try:
-            first = self._next(
-                time.monotonic() + time_limit(self.environ, "WANDB_INIT_TIMEOUT", INIT_SECONDS) + _START_SECONDS
-            )
+            kind, text = self._next(time.monotonic() + time_limit(self.environ, "WANDB_INIT_TIMEOUT") + _START_SECONDS)
         except BaseException:
             self._kill()
             raise
-        if first is not None and first.kind == "refused":
+        if kind == "refused":
             self._kill()
-            raise SettingsError(first.message)
-        if first is None:
+            raise SettingsError(text)
+        if not kind:
             logger.warning("W&B: no word from the mirror yet (see %s); training goes on", run_folder / LOG)
-        elif first.kind == "ready":
-            logger.info("W&B: %s; should this process be killed: %s", first.message, self.upload_command)
+        elif kind == "ready":
+            logger.info("W&B: %s; should this process be killed: %s", text, self.upload_command)
         else:
-            self._report(first)
-
-    @property
-    def upload_command(self) -> str:
-        """What sends this run afterwards."""
-        return f"hanabi-grpo upload {shlex.quote(str(self.run_folder))}"
+            self._report(kind, text)
 
     def check(self) -> None:
         """Log what the mirror said meanwhile; waits for nothing."""
-        while True:
-            try:
-                self._report(self._messages.get_nowait())
-            except queue.Empty:
-                return
+        while not self._messages.empty():
+            self._report(*self._messages.get())
 
     def close(self, exit_code: int) -> None:
         """Let the mirror send the rest, for as long as WANDB_FINISH_TIMEOUT says, then end it."""
-        limit = time.monotonic() + time_limit(self.environ, "WANDB_FINISH_TIMEOUT", FINISH_SECONDS) + MARGIN_SECONDS
-        last = None
+        limit = time.monotonic() + time_limit(self.environ, "WANDB_FINISH_TIMEOUT") + MARGIN_SECONDS
+        kind = "open"
         try:
             if self._process.stdin is not None:
                 try:
@@ -109,45 +80,42 @@ class Mirror:
                     self._process.stdin.close()
                 except OSError:
                     logger.warning("W&B: the mirror has ended already")
-            while last is None or last.kind not in ("done", "incomplete"):
+            while kind not in ("done", "incomplete", ""):
                 if self._in_trouble:
                     limit = min(limit, time.monotonic() + _TROUBLE_SECONDS)
-                message = self._next(limit)
-                if message is None:
-                    break
-                if message.kind == "trouble":
-                    self._report(message)
-                last = message
+                kind, text = self._next(limit)
+                if kind == "trouble":
+                    self._report(kind, text)
         finally:
-            self._kill(_EXIT_SECONDS if last is not None and last.kind in ("done", "incomplete") else 0.0)
-        if last is not None and last.kind == "done":
+            self._kill(_EXIT_SECONDS if kind in ("done", "incomplete") else 0.0)
+        if kind == "done":
             unsent = unsent_folders(self.run_folder)
             logger.info("W&B: %s", sync_line(unsent) if unsent else "everything was sent")
         else:
             log = self.run_folder / LOG
             logger.warning("W&B: not everything was sent (see %s). Later: %s", log, self.upload_command)
 
-    def _report(self, message: Message) -> None:
+    def _report(self, kind: str, text: str) -> None:
         # Once is enough: the others are in the mirror's log.
         if not self._in_trouble:
-            logger.warning("W&B: %s; training goes on. Later: %s", message.message, self.upload_command)
-        self._in_trouble = self._in_trouble or message.kind == "trouble"
+            logger.warning("W&B: %s; training goes on. Later: %s", text, self.upload_command)
+        self._in_trouble = self._in_trouble or kind == "trouble"
 
-    def _next(self, deadline: float) -> Message | None:
-        """Return the mirror's next message; None when it has ended or the time is up."""
+    def _next(self, deadline: float) -> tuple[str, str]:
+        """Return the mirror's next message; an empty one when it has ended or the time is up."""
         while (left := deadline - time.monotonic()) > 0:
             try:
                 return self._messages.get(timeout=min(left, 0.2))
             except queue.Empty:
                 if self._process.poll() is not None and self._messages.empty():
-                    return None
-        return None
+                    break
+        return "", ""
 
     def _listen(self, lines: IO[str]) -> None:
         for line in lines:
             try:
                 data: Any = json.loads(line)
-                self._messages.put(Message(kind=str(data["kind"]), message=str(data["message"])))
+                self._messages.put((str(data["kind"]), str(data["message"])))
             except (ValueError, KeyError, TypeError):
                 logger.debug("the mirror said %r", line[:200])
 

@@ -1,25 +1,66 @@
-"""`wandb.json` of a run folder: the run's id at W&B, and every artifact that was made of it."""
+"""`wandb.json` of a run folder: the run's id at W&B, every artifact that was made of it, and which is the best."""
 
-import json
 import logging
-import re
+import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from hanabi_grpo.runs.history import number
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.settings.refs import LATEST, WandbPlace
-from hanabi_grpo.tracking.score import RunningScore
 
 logger = logging.getLogger(__name__)
 
 RECORD = "wandb.json"
-_DEPTH = 3
-"""Folders below outputs/ in which run folders are looked for, e.g. outputs/demo-1/train."""
-_ID = re.compile(r"[a-z0-9]{4,64}")
+_SCORE_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningScore:
+    """Mean score of the training games in the last steps up to a checkpoint.
+
+    These are sampled games on training deals, played by the versions that led to the checkpoint; a score on held-out
+    deals is what `hanabi-grpo evaluate` measures.
+    """
+
+    step: int
+    mean: float
+    standard_error: float | None
+    """Of the mean, from the spread of the steps' means, so that deals, sampling and what was learned meanwhile are in
+    it; None for a single step."""
+    num_steps: int
+    """Steps it is of, at most 10."""
+
+    @property
+    def text(self) -> str:
+        """Return e.g. "1.99 ± 0.05 over 10 steps"."""
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.2f}"
+        return f"{self.mean:.2f}{error} over {self.num_steps} step{'s' if self.num_steps != 1 else ''}"
+
+
+def running_score(rows: Iterable[Mapping[str, Any]], step: int) -> RunningScore | None:
+    """Return the score of the checkpoint of a step from rows of `metrics.jsonl`; None when no step up to it had one."""
+    scores = [score for row in rows if row["step"] <= step and (score := number(row.get("score/mean"))) is not None]
+    scores = scores[-_SCORE_STEPS:]
+    if not scores:
+        return None
+    error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+    return RunningScore(step=step, mean=fmean(scores), standard_error=error, num_steps=len(scores))
+
+
+def is_best(score: RunningScore | None, earlier: Iterable[RunningScore | None]) -> bool:
+    """Tell whether a checkpoint is better than all before it; one of fewer than 10 steps loses to any full one."""
+
+    def rank(one: RunningScore) -> tuple[bool, float]:
+        return one.num_steps >= _SCORE_STEPS, one.mean
+
+    return score is not None and all(rank(score) > rank(one) for one in earlier if one and one.step != score.step)
 
 
 class ArtifactRecord(BaseModel):
@@ -35,7 +76,7 @@ class ArtifactRecord(BaseModel):
     mode: str
     """"online" or "offline", at that time."""
     score: float | None = None
-    """Running score, see `score`."""
+    """See `RunningScore`."""
     standard_error: float | None = None
     score_steps: int = 0
 
@@ -45,7 +86,7 @@ class WandbRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str
+    id: str = Field(pattern=r"^[a-z0-9]{4,64}$")
     """Made once; a run that is resumed goes on in the same run at W&B."""
     project: str = ""
     entity: str = ""
@@ -67,52 +108,39 @@ class WandbRecord(BaseModel):
 
         Of one step there is one entry for each place; made again, it keeps its aliases.
         """
-        kept = []
-        for one in self.artifacts:
-            if (one.step, one.mode, one.name) == (made.step, made.mode, made.name):
-                made.aliases = list(dict.fromkeys([*one.aliases, *made.aliases]))
-                continue
-            kept.append(one)
-        for one in kept:
-            if (one.mode, one.name) == (made.mode, made.name):
-                one.aliases = [alias for alias in one.aliases if alias not in made.aliases]
-        self.artifacts = [*kept, made]
+        of_name = [one for one in self.artifacts if (one.mode, one.name) == (made.mode, made.name)]
+        before = [one for one in of_name if one.step == made.step]
+        made.aliases = list(dict.fromkeys(alias for one in (*before, made) for alias in one.aliases))
+        for one in of_name:
+            one.aliases = [alias for alias in one.aliases if alias not in made.aliases]
+        self.artifacts = [*(one for one in self.artifacts if one not in before), made]
 
 
 def read_record(run_folder: Path) -> WandbRecord:
     """Return a run's record; a new one, with a new id, where there is none or it cannot be read."""
     path = run_folder / RECORD
     try:
-        found = WandbRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return WandbRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return WandbRecord(id=_new_id())
-    except (OSError, ValueError, ValidationError, RecursionError) as error:
+        pass
+    except (OSError, ValueError) as error:
         logger.warning("%s cannot be read (%s): this is a new run at W&B", path, type(error).__name__)
-        return WandbRecord(id=_new_id())
-    return found if _ID.fullmatch(found.id) else found.model_copy(update={"id": _new_id()})
+    return WandbRecord(id=uuid.uuid4().hex[:12])
 
 
 def write_record(run_folder: Path, record: WandbRecord) -> None:
-    """Write a run's record.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    data: dict[str, Any] = record.model_dump()
-    write_json_atomic(run_folder / RECORD, data)
+    """Write a run's record; raises an OSError."""
+    write_json_atomic(run_folder / RECORD, record.model_dump())
 
 
 def find_recorded(wanted: WandbPlace, roots: Sequence[Path]) -> dict[Path, Path]:
     """Return, by run folder, the artifact of that name and alias whose folder is on this disk.
 
-    A run that was recorded without an entity may belong to any. `latest` is the last one of that name, as at W&B.
-
-    Args:
-        wanted: What was typed.
-        roots: Run folders, or folders of them.
+    `roots` are run folders, or folders of them, e.g. outputs/ of outputs/demo-1/train. A run that was recorded without
+    an entity may belong to any. `latest` is the last one of that name, as at W&B.
     """
     found: dict[Path, tuple[Path, Path]] = {}
-    patterns = ["/".join(["*"] * depth + [RECORD]) for depth in range(_DEPTH + 1)]
+    patterns = [f"{below}{RECORD}" for below in ("", "*/", "*/*/", "*/*/*/")]
     for path in (path for root in roots for pattern in patterns for path in sorted(root.glob(pattern))):
         run, record = path.parent, read_record(path.parent)
         if record.project != wanted.project or (wanted.entity and record.entity not in ("", wanted.entity)):
@@ -123,7 +151,3 @@ def find_recorded(wanted: WandbPlace, roots: Sequence[Path]) -> dict[Path, Path]
         if matching:
             found.setdefault(run.resolve(), (run, run / matching[-1].folder))
     return dict(found.values())
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:12]

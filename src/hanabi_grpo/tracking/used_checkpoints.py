@@ -43,33 +43,23 @@ _Used = TypeAdapter(dict[str, UsedCheckpoint])
 def fetch_used(
     settings: Settings, run_folder: Path, *, is_resumed: bool = False, say: Say = say_aside
 ) -> dict[str, Any]:
-    """Have every checkpoint here that a run needs; returns what `settings.json` says of them under KEY.
+    """Have every checkpoint of HANABI_START_FROM and HANABI_PARTNERS here; returns what `settings.json` says under KEY.
 
-    Args:
-        settings: HANABI_START_FROM and HANABI_PARTNERS from here.
-        run_folder: Of the run; what it used before is used again.
-        is_resumed: Weights come from a checkpoint of the run, so that HANABI_START_FROM is not read.
-        say: Receives a line for each.
-
-    Raises:
-        SettingsError: A checkpoint cannot be had, or is not the one that the run used before.
+    What the run used before is used again, or a SettingsError. Of a resumed run HANABI_START_FROM is not read: weights
+    come from its checkpoint. `say` receives a line for each.
     """
     used = recorded(run_folder)
     entries = (*settings.partners, *(() if is_resumed else settings.start_from))
     places = dict.fromkeys(parse_checkpoint(split_player(entry)[1]).place for entry in entries)
     for place in [one for one in places if not isinstance(one, Path)]:
         name = str(place)
-        used[name] = _used_again(name, used[name], say) if name in used else _used(place, say)
+        used[name] = _have(place, used, say)
         say(f"{name}: {used[name].folder}, step {used[name].step}")
     return _Used.dump_python(used)
 
 
 def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
-    """Return what the run of a folder used so far, by reference; nothing where there is no run yet.
-
-    Raises:
-        SettingsError: `settings.json` is damaged.
-    """
+    """Return what the run of a folder used so far, by reference; nothing where there is no run yet."""
     if run_folder is None:
         return {}
     path = run_folder / "settings.json"
@@ -85,27 +75,23 @@ def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
 def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> tuple[Path, SavedAdapters]:
     """Return a checkpoint and where it is: of a run its newest, of what lies elsewhere what `fetch_used` had recorded.
 
-    Args:
-        place: See `refs`.
-        run_folder: Of the run; None: there is none yet.
-        fetch: Have what is not here, as the doctor does; a trainer never does.
-
-    Raises:
-        SettingsError: It is missing or damaged, or was not fetched.
+    `fetch` has what is not here, as the doctor does; for a trainer that is a SettingsError.
     """
     if not isinstance(place, Path):
         name, known = str(place), recorded(run_folder)
-        if fetch:
-            used = _used_again(name, known[name], _quiet) if name in known else _used(place, _quiet)
-        elif name in known:
-            used = known[name]
-        else:
+        if not fetch and name not in known:
             raise SettingsError(
                 f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
             )
+        used = _have(place, known, lambda _: None) if fetch else known[name]
         place = Path(used.folder)
     folder = newest_checkpoint(place)
     return folder, read_adapters(folder)
+
+
+def _have(place: WandbPlace | HubPlace, known: dict[str, UsedCheckpoint], say: Say) -> UsedCheckpoint:
+    name = str(place)
+    return _used_again(name, known[name], say) if name in known else _used(place, say)
 
 
 def _used(place: WandbPlace | HubPlace, say: Say) -> UsedCheckpoint:
@@ -130,10 +116,6 @@ def _used_again(word: str, before: UsedCheckpoint, say: Say) -> UsedCheckpoint:
     if now.sha256 != before.sha256:
         raise SettingsError(f"{where}, and {before.version} has other weights now ({now.folder}). {advice}")
     return now
-
-
-def _quiet(text: str) -> None:
-    pass
 
 
 def _sha256(saved: SavedAdapters) -> dict[str, str]:

@@ -1,14 +1,14 @@
 """The run at W&B: opened, refused or kept on this disk; and what is written into it.
 
 `wandb.init` raises CommError for everything: its text alone tells a service that cannot be reached, or answers with 5xx
-only, from the service's own no (key, entity, project). `tests/unit/test_tracking_backend.py` fails when a new version
+only, from the service's own no (key, entity, project). `tests/unit/test_tracking.py` fails when a new version
 words it differently.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,15 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import Settings, settings_values
 from hanabi_grpo.tracking.artifact import commit
-from hanabi_grpo.tracking.board import sectioned
 from hanabi_grpo.tracking.record import WandbRecord
 
-INIT_SECONDS = 15
-"""Until a run that nobody answers for is kept on this disk; WANDB_INIT_TIMEOUT says otherwise."""
-FINISH_SECONDS = 120
-"""For what is still on its way when training ends; WANDB_FINISH_TIMEOUT says otherwise."""
+SECONDS = {"WANDB_INIT_TIMEOUT": 15, "WANDB_FINISH_TIMEOUT": 120, "WANDB_HTTP_TIMEOUT": 15}
+"""Until a run that nobody answers for is kept on this disk; for what is on its way when training ends; until a service
+that does not answer is given up."""
 MARGIN_SECONDS = 30.0
-"""For drawing and closing, beyond the service's time."""
+"""For closing, beyond the service's time."""
+_OWN_SECTION = {"seconds": "time/elapsed", "step_time": "time/step"}
+_PLAY = ("games", "groups", "flat_group", "hint_")
 _NO_ANSWER = re.compile(
     r"timed out|deadline exceeded|giving up after|dial tcp|connection re|no such host|\bEOF\b|error (5\d\d|408|429)",
     re.IGNORECASE,
@@ -42,8 +42,7 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
         "WANDB_DIR": str(folder),
         "WANDB_DATA_DIR": str(folder / "wandb" / "data"),
         "WANDB_CACHE_DIR": str(folder / "wandb" / "cache"),
-        "WANDB_INIT_TIMEOUT": str(INIT_SECONDS),
-        "WANDB_FINISH_TIMEOUT": str(FINISH_SECONDS),
+        **{name: str(SECONDS[name]) for name in ("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT")},
         # Crash reports to W&B's maker are not what WANDB_MODE=offline promises.
         "WANDB_ERROR_REPORTING": "false",
     }
@@ -51,41 +50,47 @@ def wandb_environ(run_folder: Path, environ: Mapping[str, str]) -> dict[str, str
     return {**defaults, **own}
 
 
-def time_limit(environ: Mapping[str, str], name: str, default: float) -> float:
-    """Return the seconds that a variable of W&B's says; the default where it says none."""
+def time_limit(environ: Mapping[str, str], name: str) -> float:
+    """Return the seconds that a variable of W&B's says; those of SECONDS where it says none."""
     try:
-        return max(0.0, float(environ.get(name, default)))
+        return max(0.0, float(environ.get(name, SECONDS[name])))
     except ValueError:
-        return default
+        return SECONDS[name]
+
+
+def section_name(name: str) -> str:
+    """Return a metric's name with its section, e.g. train/loss; `player_0/…`, `time/…` and the like stay."""
+    if "/" in name or name == "step":
+        return name
+    if name in _OWN_SECTION:
+        return _OWN_SECTION[name]
+    section = "play" if name.endswith("_per_game") or name.startswith(_PLAY) else "train"
+    return f"{section}/{name}"
+
+
+def sectioned(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `metrics.jsonl` as W&B and TensorBoard have it: names with sections, without figures of null."""
+    return {section_name(name): value for name, value in row.items() if value is not None}
 
 
 class WandbRun:
     """One open run."""
 
     def __init__(self, run: Any) -> None:
-        """Take what `open_run` opened."""
+        """Take what `open_run` opened.
+
+        `mode` is "online" or "offline", `url` the run's page, empty offline; `last_step` is the newest step that the
+        service has of a run that is gone on with, 0 for a new one.
+        """
         self._run = run
+        self.mode = "offline" if run.offline else "online"
+        self.url = "" if run.offline else str(run.url or "")
+        step = run.summary.get("step") if run.resumed else 0
+        self.last_step = int(step) if isinstance(step, int | float) else 0
 
-    @property
-    def mode(self) -> str:
-        """Where rows go: "online" or "offline"."""
-        return "offline" if self._run.offline else "online"
-
-    @property
-    def url(self) -> str:
-        """The run's page; empty offline."""
-        return "" if self._run.offline else str(self._run.url or "")
-
-    @property
-    def last_step(self) -> int:
-        """The newest step that the service has of a run that is gone on with; 0 for a new one."""
-        step = self._run.summary.get("step") if self._run.resumed else 0
-        return int(step) if isinstance(step, int | float) else 0
-
-    def log_rows(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Send rows of `metrics.jsonl`."""
-        for row in rows:
-            self._run.log(sectioned(row))
+    def log_row(self, row: Mapping[str, Any]) -> None:
+        """Send a row of `metrics.jsonl`."""
+        self._run.log(sectioned(row))
 
     def log_samples(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]], page: str) -> None:
         """Send sample games: a table, and the replay page."""
@@ -95,30 +100,17 @@ class WandbRun:
         # The page brings its own style and its own rules on what may run.
         self._run.log({"step": step, "samples/games": table, "samples/replay": wandb.Html(page, inject=False)})
 
-    def log_pictures(self, step: int, pictures: Mapping[str, Path]) -> None:
-        """Send pictures by name."""
-        import wandb
-
-        self._run.log({"step": step, **{f"charts/{name}": wandb.Image(str(path)) for name, path in pictures.items()}})
-
     def log_artifact(self, folder: Path, name: str, aliases: Sequence[str], metadata: Mapping[str, Any]) -> None:
         """Send every file of a folder as a `model` artifact; the folder must stay until the run is finished."""
         import wandb
 
         artifact = wandb.Artifact(name, type="model", metadata=dict(metadata))
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                within = path.relative_to(folder).as_posix()
-                # Not copied: what is in artifacts/ does not change.
-                artifact.add_file(str(path), name=within, policy="immutable", skip_cache=True)
+        # Not copied: what is in artifacts/ does not change.
+        artifact.add_dir(str(folder), policy="immutable", skip_cache=True)
         self._run.log_artifact(artifact, aliases=list(aliases))
 
     def finish(self, exit_code: int) -> None:
-        """Close the run.
-
-        Raises:
-            Unreachable: Not everything went up within WANDB_FINISH_TIMEOUT, or W&B's own process gave something up.
-        """
+        """Close the run; Unreachable where not everything went up within WANDB_FINISH_TIMEOUT."""
         log = Path(self._run.settings.log_internal)
         try:
             self._run.finish(exit_code=exit_code)
@@ -129,17 +121,9 @@ class WandbRun:
 
 
 def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: str) -> WandbRun:
-    """Open a run, or go on with the one of this id.
+    """Open a run "online" or "offline", or go on with the one of the record's id; W&B's files are in the run folder.
 
-    Args:
-        settings: WANDB_PROJECT, WANDB_ENTITY and WANDB_NAME from here; all of them become the run's config.
-        run_folder: Holds W&B's files.
-        record: Says the id.
-        mode: "online" or "offline".
-
-    Raises:
-        SettingsError: W&B refuses key, entity or project.
-        Unreachable: W&B did not answer in time.
+    A SettingsError where W&B refuses key, entity or project; Unreachable where it does not answer in time.
     """
     import wandb
 
@@ -168,7 +152,13 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
             # W&B's own process would still hold the id, and refuse it to the run that is recorded instead.
             wandb.teardown()
             raise Unreachable(str(error).splitlines()[0]) from error
-        raise SettingsError(_refusal(settings, error)) from error
+        entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingsError(
+            f"WANDB_PROJECT={settings.wandb_project!r}{entity}: W&B refuses this run ({reason}). Look at the key "
+            "(.venv/bin/wandb login), the project and the entity; or record on this disk with WANDB_MODE=offline, or "
+            "nowhere with REPORT_TO=none."
+        ) from error
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return WandbRun(run)
@@ -176,24 +166,10 @@ def open_run(settings: Settings, run_folder: Path, record: WandbRecord, mode: st
 
 def _given_up(log: Path) -> str:
     """Return what the log of W&B's own process says it could not send; `finish` itself says nothing of it."""
-    try:
-        lines = log.read_bytes().splitlines()
-    except OSError:
-        return ""
-    for line in [line for line in lines if b'"level":"ERROR"' in line]:
-        with suppress(ValueError):
-            message = str(json.loads(line).get("msg", ""))
+    with suppress(OSError, ValueError):
+        for line in log.read_bytes().splitlines():
+            message = str(json.loads(line).get("msg", "")) if b'"level":"ERROR"' in line else ""
             # A request that failed may have been sent again; what was given up has a line of its own.
-            if not message.startswith("api: "):
+            if message and not message.startswith("api: "):
                 return message
     return ""
-
-
-def _refusal(settings: Settings, error: Exception) -> str:
-    entity = f" WANDB_ENTITY={settings.wandb_entity!r}" if settings.wandb_entity else ""
-    where = f"WANDB_PROJECT={settings.wandb_project!r}{entity}"
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return (
-        f"{where}: W&B refuses this run ({reason}). Look at the key (.venv/bin/wandb login), the project and the "
-        "entity; or record on this disk with WANDB_MODE=offline, or nowhere with REPORT_TO=none."
-    )

@@ -16,14 +16,19 @@ import torch
 from swift.rl_core.data import GRPOBatch
 
 from hanabi_grpo.errors import NonFiniteError
-from hanabi_grpo.training.advantages import Estimator
-from hanabi_grpo.training.advantages.estimators import moved
-from hanabi_grpo.training.advantages.step import LossUnit, step_advantages, token_weights
-from hanabi_grpo.training.model.cutting import cut_by_rows, cut_by_tokens
-from hanabi_grpo.training.model.prefix_tree import PrefixOrder, PrefixTree, prefix_tree, share_of
+from hanabi_grpo.training.advantages import Estimator, LossUnit, moved, step_advantages, token_weights
+from hanabi_grpo.training.model.prefix_tree import (
+    PrefixOrder,
+    PrefixTree,
+    cut_by_rows,
+    cut_by_tokens,
+    prefix_tree,
+    share_of,
+)
 from hanabi_grpo.types import DroppedGame, Episode, is_trained, player_name
 
-_MAX_REASONS = 2
+MIN_GAMES = 2
+"""A group of fewer has no baseline."""
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -47,6 +52,8 @@ class PlayerBatch(GRPOBatch):
     """ms-swift's batch, and whose it is."""
 
     player: str = ""
+    has_data: bool = False
+    """Whether the player has a token in the loss on any rank."""
     games: tuple[int, ...] = ()
     """Per row the number of its game, see `TokenRow`."""
     shaping: torch.Tensor | None = None
@@ -56,45 +63,23 @@ class PlayerBatch(GRPOBatch):
 
 
 def usable_groups(
-    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame], *, min_games: int = 2, mixed: bool = False
+    groups: Sequence[Sequence[Episode]], dropped: Sequence[DroppedGame]
 ) -> tuple[list[list[Episode]], list[str]]:
-    """Return the groups that can be trained on, and a sentence for each deal that lost games.
-
-    A group of fewer than `min_games` has no baseline and is left out. With `mixed` the games of a group are of
-    different deals, and what is left out has one sentence of its own.
-    """
+    """Return the groups that can be trained on, and a sentence for each deal that lost games."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for one in dropped:
         reasons[f"{one.suite}/{one.seed}"].append(f"game {one.game}: {one.reason}")
     left = Counter(f"{episode.suite}/{episode.seed}" for group in groups for episode in group)
-    kept = [list(group) for group in groups if len(group) >= min_games]
-    short = [f"{group[0].suite}/{group[0].seed}" for group in groups if 0 < len(group) < min_games and not mixed]
+    short = [f"{group[0].suite}/{group[0].seed}" for group in groups if 0 < len(group) < MIN_GAMES]
     sentences = []
     for name in dict.fromkeys([*reasons, *short]):
         sentence = f"deal {name}: {left[name]} game(s) played"
         if why := reasons.get(name):
-            shown = "; ".join(why[:_MAX_REASONS]) + ("; …" if len(why) > _MAX_REASONS else "")
+            shown = "; ".join(why[:2]) + ("; …" if len(why) > 2 else "")
             sentence = f"deal {name}: {len(why)} of {left[name] + len(why)} games dropped ({shown})"
-        too_few = name in short or (left[name] < min_games and not mixed)
-        sentences.append(f"{sentence}; a group needs {min_games}, so it is left out." if too_few else f"{sentence}.")
-    if mixed and (lost := len(groups) - len(kept)):
-        sentences.append(f"{lost} group(s) of mixed deals kept fewer than {min_games} games and are left out.")
-    return kept, sentences
-
-
-def players_with_data(groups: Sequence[Sequence[Episode]], own: Sequence[str]) -> set[str]:
-    """Return the players that are trained on something of any game, e.g. {"player_0"}; the same on every rank.
-
-    A rank's own share of a step may lack a player whose games all went to the other ranks. `own` are the words of the
-    seats that are trained, here and below, see `partners.own_seats`.
-    """
-    return {
-        player_name(turn.player)
-        for group in groups
-        for episode in group
-        for turn in episode.turns
-        if turn.reply_ids and is_trained(episode, turn.player, own)
-    }
+        too_few = name in short or left[name] < MIN_GAMES
+        sentences.append(f"{sentence}; a group needs {MIN_GAMES}, so it is left out." if too_few else f"{sentence}.")
+    return [list(group) for group in groups if len(group) >= MIN_GAMES], sentences
 
 
 def sequences_of(
@@ -106,10 +91,11 @@ def sequences_of(
     whiten: bool = False,
     unit: LossUnit = "token",
 ) -> list[TokenRow]:
-    """Return a player's sequences over all groups.
+    """Return a player's sequences over all groups; `whiten` and `unit`: see `advantages`.
 
-    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well. `whiten` and `unit`:
-    see `advantages.step`.
+    `own` are the words of the seats that are trained, here and below, see `partners.own_seats`.
+
+    Games in which it had no turn, or a partner its seat, are left out, of the baseline as well.
 
     Raises:
         NonFiniteError: An advantage that is infinite or no number; rewards may be finite and too large to compare.
@@ -174,13 +160,13 @@ def plan_batches(
 
     Sequences are sorted by length before they are cut, so that little is padded, and dealt to the ranks in turn; with
     `shared`, so that those that begin alike are together. A share that holds nothing becomes one row without loss, so
-    that no rank waits for another. With `tokens_per_micro_batch` a player has as many micro-batches as its tokens fill,
-    the same number on every rank; without, `micro_batches_per_player` of equally many sequences.
+    that no rank waits for another. A player has as many micro-batches as its tokens fill, the same number on every
+    rank; without `tokens_per_micro_batch`, `micro_batches_per_player` of equally many sequences.
     """
     batches: list[dict[str, Any]] = []
     for player in range(len(own)):
         rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
-        num_tokens = max(sum(sum(one.mask) for one in rows), 1)
+        num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
         shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)
         batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
@@ -190,10 +176,7 @@ def plan_batches(
 def cut_rows(
     rows: list[TokenRow], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool
 ) -> list[list[TokenRow]]:
-    """Return this rank's rows of each micro-batch of one player, see `plan_batches`; every rank has equally many.
-
-    Of at most `tokens` tokens, or where that is 0 `parts` micro-batches of equally many rows.
-    """
+    """Return this rank's rows of each micro-batch of one player, see `plan_batches`."""
     if not shared:
         ordered = sorted(rows, key=lambda one: -len(one.ids))
         lengths = [len(one.ids) for one in ordered]
@@ -225,8 +208,7 @@ def collate(
 
     The loss is divided by `num_tokens`. With `shared` it gets a tree.
     """
-    nothing = TokenRow(ids=[pad_id, pad_id], mask=[False, False], logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
-    rows = rows or [nothing]
+    rows = rows or [TokenRow(ids=[pad_id] * 2, mask=[False] * 2, logprobs=[0.0] * 2, advantages=[0.0] * 2)]
     width = max(len(row.ids) for row in rows)
 
     def column(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> torch.Tensor:
@@ -247,9 +229,10 @@ def collate(
             advantages=column((row.advantages for row in rows), 0.0, torch.float32)[:, 1:],
             # The loss divides by this player's tokens of the whole step, so that neither the cut into
             # micro-batches nor another player's data changes its gradient.
-            num_items_in_batch=torch.tensor(num_tokens, device=device),
+            num_items_in_batch=torch.tensor(max(num_tokens, 1), device=device),
             logits_to_keep=width - 1,
             player=player,
+            has_data=num_tokens > 0,
             games=tuple(row.game for row in rows),
             tree=prefix_tree(ids, mask) if shared else None,
         ),

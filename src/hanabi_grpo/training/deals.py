@@ -1,23 +1,19 @@
-"""Which deals a step plays, and groups of mixed deals.
+"""Which deals a step plays, and what is made of their games: stamps are compared, and long replies cost."""
 
-With HANABI_GROUP=mixed, to measure what groups of one deal are worth, a group is played as many deals with one game
-each, and put together again. Its games have one board, one suite and one line-up of seats, those of the deal that it
-stands for; only the cards differ.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from torch.utils.data import Dataset
 
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.datasets import deals
-
-_Game = TypeVar("_Game")
+from hanabi_grpo.settings.refs import is_scripted, seat_adapter
+from hanabi_grpo.types import Episode, Turn, player_name
 
 
 class DealDataset(Dataset[dict[str, Any]]):
-    """Deal number n of a run, for n below the number that the run needs. Nothing is stored."""
+    """Deal number n of a run, {"env", "env_config", "suite", "seed", "deal"}. Nothing is stored."""
 
     def __init__(self, rows: list[dict[str, Any]], num_deals: int) -> None:
         """Wrap dataset rows; `num_deals` is steps × deals per step."""
@@ -28,7 +24,7 @@ class DealDataset(Dataset[dict[str, Any]]):
         return self._num_deals
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Return {"env", "env_config", "suite", "seed", "deal"} of one deal."""
+        """Return one deal."""
         return deals(self._rows, number, 1)[0]
 
 
@@ -37,40 +33,49 @@ def step_deals(step: int, deals_per_step: int) -> list[int]:
     return list(range(step * deals_per_step, (step + 1) * deals_per_step))
 
 
-def spread_deals(
-    deals: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], num_games: int
-) -> list[dict[str, Any]]:
-    """Return `num_games` deals in the place of each.
-
-    A fresh deal whose seed is n above its row's first stands for the seeds n·num_games to (n + 1)·num_games − 1 above
-    it, so that no two groups share one. A deal of listed seeds stands for the next ones on the list, round and round;
-    over the whole list each comes up equally often, and a list that is shorter than a group repeats within it.
+def check_stamps(group: Sequence[Episode], seats: Sequence[str], instance_id: str) -> None:
+    """Refuse games of a deal by others than those who were asked for: seats (see `refs`) on a server process.
 
     Raises:
-        SettingsError: A deal that no row of the dataset stands for.
+        ServerError: Another server process, another seat, a turn of another version, or a script's turn with tokens.
     """
-    found: list[dict[str, Any]] = []
-    for deal in deals:
-        row = _row_of(deal, rows)
-        seeds, first = row["seeds"], row["first_seed"]
-        place = (seeds.index(deal["seed"]) if seeds else deal["seed"] - first) * num_games
-        for number in range(place, place + num_games):
-            found.append({**deal, "seed": seeds[number % len(seeds)] if seeds else first + number})
-    return found
+    for episode in group:
+        if episode.seats != tuple(seats):
+            raise _foreign(f"the seats {', '.join(episode.seats) or '(none)'}", ", ".join(seats))
+        for turn in episode.turns:
+            who, seat = player_name(turn.player), seats[turn.player]
+            named = seat_adapter(seat)
+            required = named[1] if named else None
+            if turn.version != required or episode.instance_id != instance_id:
+                got = f"{who}: a turn is stamped {_version(turn.version)} of instance {episode.instance_id}"
+                raise _foreign(got, f"{_version(required)} of instance {instance_id}")
+            if is_scripted(seat) and (turn.prompt_ids or turn.reply_ids):
+                raise _foreign(f"{who}: a turn with tokens", f"the script {seat}")
 
 
-def gather_groups(games: Sequence[Sequence[_Game]], num_games: int) -> list[list[_Game]]:
-    """Return groups of what was played of `num_games` deals each."""
-    starts = range(0, len(games), num_games)
-    return [[game for played in games[start : start + num_games] for game in played] for start in starts]
+def _version(version: int | None) -> str:
+    return "no version" if version is None else f"version {version}"
 
 
-def _row_of(deal: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    for row in rows:
-        same = all(row[name] == deal[name] for name in ("env", "env_config", "suite"))
-        if same and (deal["seed"] in row["seeds"] if row["seeds"] else deal["seed"] >= row["first_seed"]):
-            return row
-    raise SettingsError(
-        f"HANABI_GROUP=mixed: deal {deal['suite']}/{deal['seed']} is of no row of the dataset, so nobody knows "
-        "which others to mix it with. Was DATASET changed while it ran? Start anew, or set HANABI_GROUP=deal."
+def _foreign(got: str, required: str) -> ServerError:
+    return ServerError(
+        f"{got}, required was {required}; its data cannot be trained on. Restart the server, then the trainer."
     )
+
+
+def with_length_penalty(episode: Episode, *, per_token: float, free: int) -> Episode:
+    """Return a game in which long replies cost their mover something: the part "length" of a turn's rewards.
+
+    It is −per_token × (tokens of the reply − free) for a turn with more than `free` sampled tokens, closing tokens
+    included. The trainer adds it, since games are played in text.
+    """
+
+    def priced(turn: Turn) -> Turn:
+        beyond = len(turn.reply_ids) - free
+        if beyond <= 0:
+            return turn
+        rewards = list(turn.rewards)
+        rewards[turn.player] = {**rewards[turn.player], "length": -per_token * beyond}
+        return replace(turn, rewards=tuple(rewards))
+
+    return replace(episode, turns=tuple(map(priced, episode.turns))) if per_token else episode

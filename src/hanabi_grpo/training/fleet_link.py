@@ -15,7 +15,7 @@ from peft import PeftModel
 
 from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
 from hanabi_grpo.client.rollout_client import RolloutResult, each_server, server_name
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.link import GamesRequest, ServerLink, SwiftClient
@@ -25,7 +25,7 @@ _Answer = TypeVar("_Answer")
 
 
 class FleetLink(SwiftClient):
-    """What a `ServerLink` does, with several servers."""
+    """What a `ServerLink` does, by the same names, with several servers."""
 
     def __init__(self, settings: Settings, run_folder: Path) -> None:
         """Prepare a link to each server; `connect` does the talking."""
@@ -33,11 +33,10 @@ class FleetLink(SwiftClient):
         self.incidents = IncidentLog(run_folder)
         servers = each_server(settings)
         self.links = {server_name(one): ServerLink(one, run_folder, name=server_name(one)) for one in servers}
-        """By the server's host and port."""
 
     @property
     def server_facts(self) -> dict[str, Any]:
-        """What a checkpoint says of the base model; the same on all servers."""
+        """The same on all servers."""
         return next(iter(self.links.values())).server_facts
 
     @property
@@ -51,7 +50,7 @@ class FleetLink(SwiftClient):
         return {word: name for link in self.links.values() for word, name in link.partner_names.items()}
 
     def connect(self, version: int) -> None:
-        """Introduce this run to every server, once all of them are found alike, see `ServerLink.connect`."""
+        """Introduce this run to every server, once all of them are found alike."""
         check_alike({name: link.client.identity() for name, link in self.links.items()})
         try:
             # One after the other: each reads the tokenizer and the partners' checkpoints.
@@ -73,14 +72,14 @@ class FleetLink(SwiftClient):
         self._check_alike()
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Play one step's deals on all servers with exactly the pushed version, see `ServerLink.play`."""
+        """Play one step's deals on all servers with exactly the pushed version."""
         shares = self._share(deals)
         result = _merged(shares, self._on_each(shares, lambda link, own: link.play(own, names, version), deals))
         self._check_alike()
         return result
 
     def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
-        """Seat the partners of a step's deals and lend the servers what they need, see `ServerLink.prepare`."""
+        """Seat the partners of a step's deals and lend the servers what they need."""
         shares = self._share(deals)
         parts = self._on_each(shares, lambda link, own: link.prepare(own, names, version), deals)
         return GamesRequest(
@@ -93,13 +92,11 @@ class FleetLink(SwiftClient):
 
     def fetch(self, request: GamesRequest) -> list[RolloutResult]:
         """Ask every server once, and change nothing of this object; returns the answers for `accept`."""
-        names = self._share(request.deals)
-        return side_by_side(
-            {name: partial(self.links[name].fetch, part) for name, part in zip(names, request.parts, strict=True)}
-        )
+        parts = zip(self._share(request.deals), request.parts, strict=True)
+        return side_by_side({name: partial(self.links[name].fetch, part) for name, part in parts})
 
     def accept(self, request: GamesRequest, results: list[RolloutResult]) -> RolloutResult:
-        """Check every stamp against the server that was asked, see `ServerLink.accept`."""
+        """Check every stamp against the server that was asked."""
         shares = self._share(request.deals)
         answers = zip(shares, request.parts, results, strict=True)
         return _merged(shares, [self.links[name].accept(part, result) for name, part, result in answers])

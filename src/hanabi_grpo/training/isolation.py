@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from transformers import get_scheduler
 
 from hanabi_grpo.errors import NonFiniteError, SettingsError
 
@@ -23,22 +25,62 @@ SCALE_SKIPS_IN_A_ROW = 20
 the gradient itself is not finite."""
 
 
-def player_groups(
-    model: torch.nn.Module, names: Sequence[str], rates: Mapping[str, float] | None = None
-) -> list[dict[str, Any]]:
-    """Return one optimizer group per adapter: parameters, name, peak rate, and "updates": in how many steps it moved.
-
-    Without `rates` the optimizer's own rate holds.
-    """
+def player_groups(model: torch.nn.Module, rates: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return one optimizer group per adapter in `rates`, with its peak rate, and in "updates" how often it moved."""
     return [
         {
-            **({"lr": rates[name]} if rates is not None else {}),
             "params": [value for key, value in model.named_parameters() if f".{name}." in key and value.requires_grad],
             "player": name,
+            "lr": rate,
             "updates": 0,
         }
-        for name in names
+        for name, rate in rates.items()
     ]
+
+
+class PlayerSchedule(LRScheduler):
+    """transformers' schedule of one name, at each group's own count of updates.
+
+    A step without a player's data then moves nothing of that player, its place in warm-up and decay included.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, name: str, *, num_steps: Mapping[str, int], **options: Any
+    ) -> None:
+        """Build the schedule from options of `transformers.get_scheduler`; `num_steps` are by player.
+
+        Raises:
+            SettingsError: The schedule is not a function of the number of updates.
+        """
+        players = [group["player"] for group in optimizer.param_groups]
+        self._factors = {player: _factor(name, num_steps[player], options) for player in players}
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        """Return each group's rate."""
+        groups = self.optimizer.param_groups
+        return [group["initial_lr"] * self._factors[group["player"]](group["updates"]) for group in groups]
+
+    def refresh(self) -> None:
+        """Set the rates again after the groups' counts were restored."""
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
+
+def _factor(name: str, num_steps: int, options: Mapping[str, Any]) -> Callable[[int], float]:
+    probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    try:
+        stock = get_scheduler(name, optimizer=probe, num_training_steps=num_steps, **options)
+    except (ValueError, TypeError) as error:
+        raise SettingsError(f"LR_SCHEDULER_TYPE={name}: transformers refuses it: {error}") from error
+    if not isinstance(stock, LambdaLR):
+        raise SettingsError(
+            f"LR_SCHEDULER_TYPE={name}: depends on more than the number of updates; allowed are transformers' "
+            "schedules by step, such as constant, constant_with_warmup, linear and cosine."
+        )
+    factor: Callable[[int], float] = stock.lr_lambdas[0]
+    return factor
 
 
 class PlayerGuard:

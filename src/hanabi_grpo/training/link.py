@@ -22,13 +22,12 @@ from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
-from hanabi_grpo.runs.incidents import IncidentLog
+from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.runs.run_folder import public_run, run_identity, run_secret
 from hanabi_grpo.runs.saved_adapters import SAME_FACTS
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats
-from hanabi_grpo.training.answers import check_stamps, with_length_penalty
-from hanabi_grpo.training.deals import gather_groups, spread_deals
+from hanabi_grpo.training.deals import check_stamps, with_length_penalty
 from hanabi_grpo.training.model.adapters import adapter_names, export_adapter
 from hanabi_grpo.training.partner_seats import PartnerSeats
 
@@ -49,7 +48,7 @@ class GamesRequest:
     deals: list[dict[str, Any]]
     """With "seats" where a partner plays."""
     own: tuple[str, ...]
-    """Of the run's own players, e.g. ("player_0@7", "player_1@7")."""
+    """Words of the run's own players, e.g. ("player_0@7", "player_1@7")."""
     version: int
     instance_id: str
     """Of the server process; empty where there are several."""
@@ -60,10 +59,7 @@ class GamesRequest:
 class SwiftClient:
     """What ms-swift's trainer reads from its client, and calls at start."""
 
-    use_async_engine = True
-    enable_multi_turn = True
-    enable_lora = True
-    use_gym_env = True
+    use_async_engine = enable_multi_turn = enable_lora = use_gym_env = True
 
     def get_engine_type(self) -> None:
         """ms-swift asks before it reads the attributes above; they do not depend on the server."""
@@ -76,14 +72,13 @@ class ServerLink(SwiftClient):
     """Handshake, pushes and games of one server. Every rank holds one; only the main process connects."""
 
     def __init__(self, settings: Settings, run_folder: Path, *, name: str = "") -> None:
-        """Prepare a link to one server; where there are several, `name` stands in their common records."""
+        """Prepare; where there are several servers, `name` stands in their common records."""
         self.settings, self.run_folder = settings, run_folder
         self.incidents = IncidentLog(run_folder)
         self.identity: dict[str, Any] = {}
         """What the server says of itself; empty before `connect`."""
         self.instance_id = ""
         self.spec_hashes: list[str] = []
-        self.partners = PartnerSeats(settings, run_folder)
         self.server_facts: dict[str, Any] = {}
         """What a checkpoint says of the base model that its adapters belong to; empty before `connect`."""
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
@@ -92,6 +87,7 @@ class ServerLink(SwiftClient):
         self._adapters: Adapters = {}
         self._said_by = f"[{name}] " if name else ""
         self.client = RolloutClient.from_settings(settings)
+        self.partners = PartnerSeats(settings, run_folder, self.client.lend)
         self._heartbeat: Heartbeat | None = None
 
     def connect(self, version: int) -> None:
@@ -106,7 +102,7 @@ class ServerLink(SwiftClient):
         self._heartbeat = Heartbeat.from_client(self.client)
         self._heartbeat.start()
         try:
-            self.partners.load(self.server_facts, self.client.lend, self.instance_id)
+            self.partners.load(self.server_facts, self.instance_id)
         except HanabiGrpoError:
             self.disconnect()
             raise
@@ -132,53 +128,41 @@ class ServerLink(SwiftClient):
         self._reliably(self._send, f"the push of version {version}")
 
     def play(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
-        """Play one step's deals with exactly the pushed version; every turn's stamp is checked.
+        """Return the games of one step's deals with exactly the pushed version, checked and priced, see `accept`."""
 
-        Returns:
-            Per deal its group: games of that deal, or with HANABI_GROUP=mixed of as many deals like it. Long replies
-            have cost what HANABI_LENGTH_PENALTY says.
-        """
-        asked: list[GamesRequest] = []
+        def ask() -> tuple[GamesRequest, RolloutResult]:
+            request = self.prepare(deals, names, version)
+            return request, self.fetch(request)
 
-        def ask() -> RolloutResult:
-            asked[:] = [self.prepare(deals, names, version)]
-            return self.fetch(asked[0])
-
-        result = self._reliably(lambda: self.partners.lend_again(ask), f"the games of version {version}")
-        return self.accept(asked[0], result)
+        return self.accept(*self._reliably(lambda: self.partners.lend_again(ask), f"the games of version {version}"))
 
     def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
         """Seat the partners of a step's deals and lend the server what they need."""
         own = own_seats(self.settings.players, names, version)
-        seated = self.partners.seat(deals, own, version, self.client.lend, self.instance_id)
+        seated = self.partners.seat(deals, own, version, self.instance_id)
         return GamesRequest(deals=seated, own=own, version=version, instance_id=self.instance_id)
 
     def fetch(self, request: GamesRequest) -> RolloutResult:
         """Ask once, and change nothing of this object: it may run beside other calls, in a thread of its own."""
-        settings = self.settings
-        mixed = settings.group == "mixed"
         return self.client.play(
-            spread_deals(request.deals, training_rows(settings), settings.num_generations) if mixed else request.deals,
-            num_games=1 if mixed else settings.num_generations,
-            max_tokens=settings.max_completion_length,
-            temperature=settings.temperature,
+            request.deals,
+            num_games=self.settings.num_generations,
+            max_tokens=self.settings.max_completion_length,
+            temperature=self.settings.temperature,
             seats=request.own,
         )
 
     def accept(self, request: GamesRequest, result: RolloutResult) -> RolloutResult:
-        """Check every stamp against what was asked for, and make groups and rewards of the answer, see `play`.
+        """Check every stamp against what was asked for, and let long replies cost what HANABI_LENGTH_PENALTY says.
 
         Raises:
             ServerError: Games by others than those who were asked for.
         """
-        settings = self.settings
-        mixed = settings.group == "mixed"
-        groups = gather_groups(result.groups, settings.num_generations) if mixed else result.groups
-        for deal, group in zip(request.deals, groups, strict=True):
+        for deal, group in zip(request.deals, result.groups, strict=True):
             check_stamps(group, deal.get("seats", request.own), request.instance_id)
-        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in groups if group)})
-        price = partial(with_length_penalty, per_token=settings.length_penalty, free=settings.length_free)
-        return replace(result, groups=[[price(game) for game in group] for group in groups])
+        self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
+        price = partial(with_length_penalty, per_token=self.settings.length_penalty, free=self.settings.length_free)
+        return replace(result, groups=[[price(game) for game in group] for group in result.groups])
 
     def copy_log(self) -> None:
         """Append the server's new log lines to `server.log` in the run folder; a lost server loses them only."""
@@ -198,10 +182,8 @@ class ServerLink(SwiftClient):
     def _introduce(self) -> None:
         settings, run_id = self.settings, run_identity(self.run_folder)
         identity = self.client.identity()
-        newer = {}
-        if identity.get("run") == public_run(run_id):
-            newer = {name: held for name, held in identity["versions"].items() if held > self._version}
-        if newer:
+        own = identity["versions"] if identity.get("run") == public_run(run_id) else {}
+        if newer := {name: held for name, held in own.items() if held > self._version}:
             self.incidents.record(
                 "versions_replaced",
                 f"{self._said_by}the server holds {', '.join(f'{name}@{held}' for name, held in newer.items())} of "
@@ -209,19 +191,18 @@ class ServerLink(SwiftClient):
                 "are made again; the server is told to drop them",
                 versions=newer,
             )
-        rows = training_rows(settings)
-        answer = self.client.introduce(
+        self.identity = self.client.introduce(
             settings,
             run_id=run_id,
             adapters=adapter_names(settings.players, settings.adapters),
             lora_rank=settings.lora_rank,
-            setups=played_setups(rows),
+            setups=played_setups(training_rows(settings)),
             secret=run_secret(self.run_folder),
             version=self._version,
             replaces=newer or None,
         )
-        self.identity, self.instance_id = answer, answer["instance_id"]
-        self.server_facts = {name: answer[name] for name in (*SAME_FACTS, "dtype") if name in answer}
+        self.instance_id = self.identity["instance_id"]
+        self.server_facts = {name: self.identity[name] for name in (*SAME_FACTS, "dtype") if name in self.identity}
         self._log_seen, _ = self.client.log(0)
 
     def _send(self) -> None:
@@ -265,8 +246,7 @@ class ServerLink(SwiftClient):
 
     def _return_to(self, instance_id: str, what: str) -> None:
         if instance_id == (before := self.instance_id):
-            again = "%sthe same server (instance %s) answers again; asking for %s again"
-            logger.warning(again, self._said_by, before, what)
+            logger.warning("%sthe same server (instance %s) is back; asked for %s again", self._said_by, before, what)
             return
         self._introduce()
         if self._adapters:

@@ -6,7 +6,7 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 
 | symbol | is | from |
 |---|---|---|
-| A | advantage of the token's turn | `advantages/`; `loss_unit` weighs it, `shape_advantages` adds KL and entropy |
+| A | advantage of the token's turn | `advantages`; `loss_unit` weighs it, `shape_advantages` adds KL and entropy |
 | ρ | π(a|s) / π_old(a|s), new policy over the one that sampled | PPO (arXiv 1707.06347), equations 6 and 7 |
 | ε | how far ρ may go, with a width for each side | DAPO (arXiv 2503.14476), "Clip-Higher" |
 | r | π_ref(a|s) / π(a|s), base model over new policy | GRPO (arXiv 2402.03300), equation 4 |
@@ -16,7 +16,7 @@ over the player's sampled tokens t; everything else in a sequence is masked out.
 π is this trainer's forward pass (`model.forward`) at the temperature of sampling. π_old is the same pass before the
 step's first update, or with HANABI_OVERLAP=1 under the version that sampled (`overlap`). π_sampler came with the
 tokens; `mismatch` has checked that both say the same. Under HANABI_UPDATE=sequential A is also multiplied by a weight
-of the game (`sequential`).
+of the game (`updates`).
 
 ms-swift computes the same with `loss_type=dapo`, among 280 lines for other losses: `_compute_loss_and_metrics` and
 `_apply_rollout_importance_sampling` of `GRPOTrainer` in swift/rlhf_trainers/grpo_trainer.py.
@@ -24,7 +24,6 @@ ms-swift computes the same with `loss_type=dapo`, among 280 lines for other loss
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,33 +45,17 @@ LOSS_METRICS: dict[str, dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 """Names in metrics.jsonl of what `PolicyLoss` measures, and how the values of all processes become one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
     """The clipped loss of a run, as its settings choose it."""
 
-    clip_low: float
-    """ε_low of HANABI_CLIP_LOW."""
-    clip_high: float
-    """ε_high of HANABI_CLIP_HIGH."""
-    clip_dual: float | None = None
-    """Largest ρ where the advantage is negative (dual clip, arXiv 1912.09729); None: no limit."""
-    beta: float = 0.0
-    """Weight of the KL term; 0 where there is none, or where the advantages hold it (HANABI_KL=reward)."""
-    correction: str = "none"
-    """HANABI_SAMPLER_CORRECTION: "none", or "token_" or "sequence_" with "truncate" or "mask"."""
-    correction_limit: float = 2.0
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "PolicyLoss":
-        """Return the loss of a run."""
-        return cls(
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            clip_dual=settings.clip_dual,
-            beta=settings.beta if settings.kl == "loss" else 0.0,
-            correction=settings.sampler_correction,
-            correction_limit=settings.sampler_correction_limit,
-        )
+    def __init__(self, settings: Settings) -> None:
+        """Take HANABI_CLIP_*, BETA, HANABI_KL and HANABI_SAMPLER_CORRECTION*."""
+        self.clip_low, self.clip_high = settings.clip_low, settings.clip_high
+        self.clip_dual = settings.clip_dual
+        """Largest ρ where the advantage is negative (dual clip, arXiv 1912.09729); None: no limit."""
+        self.beta = settings.beta if settings.kl == "loss" else 0.0
+        """0 also where the advantages hold the KL."""
+        self.correction, self.correction_limit = settings.sampler_correction, settings.sampler_correction_limit
 
     def __call__(
         self, logps: torch.Tensor, batch: PlayerBatch, num_processes: int = 1
@@ -146,10 +129,7 @@ def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def shape_advantages(
-    batches: Iterable[dict[str, Any]],
-    settings: Settings,
-    groups: Sequence[Sequence[Episode]],
-    trained: Sequence[str],
+    batches: Iterable[dict[str, Any]], settings: Settings, groups: Sequence[Sequence[Episode]], trained: Sequence[str]
 ) -> list[float]:
     """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
 
@@ -196,7 +176,6 @@ def kl_part(logps: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor, be
 def entropy_part(logps: torch.Tensor, mask: torch.Tensor, weight: float, mean: float) -> torch.Tensor:
     """Return −c (log π(a) − mean) on sampled tokens, 0 elsewhere; the expected step is c ∇H(π(·|s)).
 
-    It is the part −log π(a) of Williams and Peng (1991); the constant `mean`, of the player's tokens in the step,
-    changes no expectation and lowers the variance.
+    Source: Williams and Peng 1991; the constant `mean` changes no expectation and lowers the variance.
     """
     return torch.where(mask, -weight * (logps - mean), 0.0)

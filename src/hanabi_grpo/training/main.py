@@ -31,8 +31,7 @@ def main(argv: list[str]) -> int:
     from hanabi_grpo.rollout.datasets import num_steps, training_rows
     from hanabi_grpo.settings import read_settings
     from hanabi_grpo.settings.pass_through import check_options
-    from hanabi_grpo.training.arguments import swift_options
-    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer
+    from hanabi_grpo.training.pipeline import HanabiPipeline, register_trainer, swift_options
 
     try:
         check_options("trainer", extra)

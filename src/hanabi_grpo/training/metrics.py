@@ -1,13 +1,12 @@
-"""Numbers of one step, from its games, and what they warn of."""
+"""Numbers of one step, from its games."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn, is_trained, player_name
-
-ALL_BAD_SHARE = 0.5
-"""Share of games without a single legal reply from which on a step warns."""
 
 
 def episode_metrics(
@@ -23,25 +22,23 @@ def episode_metrics(
 ) -> dict[str, float]:
     """Return the step's figures: scores, what went wrong, per player its own, and what the environment adds.
 
-    The score of a game is the figure that `EnvSpec.score` names, or player 0's return. `score/mean` and its standard
-    error `score/se` are over all games, `games/<preset>` and `score/<preset>` by preset, `score/normalized` is the mean
-    of score / greatest score. Rates are per game; `entropy_estimate` is the mean of −logprob over sampled tokens, in
-    nats. Figures of `Environment.metrics` have the name of the environment before them where a step has several.
+    The score of a game is the figure that `EnvSpec.score` names, or player 0's return; `score/se` is its standard error
+    over all games, `score/normalized` the mean of score / greatest score. Rates are per game; `entropy_estimate` is the
+    mean of −logprob over sampled tokens, in nats. Figures of `Environment.metrics` have the name of the environment
+    before them where a step has several.
 
-    A figure that the games do not determine is absent: every mean of a step without games, the error of a single game,
-    the reward of a player without a turn. Counts are always there. Scores and rates are of all games and all seats.
-    What says how training goes (a player's reward, replies and games without a turn, groups without spread, games whose
-    replies were all bad) is of the trained seats alone.
+    A figure that the games do not determine is absent; counts are always there. Scores and rates are of all games and
+    all seats. What says how training goes (a player's reward, replies and games without a turn, groups without spread,
+    games whose replies were all bad) is of the trained seats alone.
 
     Args:
         groups: Per deal its games.
         setups: What is played, by the hash of its rules.
-        games_dropped: Games that were dropped and are in no group.
+        games_dropped: Games that are in no group.
         groups_dropped: Deals that were left out because too few of their games remained.
         own: Words of the trained seats, see `partners.own_seats`; empty: all seats are.
-        partners: For a run with partners: the word of a partner's seat to its name. Scores of self-play and with each
-            partner are then told apart.
-        reply_limit: Most tokens of one reply; 0: unknown, and no reply counts as cut.
+        partners: The name of each partner by the word of its seat. Scores with each are then told apart.
+        reply_limit: Most tokens of one reply; 0: no reply counts as cut.
         end_id: The token that ends a reply; None: every reply of the greatest length counts as cut.
     """
     episodes = [episode for group in groups for episode in group]
@@ -72,40 +69,10 @@ def episode_metrics(
         replies = [turn for one in trained for turn in one.trajectory(player)]
         returns = [episode.reward(player) for episode in trained if episode.trajectory(player)]
         found = {"games_without_turn": float(len(trained) - len(returns))}
-        if returns:
-            found["reward"] = _mean(returns)
+        found |= {"reward": _mean(returns)} if returns else {}
         found |= _reply_figures(replies, reply_limit, end_id)
         metrics |= {f"{player_name(player)}/{name}": value for name, value in found.items()}
     return metrics
-
-
-def step_warnings(metrics: Mapping[str, float], num_groups: int) -> list[str]:
-    """Return one sentence for each thing that makes a step of so many groups teach less than it seems to."""
-    games = int(metrics["games"])
-    dropped, groups_dropped = int(metrics["games_dropped"]), int(metrics["groups_dropped"])
-    all_bad, flat = int(metrics["games_all_bad"]), int(metrics["groups_without_spread"])
-    found = []
-    if dropped or groups_dropped:
-        found.append(
-            f"{dropped} game(s) and {groups_dropped} whole group(s) were dropped; this step has {games} game(s) in "
-            f"{num_groups} group(s)."
-        )
-    if games and all_bad >= ALL_BAD_SHARE * games:
-        found.append(
-            f"all replies were illegal or unparsable in {all_bad} of {games} games; look at the newest file in "
-            "episodes/, and compare the prompt's format with what the model was trained on."
-        )
-    if games and not any(name.endswith("/reward") for name in metrics):
-        found.append(
-            f"no trained player had a turn in any of {games} games, so nothing moves in this step; does a partner end "
-            "them on its first move?"
-        )
-    elif num_groups and flat >= num_groups:
-        found.append(
-            f"every group has zero variance in rewards ({num_groups} of {num_groups}): comparing their games teaches "
-            "nothing in this step; a higher TEMPERATURE or an easier board gives games that differ."
-        )
-    return found
 
 
 def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:
@@ -124,11 +91,8 @@ def _score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]
     figures = {f"games/{preset}": float(len(values)) for preset, values in by_preset.items()}
     figures |= {f"score/{preset}": _mean(values) for preset, values in by_preset.items()}
     figures |= {"score/normalized": _mean(shares)} if shares else {}
-    if scores:
-        figures["score/mean"] = _mean(scores)
-    if len(scores) > 1:
-        spread = (sum((score - figures["score/mean"]) ** 2 for score in scores) / (len(scores) - 1)) ** 0.5
-        figures["score/se"] = spread / len(scores) ** 0.5
+    figures |= {"score/mean": _mean(scores)} if scores else {}
+    figures |= {"score/se": float(np.std(scores, ddof=1)) / len(scores) ** 0.5} if len(scores) > 1 else {}
     return figures
 
 
@@ -145,7 +109,6 @@ def _environment_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup
 
 
 def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dict[str, float]:
-    """Return the form of a player's replies, as shares of them or, behind the first two, of those with tokens."""
     figures = {}
     if turns:
         figures["bad_reply_share"] = _mean([turn.kind is not ReplyKind.LEGAL for turn in turns])
@@ -154,15 +117,13 @@ def _reply_figures(turns: Sequence[Turn], limit: int, end_id: int | None) -> dic
         figures["tokens_per_reply"] = _mean([len(turn.reply_ids) for turn in said])
         figures["entropy_estimate"] = -_mean([value for turn in said for value in turn.logprobs])
         if limit:
-            cut = [len(turn.reply_ids) >= limit and turn.reply_ids[-1] != end_id for turn in said]
-            figures["cut_share"] = _mean(cut)
+            figures["cut_share"] = _mean([len(one.reply_ids) >= limit and one.reply_ids[-1] != end_id for one in said])
     return figures
 
 
 def _scores_by_partner(
     episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]], own: Sequence[str], partners: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return `self_play/score`, `partners/<name>/score`, and the games behind each; without a game only the latter."""
     scores: dict[str, list[float]] = {"self_play": [], **{f"partners/{name}": [] for name in partners.values()}}
     for episode in episodes:
         others = [seat for player, seat in enumerate(episode.seats) if not _trains(episode, player, own)]
@@ -187,7 +148,6 @@ def _is_all_bad(episode: Episode, own: Sequence[str]) -> bool:
 
 
 def _has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:
-    """Return whether the games of a deal differ in any trained player's return; only games with a turn of it count."""
     for player in range(max((episode.num_players for episode in group), default=0)):
         playing = [one for one in group if one.trajectory(player) and _trains(one, player, own)]
         if len({episode.reward(player) for episode in playing}) > 1:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,37 +37,8 @@ class StepGames:
     wait_seconds: float
 
 
-def play_now(link: Link, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> StepGames:
-    """Play a step's games while the trainer waits, see `ServerLink.play`."""
-    start = time.perf_counter()
-    result = link.play(deals, names, version)
-    seconds = time.perf_counter() - start
-    return StepGames(result=result, version=version, rollout_seconds=seconds, wait_seconds=seconds)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Flight:
-    """One request in a thread of its own, which ends with the process: nobody has to wait for it."""
-
-    deals: list[dict[str, Any]]
-    request: GamesRequest
-    answer: Future[Any]
-    seconds: float = 0.0
-
-    def fly(self, link: Link) -> None:
-        start = time.perf_counter()
-        try:
-            found = link.fetch(self.request)
-        except BaseException as error:
-            # Raised again where the games are taken, in the trainer's own thread.
-            self.answer.set_exception(error)
-            return
-        self.seconds = time.perf_counter() - start
-        self.answer.set_result(found)
-
-
 class PlayAhead:
-    """Asks for games one step ahead, in the main process, and hands each step exactly its own deals' games.
+    """Hands each step exactly its own deals' games, in the main process; with `ask`, of games that it has asked for.
 
     A request that the server did not answer with games (it died, was replaced, or the next sync overtook it) is made
     again in the plain way, with the version that is served then. What else goes wrong in the thread, `take` raises.
@@ -76,7 +47,7 @@ class PlayAhead:
     def __init__(self, link: Link, names: tuple[str, ...]) -> None:
         """Prepare for the adapters `names`; nothing is asked yet."""
         self._link, self._names = link, names
-        self._flight: _Flight | None = None
+        self._flight: tuple[list[dict[str, Any]], GamesRequest, Future[tuple[Any, float]]] | None = None
 
     def take(self, deals: list[dict[str, Any]], version: int) -> StepGames:
         """Return the games of a step's deals: those that were asked for ahead, or played now with the served version.
@@ -87,24 +58,25 @@ class PlayAhead:
         start = time.perf_counter()
         flight, self._flight = self._flight, None
         if flight is not None:
-            request = flight.request
+            asked, request, answer = flight
             reason: object = "they are of other deals than this step's"
             try:
                 with says_so(f"the games of version {request.version}, which were asked for a step ahead"):
-                    answer = flight.answer.result()
+                    found, seconds = answer.result()
             except ServerError as error:
                 reason = error
             else:
-                if flight.deals == deals:
+                if asked == deals:
+                    result = self._link.accept(request, found)
+                    waited = time.perf_counter() - start
                     return StepGames(
-                        result=self._link.accept(request, answer),
-                        version=request.version,
-                        rollout_seconds=flight.seconds,
-                        wait_seconds=time.perf_counter() - start,
+                        result=result, version=request.version, rollout_seconds=seconds, wait_seconds=waited
                     )
             self._again(request.version, reason)
-        now = play_now(self._link, deals, self._names, version)
-        return replace(now, wait_seconds=time.perf_counter() - start)
+        again = time.perf_counter()
+        result = self._link.play(deals, self._names, version)
+        end = time.perf_counter()
+        return StepGames(result=result, version=version, rollout_seconds=end - again, wait_seconds=end - start)
 
     def ask(self, deals: list[dict[str, Any]], version: int) -> None:
         """Ask for the games of the next step with the version that is served now, and return at once."""
@@ -114,8 +86,21 @@ class PlayAhead:
             # Lending a partner failed; the next step waits for the server and lends again.
             self._again(version, error)
             return
-        self._flight = _Flight(deals=deals, request=request, answer=Future())
-        threading.Thread(target=self._flight.fly, args=(self._link,), daemon=True).start()
+        answer: Future[tuple[Any, float]] = Future()
+        self._flight = deals, request, answer
+
+        def fly() -> None:
+            start = time.perf_counter()
+            try:
+                found = self._link.fetch(request)
+            except BaseException as error:
+                # Raised again where the games are taken, in the trainer's own thread.
+                answer.set_exception(error)
+            else:
+                answer.set_result((found, time.perf_counter() - start))
+
+        # It ends with the process: nobody has to wait for it.
+        threading.Thread(target=fly, daemon=True).start()
 
     def _again(self, version: int, reason: object) -> None:
         self._link.incidents.record(
@@ -167,8 +152,7 @@ def _copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters() if "lora_" in name}
 
 
+@torch.no_grad()
 def _put(model: torch.nn.Module, values: dict[str, torch.Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, value in values.items():
-            parameters[name].copy_(value)
+    for name, value in values.items():
+        model.get_parameter(name).copy_(value)

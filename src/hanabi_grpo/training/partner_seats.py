@@ -35,24 +35,23 @@ _Answer = TypeVar("_Answer")
 class PartnerSeats:
     """The pool of one run: its checkpoints, its draws, and what one server process was lent."""
 
-    def __init__(self, settings: Settings, run_folder: Path) -> None:
+    def __init__(self, settings: Settings, run_folder: Path, lend: Lend) -> None:
         """Read HANABI_PARTNERS; `load` reads the checkpoints."""
-        self._settings, self._run_folder = settings, run_folder
+        self._settings, self._run_folder, self._lend = settings, run_folder, lend
         self.pool = read_pool(settings)
         self.names: dict[str, str] = {}
-        """What the partner behind a seat's word is called in metrics, for every word that was drawn."""
+        """In metrics, by the word of the seat, for every word that was drawn."""
         self._saved: dict[Place, SavedAdapters] = {}
         self._lent: dict[tuple[Place, str], str] = {}
         self._instance_id = ""
         self._damaged: set[Path] = set()
-        self._said_self_play = False
 
-    def load(self, facts: Mapping[str, Any], lend: Lend, instance_id: str) -> None:
+    def load(self, facts: Mapping[str, Any], instance_id: str) -> None:
         """Read every checkpoint that the pool names and lend it once, so that one that does not fit stops the start.
 
         Raises:
             SettingsError: A checkpoint that is missing or damaged, has no adapter for a seat, or was trained on another
-                base model, tokenizer or chat format (`facts` are the server's).
+                base model, tokenizer or chat format than the server's (`facts`).
             ServerError: The server refuses an adapter.
         """
         if not self.pool:
@@ -66,7 +65,7 @@ class PartnerSeats:
                 self._saved[partner.place] = _read(partner, partner.place, self._run_folder, facts)
             try:
                 for seat in range(self._settings.players) if partner.seat is None else (partner.seat,):
-                    self._word(Draw(partner=partner, seat=seat), 0, 0, lend)
+                    self._word(Draw(partner=partner, seat=seat), 0, 0)
             except ServerGoneError:
                 raise
             except ServerError as error:
@@ -76,28 +75,23 @@ class PartnerSeats:
             logger.warning("%s: HANABI_PARTNER_SHARE=1 and every partner takes its seat; it does not move", name)
 
     def seat(
-        self, deals: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, lend: Lend, instance_id: str
+        self, deals: Sequence[Mapping[str, Any]], own: Sequence[str], version: int, instance_id: str
     ) -> list[dict[str, Any]]:
-        """Return deals with "seats" where a partner plays; the others are returned as they are.
+        """Return deals with "seats" where a partner plays, and lend the server process what it was not lent yet.
 
-        Each has its number in the run as "deal". `lend` is called for frozen adapters that this server process was not
-        lent yet.
+        Each deal has its number in the run as "deal".
         """
         if instance_id != self._instance_id:
             self._lent.clear()
             self._instance_id = instance_id
-        settings, seated = self._settings, []
-        for deal in deals:
-            number, seats = int(deal["deal"]) if self.pool else 0, [*own]
+        settings, seated = self._settings, [dict(deal) for deal in deals]
+        for deal in seated if self.pool else ():
             found = draw(
-                self.pool, number, share=settings.partner_share, seed=settings.seed, num_players=settings.players
+                self.pool, deal["deal"], share=settings.partner_share, seed=settings.seed, num_players=settings.players
             )
-            if found is not None and (word := self._word(found, version, number, lend)) is not None:
+            if found is not None and (word := self._word(found, version, deal["deal"])) is not None:
                 self.names.setdefault(word, found.partner.name)
-                seats[found.seat] = word
-                seated.append({**deal, "seats": seats})
-            else:
-                seated.append(dict(deal))
+                deal["seats"] = [word if seat == found.seat else name for seat, name in enumerate(own)]
         return seated
 
     def lend_again(self, ask: Callable[[], _Answer]) -> _Answer:
@@ -114,10 +108,10 @@ class PartnerSeats:
             time.sleep(tries)
             tries += 1
 
-    def _word(self, found: Draw, version: int, deal: int, lend: Lend) -> str | None:
+    def _word(self, found: Draw, version: int, deal: int) -> str | None:
         partner = found.partner
         if partner.is_earlier:
-            return self._earlier_word(found.seat, version, deal, lend)
+            return self._earlier_word(found.seat, version, deal)
         if partner.place is None:
             return partner.word
         saved = self._saved[partner.place]
@@ -127,9 +121,9 @@ class PartnerSeats:
             raise SettingsError(
                 f"HANABI_PARTNERS={partner.word}: {error} Or fix the seat (player_0= before it)."
             ) from error
-        return self._lend(partner.place, adapter, saved, lend)
+        return self._lent_word(partner.place, adapter, saved)
 
-    def _earlier_word(self, seat: int, version: int, deal: int, lend: Lend) -> str | None:
+    def _earlier_word(self, seat: int, version: int, deal: int) -> str | None:
         adapter = SHARED_ADAPTER if self._settings.adapters == SHARED_ADAPTER else player_name(seat)
         while steps := self._earlier_steps(version):
             folder = self._run_folder / f"checkpoint-{choose_step(steps, deal, seed=self._settings.seed)}"
@@ -142,10 +136,7 @@ class PartnerSeats:
                     logger.warning("%s cannot be a partner: %s", folder.name, error)
                     self._damaged.add(folder)
                     continue
-            return self._lend(folder, adapter, saved, lend)
-        if not self._said_self_play:
-            self._said_self_play = True
-            logger.info("partner earlier: no earlier version is kept yet; until there is one, its deals are self-play")
+            return self._lent_word(folder, adapter, saved)
         return None
 
     def _earlier_steps(self, version: int) -> list[int]:
@@ -154,11 +145,10 @@ class PartnerSeats:
         steps = sorted(int(named[1]) for folder in kept if (named := CHECKPOINT_NAME.fullmatch(folder.name)))
         return [step for step in steps if step < version and step % self._settings.save_steps == 0]
 
-    def _lend(self, place: Place, adapter: str, saved: SavedAdapters | None, lend: Lend) -> str:
-        """Return the word of an adapter, which is lent now unless it was; None: it was."""
+    def _lent_word(self, place: Place, adapter: str, saved: SavedAdapters | None) -> str:
         key = (place, adapter)
         if saved is not None and key not in self._lent:
-            self._lent[key] = lend(saved.step, *saved.adapters[adapter])
+            self._lent[key] = self._lend(saved.step, *saved.adapters[adapter])
         # The server drops the adapter that was not used for longest; this list is in the same order.
         word = self._lent[key] = self._lent.pop(key)
         while len(self._lent) > MAX_LENT:

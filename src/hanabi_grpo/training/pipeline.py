@@ -1,10 +1,14 @@
-"""Where ms-swift is told of our model, data and trainer."""
+"""Where ms-swift is told of our settings, model, data and trainer."""
 
+import json
 import logging
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from swift.model import model_meta
+from swift.arguments import RLHFArguments
+from swift.model import MODEL_MAPPING, model_meta
 from swift.model.register import ModelLoader
 from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
@@ -12,16 +16,88 @@ from transformers import PrinterCallback
 
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import check_vocabulary
+from hanabi_grpo.runs.fingerprint import resolve_model
 from hanabi_grpo.runs.resume import read_resume
-from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage, read_settings
 from hanabi_grpo.tracking.callback import TrackingCallback
-from hanabi_grpo.training.arguments import HanabiArguments
 from hanabi_grpo.training.deals import DealDataset
+from hanabi_grpo.training.fleet_link import make_link
 from hanabi_grpo.training.model.adapters import adapter_names, add_adapters
 from hanabi_grpo.training.model.start_from import check_base, start_adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
 
 logger = logging.getLogger(__name__)
+
+_SAME = (
+    *("lora_rank", "lora_alpha", "vllm_server_host", "vllm_server_port", "num_generations", "max_completion_length"),
+    *("temperature", "learning_rate", "lr_scheduler_type", "warmup_steps", "beta", "seed", "save_steps"),
+)
+"""Options that are called as the setting is."""
+_FIXED = """
+    rlhf_type=grpo tuner_type=lora use_vllm=true vllm_mode=server vllm_server_pass_dataset=true use_hf=true
+    split_dataset_ratio=0 dataset_shuffle=false train_dataloader_shuffle=false dataloader_num_workers=0
+    top_p=1.0 top_k=-1 logging_steps=1 report_to=none disable_tqdm=true save_strategy=steps eval_strategy=no
+    add_version=false create_checkpoint_symlink=false
+"""
+
+
+@dataclass
+class HanabiArguments(RLHFArguments):
+    """ms-swift's options and the path of ours."""
+
+    hanabi_settings: str = ""
+
+    def _init_external_vllm(self) -> None:
+        # Every rank needs the settings that the link carries; only the main process talks to the server.
+        self.vllm_client = make_link(read_settings(Path(self.hanabi_settings)), Path(self.output_dir))
+
+
+def swift_options(settings: Settings, settings_path: Path, run_folder: Path, num_steps: int) -> list[str]:
+    """Return the command line that ms-swift is started with."""
+    plan = batch_plan(settings)
+    model = resolve_model(settings.model)
+    # A folder's name says nothing to ms-swift, and one architecture may serve several of its model types.
+    architecture = json.loads((model / "config.json").read_text()).get("model_type")
+    on_cpu, corrects = settings.device == "cpu", settings.sampler_correction != "none"
+    options: dict[str, object] = {
+        **{name: getattr(settings, name) for name in _SAME},
+        **dict(word.split("=") for word in _FIXED.split()),
+        "hanabi_settings": settings_path,
+        "output_dir": run_folder,
+        "model": model,
+        "model_type": architecture if architecture in MODEL_MAPPING else None,
+        # Asks a hub whether the local model is the newest, and waits through its retries.
+        "check_model": "false",
+        "torch_dtype": settings.dtype,
+        # Left alone, ms-swift trains a float32 model in mixed float16.
+        "bf16": settings.dtype == "bfloat16",
+        "fp16": settings.dtype == "float16",
+        # Rows are ours; ms-swift only wants a name.
+        "dataset": settings.dataset or settings.preset,
+        # Never encodes anything here: token ids come from the rollout server.
+        "template": "dummy",
+        "per_device_train_batch_size": plan.per_device_train_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "max_steps": num_steps,
+        "max_length": settings.max_model_len,
+        # ms-swift's 0.1 would pull a player towards the base model also in steps without its data.
+        "weight_decay": 0.0,
+        # Clipping is ours, player by player; ZeRO-3 alone leaves it to DeepSpeed.
+        "max_grad_norm": settings.max_grad_norm if deepspeed_stage(settings) == 3 else 0,
+        # The loss is ours (`loss`); what it is made of is said to ms-swift too, so that its args.json is true.
+        "loss_type": "dapo",
+        "kl_in_reward": "true" if settings.kl == "reward" else "false",
+        "epsilon": settings.clip_low,
+        "epsilon_high": settings.clip_high,
+        "delta": settings.clip_dual,
+        "rollout_importance_sampling_mode": settings.sampler_correction if corrects else None,
+        "rollout_importance_sampling_threshold": settings.sampler_correction_limit if corrects else None,
+        "gradient_checkpointing": "false" if on_cpu else "true",
+        "use_cpu": "true" if on_cpu else None,
+        "attn_impl": "sdpa" if on_cpu else None,
+        "deepspeed": settings.deepspeed if settings.deepspeed != "none" else None,
+    }
+    return [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
 
 
 class HanabiPipeline(SwiftRLHF):
@@ -30,14 +106,9 @@ class HanabiPipeline(SwiftRLHF):
     args_class = HanabiArguments
     args: HanabiArguments
 
-    @property
-    def settings(self) -> Settings:
-        """The settings that this run was started with."""
-        return self.args.vllm_client.settings
-
     def _get_dataset(self) -> tuple[DealDataset, None]:
-        rows = training_rows(self.settings)
-        return DealDataset(rows, self.args.max_steps * batch_plan(self.settings).deals), None
+        settings: Settings = self.args.vllm_client.settings
+        return DealDataset(training_rows(settings), self.args.max_steps * batch_plan(settings).deals), None
 
     def _prepare_dataset(self) -> list[Any]:
         return list(self._get_dataset())
@@ -53,9 +124,9 @@ class HanabiPipeline(SwiftRLHF):
 
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
-        setups = played_setups(training_rows(self.settings))
-        check_vocabulary(setups, trainer.processing_class, self.settings.model)
-        tracking = TrackingCallback(self.settings, trainer.link.run_folder)
+        settings = trainer.settings
+        check_vocabulary(played_setups(training_rows(settings)), trainer.processing_class, settings.model)
+        tracking = TrackingCallback(settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
@@ -63,7 +134,7 @@ class HanabiPipeline(SwiftRLHF):
             trainer.add_callback(tracking)
         try:
             if trainer.accelerator.is_main_process:
-                check_base(self.settings, trainer.resume, trainer.link.server_facts)
+                check_base(settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
             trainer.sync_weights()
             return result
@@ -79,11 +150,6 @@ def register_trainer() -> None:
     """Make ms-swift build our trainer for `--rlhf_type grpo`, from a model that brings no code."""
     # A model folder's own Python code is never run; the architectures that vLLM and ms-swift know need none.
     ModelLoader.default_trust_remote_code = False
-    model_meta.logger.addFilter(_is_no_false_alarm)
-    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"
-
-
-def _is_no_false_alarm(record: logging.LogRecord) -> bool:
     # ms-swift says of every model that its code will be executed. `resolve_model` refuses a folder that names any.
-    text = record.getMessage()
-    return not (text.startswith("Loading model from ") and "with trust_remote_code=True" in text)
+    model_meta.logger.addFilter(lambda record: "with trust_remote_code=True" not in record.getMessage())
+    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{HanabiGRPOTrainer.__module__}.{HanabiGRPOTrainer.__name__}"

@@ -41,37 +41,21 @@ from hanabi_grpo.settings import (
 )
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training.advantages import choose_estimator
-from hanabi_grpo.training.batching import (
-    PlayerBatch,
-    next_baselines,
-    plan_batches,
-    players_with_data,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
-from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, player_groups
+from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.loss import LOSS_METRICS, PolicyLoss, shape_advantages
-from hanabi_grpo.training.metrics import episode_metrics, step_warnings
-from hanabi_grpo.training.mismatch import MismatchCheck
+from hanabi_grpo.training.metrics import episode_metrics
+from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.model.forward import reply_logps
-from hanabi_grpo.training.model.lora_op import join_lora_products
+from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
-from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames, play_now
-from hanabi_grpo.training.saving import CheckpointSaving
-from hanabi_grpo.training.schedule import PlayerSchedule
-from hanabi_grpo.training.training_state import (
-    OptimizerState,
-    load_baselines,
-    load_moments,
-    restore_counts,
-    restore_random_state,
-)
+from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
+from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
-from hanabi_grpo.types import Episode, adapter_of, player_names
+from hanabi_grpo.types import Episode, adapter_of, player_name
 
 logger = logging.getLogger(__name__)
 
@@ -81,21 +65,19 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take ms-swift's arguments; `vllm_client` is a link that carries the settings."""
-        link: Link = kwargs["vllm_client"]
-        self.link = link
-        self.settings: Settings = link.settings
+        self.link: Link = kwargs["vllm_client"]
+        self.settings: Settings = self.link.settings
         self.plan = batch_plan(self.settings)
         self.setups = {one.spec.hash: one for one in played_setups(training_rows(self.settings))}
         self.adapter_names = adapters.adapter_names(self.settings.players, self.settings.adapters)
-        self.loss = PolicyLoss.from_settings(self.settings)
-        self.mismatch = MismatchCheck(self.settings.parity_tolerance)
-        self.ahead = PlayAhead(link, self.adapter_names) if self.settings.overlap else None
+        self.loss = PolicyLoss(self.settings)
+        self.ahead = PlayAhead(self.link, self.adapter_names)
         self.kept = KeptAdapters()
-        self.resume = read_resume(link.run_folder)
+        self.resume = read_resume(self.link.run_folder)
         self.started_from = recorded_start(self.settings, self.resume)
         self.synced_version: int | None = None
         self._played_at = time.perf_counter()
-        self._empty_steps = self.failed_saves = 0
+        self._empty_steps = 0
         stage = deepspeed_stage(self.settings)
         self.guard = PlayerGuard(
             max_norm=None if stage == 3 else self.settings.max_grad_norm,
@@ -105,6 +87,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         )
         self._resumable = stage != 3
         self.baselines: dict[int, dict[str, float]] = {}
+        """Moving ones by the number of steps before them; an interrupt may come within a step."""
         super().__init__(*args, **kwargs)
         self.add_callback(AfterStep(self))
         if stage != 3:
@@ -116,10 +99,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             logger.warning("%s", note)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
-        """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded.
-
-        The trainer plays at a step's first micro-step; no deal falls apart over batches or ranks.
-        """
+        """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
         steps = (step_deals(step, self.plan.deals) for step in range(self.first_step, self.args.max_steps))
         batches = [deals for deals in steps for _ in range(self.plan.gradient_accumulation_steps)]
         return DataLoader(self.train_dataset, batch_sampler=batches, collate_fn=identity_data_collator)
@@ -127,10 +107,9 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make the optimizer that ms-swift's options name, with one group per player."""
         kind, options = self.get_optimizer_cls_and_kwargs(self.args, self.model)
-        groups = [
-            {**group, "weight_decay": self.args.weight_decay}
-            for group in player_groups(self.model, self.adapter_names, rates_of_each(self.settings))
-        ]
+        rates = rates_of_each(self.settings)
+        groups = player_groups(self.model, {name: rates[name] for name in self.adapter_names})
+        groups = [{**group, "weight_decay": self.args.weight_decay} for group in groups]
         self._optimizer_ori = self.optimizer = kind(groups, **options)
         self.guard.attach(self.optimizer)
         return self.optimizer
@@ -161,13 +140,14 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         for name in self.adapter_names:
             adapters.load_adapter(model, name, folder / name)
-        state = OptimizerState(model, self.optimizer)
-        state.restore(load_moments(folder / TRAINER_STATE))
-        restore_counts(folder / TRAINER_STATE, state.groups)
-        self.baselines = {self.first_step: load_baselines(folder / TRAINER_STATE)}
+        saved = TrainingState.load(folder / TRAINER_STATE)
+        OptimizerState(model, self.optimizer).restore(saved)
+        self.baselines = {self.first_step: dict(saved.baselines)}
         self.lr_scheduler.refresh()
         rank = self.accelerator.process_index
-        if not restore_random_state(folder / TRAINER_STATE, rank):
+        if rank < len(saved.random_states):
+            restore_random_state(saved.random_states[rank])
+        else:
             logger.warning("process %d: the checkpoint has no random state for it; it keeps its own", rank)
         logger.info("resumed from %s: the next step is number %d", folder, self.first_step + 1)
 
@@ -176,12 +156,11 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         version = self.sync_weights()
         synced = time.perf_counter()
         games, partner_names = self._play(inputs, version)
-        waited = time.perf_counter() - synced
-        groups, problems = usable_groups(
-            games.result.groups, games.result.dropped, mixed=self.settings.group == "mixed"
-        )
+        groups, problems = usable_groups(games.result.groups, games.result.dropped)
         own = own_seats(self.settings.players, self.adapter_names, games.version)
-        trained = self._trained_seats(own, version)
+        active = active_players(self.settings, version)
+        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
+        trained = tuple(word if player_name(seat) in active else "" for seat, word in enumerate(own))
         before = self.baselines.get(version, {})
         batches = plan_batches(
             groups,
@@ -205,24 +184,20 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._add_reference(batches)
         for gap in shape_advantages(batches, self.settings, groups, trained):
             self._metrics["train"]["kl"].append(gap)
-        moving = players_with_data(groups, trained) & set(active_players(self.settings, version))
-        active = {adapter_of(player, self.adapter_names) for player in moving}
-        updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=active)
+        data = [batch["grpo_batch"] for batch in batches]
+        moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
+        updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(groups, problems, version, own, partner_names)
-        rollout = games.rollout_seconds if self.ahead else waited
-        self._time({"push": synced - start, "rollout": rollout, "train": start - self._played_at})
-        if self.ahead:
+        if groups and not moving:
+            said = "no trained player had a turn in any game; does a partner end them on its first move?"
+            logger.warning("step %d: nothing moves: %s", version + 1, said)
+        self._time({"push": synced - start, "rollout": games.rollout_seconds, "train": start - self._played_at})
+        if self.settings.overlap:
             self._time({"wait": games.wait_seconds})
             self._metrics["train"]["staleness"].append(float(version - games.version))
         self._played_at = time.perf_counter()
         self._metrics["train"]["tokens/useful_share"].append(useful_share(batches))
         return self.begin_updates(updates)
-
-    def _trained_seats(self, own: tuple[str, ...], step: int) -> tuple[str, ...]:
-        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
-        active = active_players(self.settings, step)
-        names = player_names(self.settings.players)
-        return tuple(word if name in active else "" for name, word in zip(names, own, strict=True))
 
     def sync_weights(self) -> int:
         """Serve the current weights; returns their version, the number of optimizer steps behind them."""
@@ -232,7 +207,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
                 if self.accelerator.is_main_process:
                     self.link.push(self.accelerator.unwrap_model(self.model), self.adapter_names, version)
             self.synced_version = version
-            if self.ahead:
+            if self.settings.overlap:
                 self.kept.keep(self.accelerator.unwrap_model(self.model), version)
         return version
 
@@ -244,13 +219,10 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
     def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str]]:
         answer = None
         if self.accelerator.is_main_process:
-            if self.ahead:
-                games = self.ahead.take(deals, version)
-                if version + 1 < self.args.max_steps:
-                    following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
-                    self.ahead.ask(following, version)
-            else:
-                games = play_now(self.link, deals, self.adapter_names, version)
+            games = self.ahead.take(deals, version)
+            if self.settings.overlap and version + 1 < self.args.max_steps:
+                following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
+                self.ahead.ask(following, version)
             answer = (games, self.link.partner_names)
         return broadcast_object_list([answer], from_process=0)[0]
 
@@ -270,7 +242,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         adapters.use_adapter(self.accelerator.unwrap_model(self.model), name)
 
     def _check_mismatch(self, data: PlayerBatch, logps: torch.Tensor, version: int) -> None:
-        gap = self.mismatch.check(data.player, version, logps, data.rollout_per_token_logps, data.completion_mask)
+        sampler, tolerance = data.rollout_per_token_logps, self.settings.parity_tolerance
+        gap = check_mismatch(data.player, version, logps, sampler, data.completion_mask, tolerance=tolerance)
         self._metrics["train"][f"{data.player}/parity"].append(gap)
 
     def compute_loss(
@@ -356,8 +329,6 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._metrics["train"][name].append(value)
         for problem in problems:
             self._incident("games_dropped", problem, step=version)
-        for warning in step_warnings(metrics, len(groups)):
-            logger.warning("step %d: %s", version + 1, warning)
         if self.accelerator.is_main_process:
             try:
                 self.link.copy_log()

@@ -8,26 +8,39 @@ Hugging Face's loop knows one update a step, after `gradient_accumulation_steps`
 earlier updates itself, by the calls that the loop makes for the last one; under DeepSpeed the update is part of
 `accelerator.backward`, which asks the same flag. A micro-step holds one micro-batch or several, whose gradients add up
 in it: how many depends on the tokens that were played, and is the same on every rank.
+
+**Sequential updates.** HAPPO (Kuba et al. 2022, arXiv 2109.11251) lets agent i_m, the m-th of a random order, follow
+its clipped objective with M = (Π_{j<m} π_new^{i_j}(a^{i_j}|o) / π_old^{i_j}(a^{i_j}|o)) · A(s, a). In Hanabi one player
+moves at a time. Where i_m moves the others have no choice, so the product over that state is 1, and since the players'
+adapters share no weights, the update would be that of independent players, bit by bit.
+
+Here the advantages come from the returns of whole games, which depend on all moves. The product therefore goes over all
+replies of the earlier players in the game: it makes games that the old team played stand for games of the team in which
+the earlier players have moved already. Such a product varies with the length of the game, so it is cut to
+[1 / MAX_WEIGHT, MAX_WEIGHT].
+
+Only what a game is worth is weighted. The parts of KL and entropy (`loss`) keep the strength that their settings
+say, as the entropy term of HAPPO's own code, which M does not multiply, and as the KL term in the loss.
 """
 
 import contextlib
 import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType, gather_object
 from transformers import Trainer, TrainerCallback
+from trl import GRPOTrainer
 
-from hanabi_grpo.settings import BatchPlan, Settings
-from hanabi_grpo.training.isolation import PlayerGuard
+from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.model.adapters import use_adapter
-from hanabi_grpo.training.model.cutting import cut_by_rows
-from hanabi_grpo.training.sequential import game_log_ratios, game_weights
+from hanabi_grpo.training.model.prefix_tree import cut_by_rows
 from hanabi_grpo.types import adapter_of, player_names
 
+MAX_WEIGHT = 2.0
 MicroStep = list[dict[str, Any]]
 """One micro-batch or several, of one player and update."""
 
@@ -49,8 +62,7 @@ class Update:
 def player_order(settings: Settings, step: int) -> tuple[str, ...]:
     """Return the order of a sequential step, drawn anew for each (as in Kuba et al. 2022)."""
     names = list(player_names(settings.players))
-    if settings.update == "sequential":
-        random.Random(f"{settings.seed} {step}").shuffle(names)
+    random.Random(f"{settings.seed} {step}").shuffle(names)
     return tuple(names)
 
 
@@ -64,12 +76,7 @@ def order_updates(
 ) -> list[Update]:
     """Return the updates of a step; all updates of a run have the same number of micro-steps.
 
-    Args:
-        batches: Of `plan_batches`.
-        settings: HANABI_UPDATE and HANABI_UPDATES_PER_STEP from here.
-        step: Steps that were made before this one.
-        adapters: Of the run.
-        active: The adapters that have data in this step and may move.
+    `step` is the number of steps before this one, `active` which of the run's `adapters` have data in it and may move.
     """
     sequential = settings.update == "sequential"
     updates = []
@@ -88,44 +95,41 @@ def order_updates(
     return updates
 
 
-def micro_steps(updates: Sequence[Update], per_player: int) -> list[MicroStep]:
-    """Return the micro-steps of a step's updates in the order of training, `per_player` of each player and update."""
-    found = []
-    for update in updates:
-        for player in dict.fromkeys(batch["grpo_batch"].player for batch in update.batches):
-            own = [batch for batch in update.batches if batch["grpo_batch"].player == player]
-            found += [own[start:end] for start, end in cut_by_rows(len(own), per_player)]
-    return found
+def game_log_ratios(new: torch.Tensor, old: torch.Tensor, mask: torch.Tensor, games: Sequence[int]) -> dict[int, float]:
+    """Return per game Σ_t log π_new(a_t) − log π_old(a_t) of one player's replies, [batch, tokens] before and after.
+
+    `games` are [batch] numbers of each row's game; rows without a sampled token are left out.
+    """
+    sums = torch.where(mask, new - old, 0.0).double().sum(1).tolist()
+    present = mask.any(1).tolist()
+    return {game: total for game, total, there in zip(games, sums, present, strict=True) if there}
 
 
-class StepUpdates:
-    """Mixed into a trainer of trl, before it: its batches are `MicroStep`, and a step has several updates."""
+def game_weights(log_ratios: Sequence[Mapping[int, float]], games: Sequence[int]) -> torch.Tensor:
+    """Return [batch, 1] weights of a later player's rows, from each earlier player's ratios; 1 without its replies."""
+    totals = torch.tensor([sum(one.get(game, 0.0) for one in log_ratios) for game in games], dtype=torch.float64)
+    return totals.exp().clamp(1 / MAX_WEIGHT, MAX_WEIGHT).nan_to_num(1.0).float()[:, None]
 
-    settings: Settings
-    plan: BatchPlan
-    guard: PlayerGuard
-    adapter_names: tuple[str, ...]
-    accelerator: Any
-    model: Any
-    optimizer: Any
-    _metrics: Any
-    _step: int
-    """Micro-steps that this process has trained on; trl counts them."""
-    _current_train_step_time: float
+
+class StepUpdates(GRPOTrainer):
+    """A trainer whose batches are `MicroStep`, and whose step has several updates."""
+
     _updates: Sequence[Update] = ()
     _number: int = 0
     _log_ratios: tuple[dict[int, float], ...] = ()
     _micro_batch: dict[str, Any] | None = None
 
-    def logps_of(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return [rows, tokens] logprobs of a micro-batch under the adapter that is in use; no gradient."""
-        raise NotImplementedError
-
     def begin_updates(self, updates: Sequence[Update]) -> list[MicroStep]:
         """Announce a step's updates to the guard; returns their micro-steps in the order of training."""
         self._updates, self._number, self._log_ratios = updates, 0, ()
         self.guard.begin(updates[0].adapters)
-        return micro_steps(updates, self.plan.micro_batches_per_player)
+        found = []
+        for update in updates:
+            for player in dict.fromkeys(batch["grpo_batch"].player for batch in update.batches):
+                own = [batch for batch in update.batches if batch["grpo_batch"].player == player]
+                spans = cut_by_rows(len(own), self.plan.micro_batches_per_player)
+                found += [own[start:end] for start, end in spans]
+        return found
 
     @property
     def in_first_pass(self) -> bool:
@@ -136,23 +140,25 @@ class StepUpdates:
         """Train on one micro-step; returns its loss as a mean over the passes, for the log."""
         start = time.perf_counter()
         model.train()
-        *earlier, last = super()._prepare_inputs(inputs)  # type: ignore[misc]
+        *earlier, last = super()._prepare_inputs(inputs)
         whole_step = self.plan.gradient_accumulation_steps
         place = self._step % whole_step + 1
         closes_early = place < whole_step and place % (whole_step // len(self._updates)) == 0
         state = self.accelerator.gradient_state
         closes = state.sync_gradients or closes_early
         loss = torch.zeros((), device=self.accelerator.device)
+        # DeepSpeed asks the flag instead.
+        is_deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         try:
             state._set_sync_gradients(False)
             for self._micro_batch in earlier:
-                with self._not_yet_shared(model):
+                with contextlib.nullcontext() if is_deepspeed else self.accelerator.no_sync(model):
                     # Not trl's: it counts micro-steps.
                     loss += Trainer.training_step(self, model, inputs, num_items_in_batch)
             state._set_sync_gradients(closes)
             self._micro_batch = last
             self._current_train_step_time += time.perf_counter() - start
-            loss = loss + super().training_step(model, inputs, num_items_in_batch)  # type: ignore[misc]
+            loss = loss + super().training_step(model, inputs, num_items_in_batch)
         finally:
             self._micro_batch = None
         if closes_early:
@@ -177,13 +183,7 @@ class StepUpdates:
         self._metrics["train"]["updates_dropped"].append(float(len(self.guard.dropped)))
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        return super()._prepare_inputs(inputs) if self._micro_batch is None else self._micro_batch  # type: ignore[misc]
-
-    def _not_yet_shared(self, model: Any) -> contextlib.AbstractContextManager[None]:
-        # DeepSpeed asks the flag instead.
-        if self.accelerator.distributed_type == DistributedType.DEEPSPEED:
-            return contextlib.nullcontext()
-        return self.accelerator.no_sync(model)
+        return super()._prepare_inputs(inputs) if self._micro_batch is None else self._micro_batch
 
     def _weigh_next(self, done: Update) -> None:
         # All ranks hold the same players' rows, but of different games; a game's rows may be on different ranks.

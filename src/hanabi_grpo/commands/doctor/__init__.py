@@ -1,8 +1,4 @@
-"""`hanabi-grpo doctor`: everything that two terminals need, looked at before either is started.
-
-`command` lists the checks in order, `context` is what they look at, `check` is one finding with its remedy. The other
-files hold the checks and what they ask: the machine, the model, the network.
-"""
+"""`hanabi-grpo doctor`: what two terminals need, before either starts; `command` has the table of checks."""
 
 from hanabi_grpo.commands.doctor.command import doctor
 

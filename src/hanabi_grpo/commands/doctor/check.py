@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from rich.console import Console
@@ -20,21 +21,17 @@ _MARKS: dict[Status, tuple[str, str]] = {
     "skip": ("- skip", "dim"),
 }
 _INDENT = 23
-_NOTICED = 0.5
-"""Seconds from which a check's time is told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """What one check found."""
 
-    name: str
     status: Status
+    name: str
     finding: str
     remedy: str = ""
     """Lines to type; never empty for warn and fail."""
-    seconds: float = 0.0
-    """How long it took."""
 
     @property
     def see(self) -> str:
@@ -42,24 +39,13 @@ class Check:
         return f"{PAGE}#{self.name.replace(' ', '-')}" if self.status in ("warn", "fail") else ""
 
 
-def ok(name: str, finding: str) -> Check:
-    """Return a finding that needs nothing."""
-    return Check(name=name, status="ok", finding=finding)
-
-
-def skip(name: str, finding: str, remedy: str = "") -> Check:
-    """Return a check that could not be made, or has nothing to look at; `finding` says why."""
-    return Check(name=name, status="skip", finding=finding, remedy=remedy)
-
-
-def warn(name: str, finding: str, remedy: str) -> Check:
-    """Return a finding that does not stop a run but should be known."""
-    return Check(name=name, status="warn", finding=finding, remedy=remedy)
-
-
-def fail(name: str, finding: str, remedy: str) -> Check:
-    """Return a finding that stops a run."""
-    return Check(name=name, status="fail", finding=finding, remedy=remedy)
+ok = partial(Check, "ok")
+skip = partial(Check, "skip")
+"""It could not be made, or has nothing to look at; the finding says why."""
+warn = partial(Check, "warn")
+"""It does not stop a run but should be known."""
+fail = partial(Check, "fail")
+"""It stops a run."""
 
 
 def print_checks(console: Console, checks: Iterable[Check]) -> None:
@@ -70,24 +56,20 @@ def print_checks(console: Console, checks: Iterable[Check]) -> None:
         row.add_column(width=len(mark), no_wrap=True)
         row.add_column(width=14, no_wrap=True)
         row.add_column(overflow="fold")
-        finding = Text(check.finding, style="dim" if check.status == "skip" else "")
-        if check.seconds >= _NOTICED:
-            finding.append(f"  ({check.seconds:.1f} s)", style="dim")
-        row.add_row(Text(mark, style=style), Text(check.name), finding)
+        dim = "dim" if check.status == "skip" else ""
+        row.add_row(Text(mark, style=style), Text(check.name), Text(check.finding, style=dim))
         console.print(row)
         for line in check.remedy.splitlines():
-            text = Text(f"{'':{_INDENT}}→ {line}", style="cyan" if check.status != "skip" else "dim")
-            console.print(text, soft_wrap=True)
+            console.print(Text(f"{'':{_INDENT}}→ {line}", style=dim or "cyan"), soft_wrap=True)
         if check.see:
             console.print(Text(f"{'':{_INDENT}}see {check.see}", style="dim"), soft_wrap=True)
 
 
 def summary_line(checks: Sequence[Check]) -> Text:
-    """Return the last line, e.g. "22 ok, 1 warn, 0 fail, 2 skip (3.1 s)"."""
+    """Return the last line, e.g. "22 ok, 1 warn, 0 fail, 2 skip"."""
     counts = Counter(check.status for check in checks)
     style = "bold red" if counts["fail"] else "yellow" if counts["warn"] else "green"
-    parts = ", ".join(f"{counts[status]} {status}" for status in _MARKS)
-    return Text(f"{parts} ({sum(check.seconds for check in checks):.1f} s)", style=style)
+    return Text(", ".join(f"{counts[status]} {status}" for status in _MARKS), style=style)
 
 
 def report_json(checks: Sequence[Check]) -> dict[str, Any]:

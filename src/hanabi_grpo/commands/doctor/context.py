@@ -1,38 +1,60 @@
 """What checks look at, with the slow parts that several of them share read once."""
 
 import contextlib
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError, safe_open
+
 from hanabi_grpo.client.rollout_client import each_server
-from hanabi_grpo.commands.doctor.answer import Answer, ask_health, is_local
+from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
-from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, ServerError, SettingsError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
+from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
 from hanabi_grpo.settings.board import is_local_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat
 
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+Health = dict[str, Any] | NotReady | ServerError
+"""What a rollout server says of itself, or why there is none, or why it refuses."""
+
+
+def ask(settings: Settings) -> Health:
+    """Ask the server that the settings name how it is."""
+    try:
+        return look_once(settings)
+    except ServerError as error:
+        return error
+
+
+def is_ours(health: Health) -> bool:
+    """Tell whether a rollout server of this project answers, if only that it starts or refuses the key."""
+    return not isinstance(health, NotReady) or health.reason.startswith("is starting")
+
 
 # Without slots: a cached property needs the instance's dict.
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """Settings, environment and role, and what can be derived from them without a network."""
+    """Settings, environment and role, and what can be derived from them; only the rollout servers are asked."""
 
     loaded: LoadedSettings
     shell: Mapping[str, str]
     """The variables of this process, before any library changed them."""
     role: Role = "both"
-    _healths: dict[tuple[str, int], Answer] = field(default_factory=dict)
 
     @property
     def environ(self) -> Mapping[str, str]:
@@ -59,18 +81,6 @@ class Context:
         """Adapters of a run."""
         return 1 if self.settings.adapters == "shared" else self.settings.players
 
-    @property
-    def adapter_parameters(self) -> int | None:
-        """Parameters of one adapter; None without a model."""
-        return adapter_parameters(self.model_folder, self.settings.lora_rank) if self.model_folder else None
-
-    @cached_property
-    def model_folder(self) -> Path | None:
-        """The model's folder; None when it is not here or not whole, which the check of the model reports."""
-        folder = self.located_folder
-        whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-        return folder if whole and folder and not broken_weights(folder) else None
-
     @cached_property
     def located_folder(self) -> Path | None:
         """The folder on this machine that MODEL means; None when there is none. Nothing is downloaded."""
@@ -88,6 +98,33 @@ class Context:
             return None
 
     @cached_property
+    def model_folder(self) -> Path | None:
+        """The model's folder; None when it is not here or not whole, which the check of the model reports."""
+        folder = self.located_folder
+        whole = folder and (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+        return folder if whole and folder and not broken_weights(folder) else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The model's config.json; empty without a model."""
+        return json.loads((self.model_folder / "config.json").read_text(encoding="utf-8")) if self.model_folder else {}
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters of the model; 0 without one."""
+        total = 0
+        for path in self.model_folder.glob("*.safetensors") if self.model_folder else ():
+            with safe_open(path, framework="numpy") as file:
+                total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        return total
+
+    @cached_property
+    def adapter_parameters(self) -> int:
+        """Parameters of one adapter; 0 without a model."""
+        shapes = linear_shapes(self.model_folder).values() if self.model_folder else ()
+        return sum(self.settings.lora_rank * (num_out + num_in) for num_out, num_in in shapes)
+
+    @cached_property
     def chat(self) -> "ChatFormat | None":
         """The chat format by the tokenizer's own files; None without a model folder.
 
@@ -96,18 +133,16 @@ class Context:
         """
         return None if self.model_folder is None else read_chat(self.model_folder, self.settings.thinking)
 
-    def health(self, host: str, port: int) -> Answer:
-        """Return what an address of a rollout server answers; it is asked once."""
-        if (host, port) not in self._healths:
-            self._healths[host, port] = ask_health(host, port, self.settings)
-        return self._healths[host, port]
+    @cached_property
+    def healths(self) -> tuple[tuple[Settings, Health], ...]:
+        """The settings that name each rollout server, and how that is."""
+        return tuple((one, ask(one)) for one in each_server(self.settings))
 
     @property
     def server_is_up(self) -> bool:
         """True when the rollout server runs on this machine, so that its memory is taken already."""
-        first = each_server(self.settings)[0]
-        host, port = first.vllm_server_host, first.vllm_server_port
-        return is_local(host) and self.health(host, port).is_ours
+        first, health = self.healths[0]
+        return first.vllm_server_host in LOCAL and is_ours(health)
 
     @cached_property
     def planned(self) -> tuple[ResumePlan | None, str]:
@@ -144,16 +179,35 @@ class Context:
         return None
 
 
+def amount(number: float, unit: str = "") -> str:
+    """Return a number as it is read, e.g. "21.5 kB", "1.41 k", "896"."""
+    # 999.9 is a thousand.
+    power = min(int(math.log10(max(1.0005 * number, 1)) / 3), 4)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G', 'T')[power]}{unit}".rstrip()
+
+
+def broken_weights(folder: Path) -> list[str]:
+    """Return what is wrong with the weights of a folder, e.g. ["model.safetensors: not a whole safetensors file …"]."""
+    problems = []
+    paths = sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            why = "(a pointer of git-lfs, or an interrupted download?)"
+            problems.append(f"{path.name}: not a whole safetensors file {why}: {error}")
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        problems += [f"{name}: missing" for name in sorted(shards - {path.name for path in paths})]
+    return problems
+
+
 def read_chat(folder: Path, thinking: bool, *, automatic: bool = False) -> "ChatFormat":
-    """Read a tokenizer and its chat format.
+    """Read a tokenizer and its chat format, which may be a SettingsError.
 
-    Args:
-        folder: The model's folder.
-        thinking: HANABI_THINKING.
-        automatic: Read it exactly as server and trainer do; that imports torch and takes many times as long.
-
-    Raises:
-        SettingsError: The chat template cannot be used.
+    With `automatic` exactly as server and trainer do, which imports torch and takes many times as long.
     """
     from hanabi_grpo.rollout.chat import ChatFormat
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
-from hanabi_grpo.commands.doctor.environment import unset
-from hanabi_grpo.commands.doctor.weights import read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
@@ -14,27 +12,18 @@ from hanabi_grpo.settings import batch_plan, check_updates, update_notes
 from hanabi_grpo.settings.batch import plan_line
 from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
 
-_SHOWN = 3
 _ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
 
 
-def dataset_checks(context: Context) -> Iterator[Check]:
+def dataset_checks(context: Context) -> Check:
     """Read and check every row."""
     settings = context.settings
     try:
         rows = training_rows(settings)
     except SettingsError as error:
-        board = f"   # the board is then HANABI_PRESET={settings.preset}" if settings.preset else ""
-        yield fail("dataset", str(error), unset(context, "dataset") + board)
-        return
-    boards = [f"{one.env} {one.spec.preset} ({one.spec.num_players} players)" for one in context.setups]
-    fixed = sum(len(row["seeds"] or ()) for row in rows)
-    endless = sum(1 for row in rows if not row["seeds"])
-    kinds = [f"{fixed} fixed deals"] * bool(fixed) + [f"{endless} with fresh deals"] * bool(endless)
-    more = f" and {len(boards) - _SHOWN} more" if len(boards) > _SHOWN else ""
-    more += f"; {mix_line(rows, settings)}" if len(rows) > 1 else ""
+        return fail("dataset", str(error), "unset DATASET   # or remove its line from .env; the settings decide then")
     source = settings.dataset or "none: the board of the settings"
-    yield ok("dataset", f"{source}: {len(rows)} row(s), {', '.join(kinds)}; {', '.join(boards[:_SHOWN])}{more}")
+    return ok("dataset", f"{source}: {len(rows)} row(s), {mix_line(rows, settings)}")
 
 
 def batch_checks(context: Context) -> Iterator[Check]:
@@ -56,18 +45,16 @@ def batch_checks(context: Context) -> Iterator[Check]:
     yield ok("batch", plan_line(settings, plan, steps))
 
 
-def context_checks(context: Context) -> Iterator[Check]:
+def context_checks(context: Context) -> Check:
     """Compare the longest conversation with HANABI_MAX_MODEL_LEN and with what the model was made for."""
-    settings, folder, budget = context.settings, context.model_folder, context.budget
+    settings, budget = context.settings, context.budget
     limit = settings.max_model_len
-    most = (int(read_config(folder).get("max_position_embeddings", 0)) or limit) if folder else limit
+    most = int(context.config.get("max_position_embeddings", 0)) or limit
     if limit > most:
         finding = f"HANABI_MAX_MODEL_LEN={limit}, but {settings.model} was made for {most}: the server would not start"
-        yield fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
-        return
+        return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
     if budget is None:
-        yield skip("context", "needs the model, its chat template and the dataset")
-        return
+        return skip("context", "needs the model, its chat template and the dataset")
     numbers = (
         f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {budget.prompts} tokens of prompts + "
         f"{budget.turns} replies of {settings.max_completion_length} = {budget.longest} of HANABI_MAX_MODEL_LEN={limit}"
@@ -81,27 +68,22 @@ def context_checks(context: Context) -> Iterator[Check]:
     ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
     if budget.opening > limit:
         finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
-        yield fail("context", f"{finding}: no move can be made", "\n".join(ways))
-    elif budget.longest > limit:
+        return fail("context", f"{finding}: no move can be made", "\n".join(ways))
+    if budget.longest > limit:
         ways += ["export HANABI_THINKING=false"] * settings.thinking
-        yield warn("context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways))
-    else:
-        yield ok("context", f"{numbers}; the model allows {most}")
+        return warn("context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways))
+    return ok("context", f"{numbers}; the model allows {most}")
 
 
-def vocabulary_checks(context: Context) -> Iterator[Check]:
+def vocabulary_checks(context: Context) -> Check:
     """Tell whether the tokenizer knows the words of the dataset's games: a tiny model's knows those of one board."""
     settings = context.settings
     if context.budget is None or context.chat is None:
-        yield skip("vocabulary", "needs the model, its chat template and the dataset")
-        return
+        return skip("vocabulary", "needs the model, its chat template and the dataset")
+    boards = boards_of(context.setups)
     try:
         check_vocabulary(context.setups, context.chat.tokenizer, settings.model)
     except SettingsError as error:
-        # The tiny model's tokenizer lists the words of the compact style only.
-        compact = "export HANABI_OBSERVATION=compact\n" if settings.env_config.get("observation") == "full" else ""
-        boards = boards_of(context.setups)
-        make = f"{compact}{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
-        yield fail("vocabulary", str(error), make)
-        return
-    yield ok("vocabulary", f"every word of {', '.join(boards_of(context.setups)[0])} has a token")
+        make = f"{tiny_model_command(*boards)}\nexport MODEL={tiny_model_folder(*boards)}"
+        return fail("vocabulary", str(error), make)
+    return ok("vocabulary", f"every word of {', '.join(boards[0])} has a token")

@@ -15,30 +15,27 @@ from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.software import cuda_build, installed_version
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.gpus import GpuShare, gpu_share
+from hanabi_grpo.settings.gpus import Terminal, gpu_share
 
 _SECONDS = 10
 """A driver in trouble can hang nvidia-smi."""
 _QUERY = ("--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _ONE_GPU_SHARE = 0.6
 """Largest share for the engine where the trainer sits on the same GPU."""
+_SCRIPTS: dict[Terminal, str] = {"server": ROLLOUT_SCRIPT, "trainer": TRAIN_SCRIPT}
 
 
 class Gpu(NamedTuple):
     """One GPU as nvidia-smi lists it; memory in MiB, 0 where it is not told."""
 
-    number: int
+    number: str
     name: str
     total: int
     free: int
 
 
 def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs, and where there are none the reason.
-
-    Args:
-        path: PATH to look for nvidia-smi in; None: this process's.
-    """
+    """Return the GPUs that the nvidia-smi of a PATH lists, and where there are none the reason."""
     program = shutil.which("nvidia-smi", path=path)
     if program is None:
         return (), "nvidia-smi is not installed"
@@ -47,15 +44,14 @@ def list_gpus(path: str | None = None) -> tuple[tuple[Gpu, ...], str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return (), f"nvidia-smi does not answer ({error})"
     if answer.returncode:
-        text = (answer.stderr + answer.stdout).strip().partition("\n")[0]
-        return (), f"nvidia-smi fails: {text or f'exit code {answer.returncode}'}"
+        said = (answer.stderr + answer.stdout).strip().partition("\n")[0]
+        return (), f"nvidia-smi ends with {answer.returncode}: {said}"
     gpus = []
-    for line in answer.stdout.splitlines():
-        if line.strip():
-            index, name, *sizes = (part.strip() for part in line.split(","))
-            # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
-            total, free = (int(size) if size.isdecimal() else 0 for size in sizes)
-            gpus.append(Gpu(int(index), name, total, free))
+    for line in filter(None, map(str.strip, answer.stdout.splitlines())):
+        index, name, *sizes = (part.strip() for part in line.split(","))
+        # A GPU that is split (MIG) or shares its memory with the CPU has "[N/A]" here.
+        total, free = (int(size) if size.isdecimal() else 0 for size in sizes)
+        gpus.append(Gpu(index, name, total, free))
     return tuple(gpus), "" if gpus else "nvidia-smi lists none"
 
 
@@ -74,64 +70,62 @@ def gpu_checks(context: Context) -> Iterator[Check]:
         yield warn("gpus", f"{shown}, but the engine for CUDA is not installed, so they stay idle", way)
     else:
         yield ok("gpus", shown)
-        yield from _torch_sees(context, gpus)
+        if cuda_build() is not None:  # else the check of torch has said so
+            yield _torch_sees(context, len(gpus))
         yield from _shares(context, gpus)
 
 
-def _torch_sees(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
-    if cuda_build() is None:
-        return  # the check of torch has said so
+def _torch_sees(context: Context, count: int) -> Check:
     import torch
 
     visible = context.environ.get("CUDA_VISIBLE_DEVICES")
-    expected = len(gpus) if visible is None else len([name for name in visible.split(",") if name.strip()])
+    expected = count if visible is None else len([name for name in visible.split(",") if name.strip()])
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     where = "" if visible is None else f" of CUDA_VISIBLE_DEVICES={visible}"
     if found == expected:
-        yield ok("torch gpus", f"torch sees {found}{where}")
-    else:
-        why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
-        yield fail("torch gpus", f"torch sees {found} GPUs, expected are {expected}{where}", f"nvidia-smi\n{why}")
+        return ok("torch gpus", f"torch sees {found}{where}")
+    why = '.venv/bin/python -c "import torch; torch.cuda.init(); print(torch.cuda.device_count())"'
+    return fail("torch gpus", f"torch sees {found} GPUs, expected are {expected}{where}", f"nvidia-smi\n{why}")
 
 
 def _shares(context: Context, gpus: tuple[Gpu, ...]) -> Iterator[Check]:
-    settings, layout = context.settings, layout_commands(len(gpus))
+    settings = context.settings
+    profile = max(count for count in (1, 4, 8) if count <= len(gpus))
+    layout = (
+        f"export HANABI_PROFILE=tools/profiles/gpu-{profile}.env   # in both terminals; docs/hardware.md has others"
+    )
+    terminals: dict[Terminal, bool] = {"server": context.serves, "trainer": context.trains}
     try:
-        shares = (
-            gpu_share(context.loaded, "server") if context.serves else None,
-            gpu_share(context.loaded, "trainer") if context.trains else None,
-        )
+        names = {terminal: _names(context, terminal) for terminal, matters in terminals.items() if matters}
     except SettingsError as error:
         yield fail("gpu split", str(error), layout)
         return
-    server, trainer = _names(shares[0], ROLLOUT_SCRIPT), _names(shares[1], TRAIN_SCRIPT)
-    if not server or not trainer:
-        yield skip("gpu split", f"{ROLLOUT_SCRIPT} is not in this folder, so its share of GPUs is not known")
+    if not all(names.values()):
+        yield skip("gpu split", "the scripts are not in this folder, so their shares of GPUs are not known")
         return
-    wanted = (server if context.serves else []) + (trainer if context.trains else [])
-    known = {str(gpu.number) for gpu in gpus}
-    if missing := sorted({name for name in wanted if name.isdecimal() and name not in known}):
-        chosen, given = shares[0] or shares[1], context.environ.get("CUDA_VISIBLE_DEVICES")
-        whose = f"the CUDA_VISIBLE_DEVICES of the {chosen.origin}" if chosen else "the scripts' defaults"
-        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else whose
+    known, wanted = {gpu.number for gpu in gpus}, {name for some in names.values() for name in some}
+    if missing := sorted(name for name in wanted - known if name.isdecimal()):
+        given = context.environ.get("CUDA_VISIBLE_DEVICES")
+        whose = f"CUDA_VISIBLE_DEVICES={given}" if given else "profile, .env or the scripts' defaults"
         yield fail("gpu split", f"{whose} name GPU {', '.join(missing)}, there are only {len(gpus)}", layout)
         return
     needed = settings.vllm_tensor_parallel_size * settings.vllm_data_parallel_size
-    if context.role == "both":
-        shared, fits_one = sorted(set(server) & set(trainer)), needed == settings.nproc_per_node == 1
-        fits_one = fits_one and len({*server, *trainer}) == 1
+    if len(names) > 1:
+        shared = sorted(set(names["server"]) & set(names["trainer"]))
+        fits_one = needed == settings.nproc_per_node == len(wanted) == 1
         if not shared:
-            yield ok("gpu split", f"server on {','.join(server)}, trainer on {','.join(trainer)}")
+            parts = (f"{terminal} on {','.join(some)}" for terminal, some in names.items())
+            yield ok("gpu split", ", ".join(parts))
         elif fits_one and settings.gpu_memory_utilization <= _ONE_GPU_SHARE:
             yield ok("gpu split", f"both terminals share GPU {shared[0]}")
         else:
             finding = f"both terminals would take GPU {', '.join(shared)} (CUDA_VISIBLE_DEVICES is one list for both)"
             yield warn("gpu split", finding, layout)
-    if context.serves:
+    if server := names.get("server"):
         sizes = f"VLLM_TENSOR_PARALLEL_SIZE={settings.vllm_tensor_parallel_size} × VLLM_DATA_PARALLEL_SIZE="
         yield _fits("server gpus", f"{sizes}{settings.vllm_data_parallel_size}", needed, server, layout)
-        yield _engine_memory(context, [gpu for gpu in gpus if str(gpu.number) in server and gpu.total])
-    if context.trains:
+        yield _engine_memory(context, [gpu for gpu in gpus if gpu.number in server and gpu.total])
+    if trainer := names.get("trainer"):
         sizes = f"NPROC_PER_NODE={settings.nproc_per_node}"
         yield _fits("trainer gpus", sizes, settings.nproc_per_node, trainer, layout)
 
@@ -157,27 +151,10 @@ def _engine_memory(context: Context, gpus: list[Gpu]) -> Check:
     return fail("gpu memory", finding, f"nvidia-smi\nexport HANABI_GPU_MEMORY_UTILIZATION={int(100 * free) / 100:g}")
 
 
-def layout_commands(count: int) -> str:
-    """Return the two terminals' commands for this number of GPUs."""
-    if count == 1:
-        # Both on the same GPU.
-        server, trainer, size = "0", "0", "VLLM_TENSOR_PARALLEL_SIZE=1 HANABI_GPU_MEMORY_UTILIZATION=0.4"
-        processes = "NPROC_PER_NODE=1 DEEPSPEED=none"
-    else:
-        # Tensor parallel sizes divide a model's attention heads, which powers of two do.
-        half = 1 << ((count // 2).bit_length() - 1)
-        server, trainer = (",".join(map(str, range(start, start + half))) for start in (0, half))
-        size = f"VLLM_TENSOR_PARALLEL_SIZE={half}"
-        processes = f"NPROC_PER_NODE={half}" + (" DEEPSPEED=none" if half == 1 else "")
-    return (
-        f"CUDA_VISIBLE_DEVICES={server} {size} bash {ROLLOUT_SCRIPT}\n"
-        f"CUDA_VISIBLE_DEVICES={trainer} {processes} bash {TRAIN_SCRIPT}"
-    )
-
-
-def _names(share: GpuShare | None, script: str) -> list[str]:
-    if share:
+def _names(context: Context, terminal: Terminal) -> list[str]:
+    """Return the GPUs of a terminal, by default those of its script; none where that is not in this folder."""
+    if share := gpu_share(context.loaded, terminal):
         return list(share.names)
-    path = Path(script)
+    path = Path(_SCRIPTS[terminal])
     match = re.search(r"default_env CUDA_VISIBLE_DEVICES\w* (\S+)", path.read_text()) if path.is_file() else None
     return match[1].split(",") if match else []

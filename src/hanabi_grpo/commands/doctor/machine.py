@@ -2,93 +2,70 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.context import Context, amount
 
-_UNSET = "unset OMP_NUM_THREADS"
-_GIB = 1 << 30
 _VERSIONS_IN_FLIGHT = 3
 """Served, staged, and one that games in flight still use."""
-_PARALLEL_SHM = _GIB
+_PARALLEL_SHM = 1 << 30
 """What processes that share a model or gradients exchange through it (NCCL)."""
 _LARGE_MODELS_SHM = 200 * 10**6
 """Three versions of one adapter of rank 16 for a model of 4 billion parameters; containers have 64 MB."""
 
 
-def core_checks(context: Context) -> Iterator[Check]:
+def core_checks(context: Context) -> Check:
     """Compare cores with the threads that OMP_NUM_THREADS asks for."""
-    cores = len(os.sched_getaffinity(0))
+    cores, way = len(os.sched_getaffinity(0)), "unset OMP_NUM_THREADS"
     threads = context.environ.get("OMP_NUM_THREADS", "").strip()
     if threads.isdecimal() and int(threads) > cores:
-        yield warn("cores", f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other", _UNSET)
-    elif threads == "1" and cores > 1 and context.settings.device == "cpu":
-        yield warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", _UNSET)
-    elif cores < 2:
-        yield warn("cores", f"{cores}: games and training take turns; expect twice the time", "nproc")
-    else:
-        yield ok("cores", f"{cores}" + (f", OMP_NUM_THREADS={threads}" if threads else ""))
+        return warn("cores", f"{cores}, but OMP_NUM_THREADS={threads}: threads wait for each other", way)
+    if threads == "1" and cores > 1 and context.settings.device == "cpu":
+        return warn("cores", f"{cores}, but OMP_NUM_THREADS=1 leaves all but one idle", way)
+    return ok("cores", f"{cores}" + (f", OMP_NUM_THREADS={threads}" if threads else ""))
 
 
-def disk_checks(context: Context) -> Iterator[Check]:
+def disk_checks(context: Context) -> Check:
     """Compare free space with the checkpoints that a run keeps."""
     settings = context.settings
     wanted = (settings.output_dir or Path("outputs")).absolute()
     parent = next(folder for folder in (wanted, *wanted.parents) if folder.is_dir())
     free = shutil.disk_usage(parent).free
     if not os.access(parent, os.W_OK):
-        yield fail("disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"')
-        return
-    if context.adapter_parameters is None:
-        yield skip("disk", f"{_size(free)} free at {parent}; the size of a checkpoint needs the model")
-        return
+        return fail("disk", f"{parent} cannot be written to", 'export OUTPUT_DIR="$HOME/hanabi-run"')
+    if not context.adapter_parameters:
+        return skip("disk", f"{amount(free, 'B')} free at {parent}; the size of a checkpoint needs the model")
     # Float32 weights and the optimizer's two moments.
     checkpoint = 3 * 4 * context.adapter_parameters * context.num_adapters
+    size = amount(checkpoint, "B")
+    text = f"{amount(free, 'B')} free at {parent}, checkpoints take {settings.save_total_limit} × {size}"
     # One more than is kept: the new one is written before the oldest goes.
-    needed = (settings.save_total_limit + 1) * checkpoint
-    text = f"{_size(free)} free at {parent}, checkpoints take {settings.save_total_limit} × {_size(checkpoint)}"
-    way = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
-    if free < needed:
-        yield fail("disk", text, way)
-    elif free < needed + _GIB:
-        yield warn("disk", f"{text}; little is left for logs and recorded games", way)
-    else:
-        yield ok("disk", text)
+    if free < (settings.save_total_limit + 1) * checkpoint:
+        way = f'df -h {parent}\nexport OUTPUT_DIR="a folder on a larger disk" SAVE_TOTAL_LIMIT=1'
+        return fail("disk", text, way)
+    return ok("disk", text)
 
 
-def shared_memory_checks(context: Context) -> Iterator[Check]:
+def shared_memory_checks(context: Context) -> Check | None:
     """Compare memory-backed storage with the server's adapters and with what parallel processes exchange there."""
     home, settings = Path("/dev/shm"), context.settings
     if not context.serves and settings.nproc_per_node == 1:
-        return
+        return None
     if not home.is_dir():
-        yield skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
-        return
+        return skip("shared memory", "there is no /dev/shm; adapters go to the temporary folder")
     free, parameters = shutil.disk_usage(home).free, context.adapter_parameters
-    text, needed = f"{_size(free)} free in {home}", 0
-    if context.serves and parameters is not None:
+    text, needed = f"{amount(free, 'B')} free in {home}", 0
+    if context.serves and parameters:
         needed = _VERSIONS_IN_FLIGHT * (4 if settings.dtype == "float32" else 2) * parameters * context.num_adapters
-        text += f", adapters take up to {_size(needed)}"
+        text += f", adapters take up to {amount(needed, 'B')}"
     elif context.serves and settings.device == "gpu":
         needed = _LARGE_MODELS_SHM
-        text += f", adapters of a model for GPUs take at least {_size(needed)}"
+        text += f", adapters of a model for GPUs take at least {amount(needed, 'B')}"
     engine = max(settings.vllm_tensor_parallel_size, settings.vllm_data_parallel_size) if context.serves else 1
     if max(engine, settings.nproc_per_node if context.trains else 1) > 1:
         needed += _PARALLEL_SHM
-        text += f", parallel processes about {_size(_PARALLEL_SHM)}"
+        text += f", parallel processes about {amount(_PARALLEL_SHM, 'B')}"
     if free < needed:
-        yield fail("shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
-    elif context.serves and parameters is None:
-        yield skip("shared memory", f"{text}; what adapters need of it depends on the model")
-    else:
-        yield ok("shared memory", text)
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}" if size < 100 else f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+        return fail("shared memory", text, f"mount -o remount,size=8G {home}\ndocker run --shm-size=8g …")
+    return ok("shared memory", text)

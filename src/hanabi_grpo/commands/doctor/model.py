@@ -1,19 +1,15 @@
 """The model: its folder, its chat template, and the memory that both processes need for it."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.context import Context, amount, broken_weights
 from hanabi_grpo.commands.doctor.gpus import list_gpus
-from hanabi_grpo.commands.doctor.weights import adapter_parameters, broken_weights, num_parameters, read_config
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
-from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
-from hanabi_grpo.runs.tiny_manifest import damage_of, way_back
+from hanabi_grpo.runs.fingerprint import damage_of, model_fingerprint, resolve_model, way_back
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings.batch import tokens_per_micro_batch
 from hanabi_grpo.settings.board import LAPTOP, is_local_model, tiny_model_command
@@ -24,106 +20,87 @@ _PROCESS = 2 * _GIB
 """Of each process, whatever the model: libraries, or the CUDA context."""
 
 
-def model_checks(context: Context) -> Iterator[Check]:
+def model_checks(context: Context) -> Check:
     """Tell whether the folder holds a whole model that both processes can load."""
-    name, settings = context.settings.model, context.settings
-    folder = context.located_folder
+    settings, folder, name = context.settings, context.located_folder, context.settings.model
+    if folder is None and is_local_model(name):
+        # The script of terminal 1 makes the default one itself.
+        judge = warn if context.loaded.origins["model"].startswith("default") else fail
+        return judge("model", f"MODEL={name}: no such folder", f"{_make(context)} --out {name}")
+    if folder is None and "HF_HUB_OFFLINE" in context.shell:
+        finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
+        return fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
     if folder is None:
-        if is_local_model(name):
-            # The script of terminal 1 makes the default one itself.
-            default = context.loaded.origins["model"].startswith("default")
-            yield (warn if default else fail)(
-                "model", f"MODEL={name}: no such folder", f"{_make(context)} --out {name}"
-            )
-        elif "HF_HUB_OFFLINE" in context.shell:
-            finding = f"MODEL={name}: not on this machine, and HF_HUB_OFFLINE forbids to fetch it"
-            yield fail("model", finding, f"HF_HUB_OFFLINE=0 .venv/bin/hf download {name}")
-        else:
-            finding = f"MODEL={name}: not on this machine; both terminals would fetch it from the hub"
-            yield warn("model", finding, f".venv/bin/hf download {name}")
-        return
+        finding = f"MODEL={name}: not on this machine; both terminals would fetch it from the hub"
+        return warn("model", finding, f".venv/bin/hf download {name}")
     try:
         resolve_model(str(folder))
         model_fingerprint(folder)
     except SettingsError as error:
         way = way_back(folder, _make(context)) if damage_of(folder) else _other_model(context)
-        yield fail("model", str(error), way)
-        return
+        return fail("model", str(error), way)
     if broken := broken_weights(folder):
         way = _other_model(context) if Path(name).is_dir() else f".venv/bin/hf download {name} --force-download"
-        yield fail("model", f"{name}: {'; '.join(broken[:3])}", way)
-        return
-    config, modules = read_config(folder), {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
-    heads, parallel = int(config.get("num_attention_heads", 0)), settings.vllm_tensor_parallel_size
+        return fail("model", f"{name}: {'; '.join(broken[:3])}", way)
+    modules = {module.rsplit(".", 1)[-1] for module in linear_shapes(folder)}
     if not modules:
-        yield fail("model", f"{name}: no linear layers for adapters in its weights", _other_model(context))
-    elif context.serves and heads % parallel:
+        return fail("model", f"{name}: no linear layers for adapters in its weights", _other_model(context))
+    heads, parallel = int(context.config.get("num_attention_heads", 0)), settings.vllm_tensor_parallel_size
+    if context.serves and heads % parallel:
         most = max(size for size in range(1, parallel) if heads % size == 0)
         finding = f"{name}: {heads} attention heads do not divide by VLLM_TENSOR_PARALLEL_SIZE={parallel}"
-        yield fail("model", finding, f"export VLLM_TENSOR_PARALLEL_SIZE={most}")
-    else:
-        sizes = f"{_count(num_parameters(folder))} parameters; {context.num_adapters} adapters of rank "
-        sizes += f"{settings.lora_rank}, {_count(adapter_parameters(folder, settings.lora_rank))} each"
-        yield ok("model", f"{name}: {config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")
+        return fail("model", finding, f"export VLLM_TENSOR_PARALLEL_SIZE={most}")
+    sizes = f"{amount(context.num_parameters)} parameters; {context.num_adapters} adapters of rank "
+    sizes += f"{settings.lora_rank}, {amount(context.adapter_parameters)} each"
+    return ok("model", f"{name}: {context.config.get('model_type')}, {sizes}, on {', '.join(sorted(modules))}")
 
 
-def chat_checks(context: Context) -> Iterator[Check]:
+def chat_checks(context: Context) -> Check:
     """Tell whether conversations can grow token by token with the model's chat template."""
-    if context.model_folder is None:
-        yield skip("chat template", "needs the model")
-        return
     try:
         chat = context.chat
     except SettingsError as error:
-        yield fail("chat template", str(error), _other_model(context))
-        return
-    if chat is not None:
-        yield ok("chat template", f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens")
+        return fail("chat template", str(error), _other_model(context))
+    if chat is None:
+        return skip("chat template", "needs the model")
+    return ok("chat template", f"usable; a reply ends with {chat.eos}, {len(chat.tokenizer)} tokens")
 
 
-def memory_checks(context: Context) -> Iterator[Check]:
+def memory_checks(context: Context) -> Check:
     """Compare a rough estimate of what both processes need with what is free."""
-    settings = context.settings
-    if context.model_folder is None:
-        yield skip("memory", "needs the model")
-        return
-    config = read_config(context.model_folder)
-    if not all(key in config for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")):
-        yield skip("memory", f"config.json of {settings.model} does not tell its sizes")
-        return
-    server = 0.0 if context.server_is_up or not context.serves else _server_bytes(context, config)
-    trainer = _trainer_bytes(context, config) if context.trains else 0.0
+    settings, needed = context.settings, ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    if not all(key in context.config for key in needed):
+        return skip("memory", "needs the model, and its sizes in config.json")
+    server = 0.0 if context.server_is_up or not context.serves else server_bytes(context)
+    trainer = trainer_bytes(context) if context.trains else 0.0
     if not server + trainer:
-        yield skip("memory", "the server is running already")
-        return
+        return skip("memory", "the server is running already")
     parts = [f"server about {server / _GIB:.1f} GiB"] if server else []
     text = " and ".join(parts + ([f"trainer up to {trainer / _GIB:.1f} GiB"] if trainer else []))
     smaller = "export HANABI_TOKENS_PER_MICRO_BATCH=1024 HANABI_MAX_MODEL_LEN=1024"
     if settings.device == "cpu":
         free = psutil.virtual_memory().available
         if server + trainer > free:
-            yield warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
-        else:
-            yield ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
-        return
+            return warn("memory", f"{text}, but {free / _GIB:.1f} GiB are free", f"free -h\n{smaller}")
+        return ok("memory", f"{text}; {free / _GIB:.1f} GiB are free")
     gpus, reason = list_gpus(context.shell.get("PATH"))
     total = min((gpu.total for gpu in gpus), default=0) << 20
     room = settings.gpu_memory_utilization * total
     if not total:
-        yield skip("memory", f"{text} on each GPU; what there is is not known ({reason or 'nvidia-smi does not tell'})")
-    elif server > room:
+        why = reason or "nvidia-smi does not tell"
+        return skip("memory", f"{text} on each GPU; what there is is not known ({why})")
+    if server > room:
         finding = f"{text} on each GPU, but the engine gets {room / _GIB:.1f} GiB"
-        yield warn("memory", finding, "export VLLM_TENSOR_PARALLEL_SIZE=2 HANABI_MAX_MODEL_LEN=4096")
-    elif trainer > total:
+        return warn("memory", finding, "export VLLM_TENSOR_PARALLEL_SIZE=2 HANABI_MAX_MODEL_LEN=4096")
+    if trainer > total:
         finding = f"{text} on each GPU, which has {total / _GIB:.1f} GiB"
-        yield warn("memory", finding, f"export DEEPSPEED=zero3\n{smaller}")
-    else:
-        yield ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
+        return warn("memory", finding, f"export DEEPSPEED=zero3\n{smaller}")
+    return ok("memory", f"{text} on each GPU of {total / _GIB:.1f} GiB")
 
 
-def _server_bytes(context: Context, config: dict[str, Any]) -> float:
-    """Weights, the cache of keys and values, and the adapters that the engine holds, of one GPU or the CPU."""
-    settings = context.settings
+def server_bytes(context: Context) -> float:
+    """Return the memory of weights, the cache of keys and values, and the engine's adapters, of one GPU or the CPU."""
+    settings, config = context.settings, context.config
     size, heads = _BYTES[settings.dtype], config["num_attention_heads"]
     head = config.get("head_dim") or config["hidden_size"] // heads
     heads = config.get("num_key_value_heads", heads)
@@ -132,16 +109,16 @@ def _server_bytes(context: Context, config: dict[str, Any]) -> float:
         # The server's own default for this variable of vLLM.
         cache = max(cache, float(context.environ.get("VLLM_CPU_KVCACHE_SPACE") or 1) * _GIB)
     # As many on the device as there are players, three times as many beside it.
-    adapters = 4.0 * settings.players * (context.adapter_parameters or 0) * size
-    return _PROCESS + (_parameters(context) * size + cache + adapters) / settings.vllm_tensor_parallel_size
+    adapters = 4.0 * settings.players * context.adapter_parameters * size
+    return _PROCESS + (context.num_parameters * size + cache + adapters) / settings.vllm_tensor_parallel_size
 
 
-def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
-    """Weights, adapters with gradients and moments, and activations of one micro-batch, of one process."""
-    settings, budget = context.settings, context.budget
+def trainer_bytes(context: Context) -> float:
+    """Return the memory of weights, adapters with gradients and moments, and one micro-batch, of one process."""
+    settings, config, budget = context.settings, context.config, context.budget
     size = _BYTES[settings.dtype]
-    weights = _parameters(context) * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
-    adapters = 16.0 * context.num_adapters * (context.adapter_parameters or 0)
+    weights = context.num_parameters * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
+    adapters = 16.0 * context.num_adapters * context.adapter_parameters
     length = min(settings.max_model_len, budget.longest if budget else settings.max_model_len)
     by_tokens = tokens_per_micro_batch(settings)
     # A sequence that is longer than the limit makes a micro-batch of its own.
@@ -156,10 +133,6 @@ def _trainer_bytes(context: Context, config: dict[str, Any]) -> float:
     return _PROCESS + weights + adapters + tokens * (kept * size + logits)
 
 
-def _parameters(context: Context) -> int:
-    return num_parameters(context.model_folder) if context.model_folder else 0
-
-
 def _other_model(context: Context) -> str:
     return f"{_make(context)}; unset MODEL" if context.settings.device == "cpu" else "unset MODEL"
 
@@ -168,10 +141,3 @@ def _make(context: Context) -> str:
     settings = context.settings
     default = [settings.preset or LAPTOP], settings.players, settings.env
     return tiny_model_command(*(boards_of(context.setups) if context.setups else default))
-
-
-def _count(number: int) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g} {unit}"
-    return str(number)

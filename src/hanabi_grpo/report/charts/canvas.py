@@ -2,13 +2,13 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.report.run_views.braille import bin_means
+from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 COLORS = ("#1f5fa8", "#b5651d", "#2e7d32", "#6a3d9a", "#c2185b")
 """Of players, and of what else stands side by side."""
-LEVEL = "#555555"
+LEVEL, ALERT = "#555555", "#c62828"
 SMOOTH = 9
 """Steps of the trailing mean of bold lines."""
 _DPI = 120
-_COLUMNS, _CELL = 4, (3.4, 2.3)
-"""Of a grid; inches of one of its pictures."""
+_WRAP = 24
+"""Characters of a name's line."""
 _MOST_POINTS = 300
 """Of a line; more are not told apart, and a page would carry them."""
 
@@ -29,60 +29,51 @@ _MOST_POINTS = 300
 def make_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of this size in inches."""
     # The object interface: pyplot would choose a window system and keep every figure alive.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def make_grid(number: int, title: str, *, sharex: bool = False) -> "tuple[Figure, list[Axes]]":
-    """Return a figure of small pictures under one heading, and their axes in reading order."""
-    columns = min(_COLUMNS, number)
-    rows = -(-number // columns)
-    figure = make_figure(_CELL[0] * columns, _CELL[1] * rows + 0.8)
-    grid: Any = figure.subplots(rows, columns, squeeze=False, sharex=sharex)
-    for place, axes in enumerate(grid.flat):
-        axes.set_visible(place < number)
-        axes.tick_params(labelsize=7)
-        if number - columns <= place < number:
-            axes.set_xlabel("training step", fontsize=8)
-            axes.tick_params(labelbottom=True)
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", parse_math=False)
-    return figure, list(grid.flat)[:number]
-
-
-def name_lines(figure: "Figure", axes: "Axes", colors: Mapping[str, str]) -> None:
-    """Write which colour is whose above a grid."""
-    handles = [axes.plot([], [], color=color, label=name)[0] for name, color in colors.items()]
-    if handles:
-        figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
-
-
-def draw_line(axes: "Axes", steps: Sequence[int], values: Sequence[float], color: str, *, bold: float = 2.0) -> float:
-    """Draw each step thin and the trailing mean bold; returns where the bold line ends."""
+def draw_line(
+    axes: "Axes", steps: Sequence[int], values: Sequence[float], color: str, *, name: str = "", width: float = 2.0
+) -> None:
+    """Draw each step thin and the trailing mean bold, named with where the bold line ends."""
     means = trailing_mean(values, SMOOTH)
-    places = bin_means([float(step) for step in steps], _MOST_POINTS)
+    places = bin_means(steps, _MOST_POINTS)
     axes.plot(places, bin_means(values, _MOST_POINTS), color=color, alpha=0.3, linewidth=0.9)
-    axes.plot(
-        places, bin_means(means, _MOST_POINTS), color=color, linewidth=bold, marker="o" if len(places) == 1 else None
+    label = fill(f"{name} {means[-1]:.2f}", _WRAP) if name else None
+    marker = "o" if len(places) == 1 else None
+    axes.plot(places, bin_means(means, _MOST_POINTS), color=color, linewidth=width, marker=marker, label=label)
+
+
+def draw_level(axes: "Axes", name: str, height: float) -> None:
+    """Draw a dotted line to hold others against."""
+    label = fill(f"{name} {height:.2f}", _WRAP)
+    axes.axhline(height, color=LEVEL, linewidth=1.0, linestyle=(0, (1, 3)), zorder=1, label=label)
+
+
+def name_lines(axes: "Axes") -> None:
+    """Write the names of the named lines to the right of their axes, those that end highest first."""
+    lines: list[Any] = axes.get_legend_handles_labels()[0]
+    lines.sort(key=lambda line: -line.get_ydata()[-1])
+    legend = axes.legend(
+        handles=lines, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, labelcolor="linecolor"
     )
-    return means[-1]
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
-def tidy(axes: "Axes", *, steps: bool = True) -> None:
-    """Give axes the looks of all pictures; `steps`: only whole numbers below."""
+def tidy(axes: "Axes") -> None:
+    """Give axes the looks of all pictures, with whole numbers below."""
     from matplotlib.ticker import MaxNLocator
 
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if steps:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def add_caption(figure: "Figure", text: str) -> None:
-    """Write a line of small text below."""
+    """Write small text below."""
     figure.supxlabel(text, fontsize=8.5, x=0.01, ha="left", color="#333333", parse_math=False)
 
 

@@ -11,7 +11,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.report.export.origin import Origin, PlayedResult
 from hanabi_grpo.runs.manifest import spec_hashes
 from hanabi_grpo.runs.v1 import boards_by_hash
-from hanabi_grpo.tracking.card import table_cell
+from hanabi_grpo.tracking.artifact import table_cell
 
 _TO_TYPE = (
     "HANABI_ENV",
@@ -26,25 +26,22 @@ _TO_TYPE = (
 """Settings of a game that have to be those of training."""
 
 
-def write_card(
-    folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool, merged: str = ""
-) -> None:
+def write_card(folder: Path, origin: Origin, players: Sequence[str], *, base: str, is_on_hub: bool) -> None:
     """Write README.md of a folder with these adapters; raises an OSError.
 
-    `is_on_hub` tells whether `base` is a hub name, or only that of a folder. `merged` is for a folder with the merged
-    model: a sentence about how near it is to base and adapter.
+    `is_on_hub` tells whether `base` is a hub name, or only that of a folder.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     env = str(origin.settings.get("HANABI_ENV", "hanabi"))
-    title = f"{env.capitalize()} {', '.join(players)}" + (", merged" if merged else "")
+    title = f"{env.capitalize()} {', '.join(players)}"
     results = [one for one in origin.results if one.players & {*players}]
     data = ModelCardData(
         base_model=base if is_on_hub else None,
-        base_model_relation=("finetune" if merged else "adapter") if is_on_hub else None,
-        library_name="transformers" if merged else "peft",
+        base_model_relation="adapter" if is_on_hub else None,
+        library_name="peft",
         pipeline_tag="text-generation",
-        tags=[env, "grpo", *([] if merged else ["lora"]), "multi-agent", "reinforcement-learning"],
+        tags=[env, "grpo", "lora", "multi-agent", "reinforcement-learning"],
         model_name=title,
         eval_results=[_eval_result(one, env) for one in results] or None,
     )
@@ -68,7 +65,6 @@ def write_card(
         env=env,
         players=players,
         base=base,
-        merged=merged,
         facts=facts.items(),
         results=[_row(one) for one in results],
         settings=_typed(origin, base),

@@ -6,28 +6,24 @@ FOLDER/
 ├── player_0/                                a repository of its own
 │   ├── README.md  manifest.json             the card; who this is, its step, base model and hashes
 │   └── adapter_config.json  adapter_model.safetensors
-├── player_1/ …
-└── merged/player_0/ …                       on request: the whole model, for software without PEFT
+└── player_1/ …
+
+PEFT makes one model of base and adapter, for software without PEFT:
+`PeftModel.from_pretrained(base, "FOLDER/player_0").merge_and_unload().save_pretrained(…)`.
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.export.card import write_card
-from hanabi_grpo.report.export.merged import MergeCheck, write_merged
 from hanabi_grpo.report.export.origin import PUBLISHED, Origin
-from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.runs.manifest import write_manifest
-from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic
+from hanabi_grpo.runs.run_folder import new_folder, write_json_atomic
 from hanabi_grpo.runs.saved_adapters import CONFIG, SAME_FACTS, WEIGHTS
-from hanabi_grpo.tracking.card import HUB_NAME, base_name
-from hanabi_grpo.tracking.sample_games import write_sample_games
-
-MERGED = "merged"
+from hanabi_grpo.tracking.artifact import HUB_NAME, base_name, write_sample_games
 
 
 def export(
@@ -36,23 +32,19 @@ def export(
     *,
     players: Sequence[str],
     base_model: str | None = None,
-    model: str | None = None,
-    merged: bool = False,
     say: Callable[[str], None] = lambda text: None,
-) -> dict[str, MergeCheck]:
-    """Write the folder; returns by player how near a merged model is to base and adapter.
+) -> None:
+    """Write the folder.
 
     Args:
         origin: Of the adapters.
         out: New folder.
         players: Which of its adapters.
         base_model: Hub name of the base model; None: as it was trained on, if that is one.
-        model: Where the base model is, for merging; None: where it was in training.
-        merged: Write merged models too.
-        say: Receives a line for each longer part.
+        say: Receives what a person should know.
 
     Raises:
-        SettingsError: It exists, cannot be written, or the base model is not to be had, or another one.
+        SettingsError: It exists or cannot be written, or `base_model` is no hub name.
     """
     if out.exists() or out.is_symlink():
         raise SettingsError(f"--out {out}: exists already; choose a folder that does not.")
@@ -61,53 +53,26 @@ def export(
     base, is_on_hub = (base_model, True) if base_model is not None else base_name(origin.model)
     if not is_on_hub:
         say(f"the base model is called {base} in the cards; --base-model ORG/NAME says what it is on the hub.")
-    source = _base_folder(origin, model) if merged else None
-    checks: dict[str, MergeCheck] = {}
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.", suffix=".partial") as partial:
-            whole = Path(partial) / "whole"
+        with new_folder(out) as whole:
             for name in players:
                 folder = whole / name
                 _write_adapter(origin, name, folder, base)
                 write_card(folder, origin, [name], base=base, is_on_hub=is_on_hub)
                 _seal(folder, origin, [name])
-                if source is not None:
-                    say(f"merging {name} into {source}")
-                    target = whole / MERGED / name
-                    checks[name] = write_merged(source, folder, target)
-                    text = checks[name].text
-                    write_card(target, origin, [name], base=base, is_on_hub=is_on_hub, merged=text)
             any(write_sample_games(place, whole, origin.saved.step) for place in origin.places)
             write_card(whole, origin, players, base=base, is_on_hub=is_on_hub)
             _seal(whole, origin, players)
-            whole.rename(out)
-            sync_folder(out.parent)
     except OSError as error:
         raise SettingsError(
             f"--out {out}: cannot be written ({error.strerror or error}); nothing half-written is left."
         ) from error
-    return checks
 
 
 def check_base_model(base_model: str) -> None:
     """Raise a SettingsError for what is no hub name."""
     if not HUB_NAME.fullmatch(base_model):
         raise SettingsError(f"--base-model {base_model!r}: give the name on the hub, e.g. Qwen/Qwen3-4B.")
-
-
-def _base_folder(origin: Origin, model: str | None) -> Path:
-    name = model or origin.model
-    if not name:
-        raise SettingsError("--merged: the checkpoint does not say its base model; name it: MODEL=FOLDER.")
-    folder = resolve_model(name)
-    wanted, found = origin.saved.facts.get("model_fingerprint"), model_fingerprint(folder)
-    if wanted is not None and wanted != found:
-        raise SettingsError(
-            f"--merged: {name} has the fingerprint {found}, the adapters were trained on {wanted}; set MODEL to the "
-            "model that they were trained on."
-        )
-    return folder
 
 
 def _write_adapter(origin: Origin, name: str, folder: Path, base: str) -> None:

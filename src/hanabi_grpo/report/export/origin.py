@@ -20,7 +20,7 @@ from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, re
 from hanabi_grpo.settings import variables
 from hanabi_grpo.settings.refs import BASE, is_frozen, seat_adapter
 from hanabi_grpo.tracking.artifact import EVALUATIONS, SCORE, find_evaluations
-from hanabi_grpo.tracking.score import RunningScore, running_score
+from hanabi_grpo.tracking.record import RunningScore, running_score
 
 PUBLISHED = "settings"
 """Fact of an exported manifest: the settings that are fit for publishing."""
@@ -42,15 +42,11 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedResult:
-    """An evaluation, with its seats as these adapters' names.
-
-    Example:
-        PlayedResult(result=…, orders=(("player_0", "iggi"), ("iggi", "player_0")))
-    """
+    """An evaluation, with its seats as these adapters' names."""
 
     result: EvaluationResult
     orders: tuple[tuple[str, ...], ...]
-    """Per seat order and seat: an adapter's name, a script's, "base", or "another adapter"."""
+    """Per seat order and seat: the name of an adapter or script, "base", or "another adapter"."""
 
     @property
     def players(self) -> frozenset[str]:
@@ -85,11 +81,7 @@ class Origin:
 
 
 def read_origin(folder: Path, *, evaluations: Sequence[Path] = ()) -> Origin:
-    """Read a run, a checkpoint of it, an artifact's folder, or an exported one.
-
-    Args:
-        folder: As typed.
-        evaluations: Further result files of `hanabi-grpo evaluate --out`.
+    """Read a run, a checkpoint of it, an artifact's folder, or an exported one, and further result files of `evaluate`.
 
     Raises:
         SettingsError: There are no whole adapters, or a given evaluation is of others.

@@ -5,9 +5,8 @@ Those that every environment has come first, then what the environment itself co
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, tzinfo
-from typing import Any
+from datetime import datetime, timedelta, tzinfo
+from typing import Any, NamedTuple
 
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.runs.history import number
@@ -44,24 +43,21 @@ _UNSHOWN = re.compile(
 _PHASES = ("push", "rollout", "wait", "recall", "train")
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure."""
+class Figure(NamedTuple):
+    """A key in rows, of a player without `player_N/`, and what it is, with its unit."""
 
     name: str
-    """Key in a row, of a player without `player_N/`."""
     title: str
-    """What it is, with its unit."""
 
 
 def team_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Return the figures of all players together that the rows have."""
-    return _figures((name for name in _names(rows) if not _PLAYER.fullmatch(name)), _TEAM_TITLES)
+    return _figures([name for name in _names(rows) if not _PLAYER.fullmatch(name)], _TEAM_TITLES)
 
 
 def player_figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Return the figures of single players that the rows have."""
-    return _figures((match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))), _PLAYER_TITLES)
+    return _figures([match[2] for name in _names(rows) if (match := _PLAYER.fullmatch(name))], _PLAYER_TITLES)
 
 
 def players(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -100,26 +96,15 @@ def recent_phases(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def shown(value: float | None) -> str:
-    """Return a figure as tables show it, e.g. "2.59", "0.0123", "3.6e-07"."""
+    """Return a figure as tables show it, e.g. "2.59", "0.0123", "3.6e-07"; a dash for none."""
     if value is None:
         return "–"
-    if value == 0:
-        return "0"
-    if abs(value) < 0.001 or abs(value) >= 100_000:
-        return f"{value:.1e}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return f"{value:.0f}" if 100 <= abs(value) < 100_000 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return e.g. "12 s", "3 min 05 s", "2 h 07 min", "3 d 4 h"."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    """Return e.g. "0:03:05", "3 days, 4:00:00"."""
+    return str(timedelta(seconds=max(0, round(seconds))))
 
 
 def clock(seconds: float | None, zone: tzinfo | None = None) -> str:
@@ -134,12 +119,8 @@ def _names(rows: Sequence[Mapping[str, Any]]) -> dict[str, None]:
     return dict.fromkeys(name for row in rows for name in row)
 
 
-def _figures(names: Iterable[str], titles: Mapping[str, str]) -> list[Figure]:
-    found = dict.fromkeys(names)
-    known = [name for name in titles if name in found]
-    others = [name for name in found if name not in titles and not _UNSHOWN.fullmatch(name)]
-    return [Figure(name, titles.get(name) or _words(name)) for name in (*known, *others)]
-
-
-def _words(name: str) -> str:
-    return visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ").replace("/", ": "))
+def _figures(names: Sequence[str], titles: dict[str, str]) -> list[Figure]:
+    known = [name for name in titles if name in names]
+    others = [name for name in dict.fromkeys(names) if name not in titles and not _UNSHOWN.fullmatch(name)]
+    own = {name: visible(name.removesuffix("/mean").replace("_per_", " a ").replace("_", " ")) for name in others}
+    return [Figure(name, (titles | own)[name]) for name in (*known, *others)]

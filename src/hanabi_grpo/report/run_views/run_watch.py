@@ -5,22 +5,23 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.alarms import Alarm
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.report.run_views.last_game import LastGame, read_last_game
-from hanabi_grpo.report.run_views.state import Incident, RunState
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.report.played import frames_of, game_words
+from hanabi_grpo.report.run_views.state import Incident, LastGame, RunState
 from hanabi_grpo.runs.alarms import AlarmChange, AlarmWatch, Reading, alarms_of
 from hanabi_grpo.runs.history import number, read_history
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
-from hanabi_grpo.runs.recordings import recorded_steps
+from hanabi_grpo.runs.recordings import read_episode, recorded_steps
 from hanabi_grpo.runs.run_folder import LOCK, TRAIN, recorded_settings, run_home
 
 _HOLDER = re.compile(r"pid ([0-9]{1,10}) on (.+)", re.ASCII)
+_OF_A_MOVE = ("player", "did", "earned", "bad")
 
 
 class RunWatch:
@@ -32,27 +33,22 @@ class RunWatch:
         print(state.step, list(state.raised))
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Prepare; the folder need not exist.
-
-        Args:
-            folder: Run folder, or one that holds it as `train/`.
-            clock: Seconds since 1970.
-        """
-        self.folder, self._clock = folder, clock
+    def __init__(self, folder: Path) -> None:
+        """Prepare for a run folder, or one that holds it as `train/`; it need not exist."""
+        self.folder = folder
         self._start(folder)
 
     def _start(self, home: Path) -> None:
         self._home = home
         self._seen: dict[str, tuple[int, int, int] | None] = {}
         self._rows: list[dict[str, Any]] = []
-        self._forget_alarms(())
+        self._forget_alarms()
         self._incidents: tuple[Incident, ...] = ()
         self._game: LastGame | None = None
         self._problem = ""
 
-    def _forget_alarms(self, alarms: Sequence[Alarm]) -> None:
-        self._alarms = AlarmWatch(alarms)
+    def _forget_alarms(self) -> None:
+        self._alarms = AlarmWatch(alarms_of(recorded_settings(self._home)))
         self._readings: dict[tuple[str, str], Reading] = {}
         self._changes: list[AlarmChange] = []
 
@@ -71,21 +67,23 @@ class RunWatch:
         settings = recorded_settings(home)
         raised = self._alarms.raised
         written = (self._seen.get("metrics.jsonl") or (0, 0, 0))[2]
+        whole = self.folder.resolve()
         return RunState(
-            name=visible(_name(self.folder)),
+            # A folder called train/ is named by what it belongs to.
+            name=visible(f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name),
             is_there=bool(self._rows or settings),
             trainer=_trainer(home),
             rows=self._rows,
             settings=settings,
             # Another machine's clock may be ahead.
-            age=max(0.0, self._clock() - written / 1e9) if written else None,
+            age=max(0.0, time.time() - written / 1e9) if written else None,
             raised=raised,
             readings=sorted(self._readings.values(), key=lambda one: (one.key not in raised, one.distance)),
             changes=tuple(self._changes),
             incidents=self._incidents,
             checkpoints=_checkpoints(home),
             game=self._game,
-            notes=tuple(map(visible, [*notes, *filter(None, [self._problem])])),
+            notes=tuple(map(visible, filter(None, [*notes, self._problem]))),
         )
 
     def _read_metrics(self) -> None:
@@ -94,7 +92,7 @@ class RunWatch:
             known = len(self._rows)
             if not known or rows[:known] != self._rows:
                 # A resumed run makes steps again.
-                self._forget_alarms(alarms_of(recorded_settings(self._home)))
+                self._forget_alarms()
                 known = 0
             for row in rows[known:]:
                 self._changes += self._alarms.update(row)
@@ -115,12 +113,10 @@ class RunWatch:
         path = steps[max(steps)]
         if self._is_new(f"episodes/{path.name}"):
             try:
-                found, self._problem = read_last_game(path, recorded_settings(self._home)), ""
+                # Until its first line is whole, the game before it stays.
+                self._game, self._problem = _last_game(path, recorded_settings(self._home)) or self._game, ""
             except SettingsError as error:
                 self._game, self._problem = None, str(error)
-            else:
-                # Until its first line is whole, the game before it stays.
-                self._game = found or self._game
 
     def _is_new(self, name: str) -> bool:
         """Tell whether a file changed since it was last asked for."""
@@ -152,34 +148,45 @@ def read_run(folder: Path) -> RunState:
     return state
 
 
-def _name(folder: Path) -> str:
-    whole = folder.resolve()
-    # A folder called train/ is named by what it belongs to.
-    return f"{whole.parent.name}/{TRAIN}" if whole.name == TRAIN else whole.name or "/"
-
-
 def _incident(line: bytes) -> Incident | None:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):
+        time, step, message = number(row.get("time")), row.get("step"), visible(str(row.get("message", "")))
+        return Incident(time=time, kind=visible(row["kind"]), message=message, step=step)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
         # The last line may still be written.
         return None
-    if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+
+
+def _last_game(path: Path, settings: Mapping[str, Any]) -> LastGame | None:
+    """Return the newest whole game of a file of games; None while it has none.
+
+    Raises:
+        SettingsError: It is no game that this version can play again.
+        OSError: The file cannot be read.
+    """
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n") and line.strip()]
+    if not lines:
         return None
-    step, message = row.get("step"), visible(str(row.get("message", "")))
-    return Incident(
-        time=number(row.get("time")),
-        kind=visible(row["kind"]),
-        message=message,
-        step=step if type(step) is int else None,
+    try:
+        episode = read_episode(json.loads(lines[-1]))
+        recording = Recording(episode=episode, number=len(lines) - 1, source=path.stem)
+        frames, words = frames_of(recording, settings), game_words(recording)
+    except (HanabiGrpoError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(visible(f"{path.name}: {error}")) from error
+    return LastGame(
+        file=path.stem,
+        number=recording.number,
+        deal=words["task"],
+        outcome=words["outcome"],
+        moves=tuple({name: move[name] for name in _OF_A_MOVE} for move in words["moves"]),
+        table=frames[-1].text if frames else "",
+        versions=tuple(sorted({turn.version for turn in episode.turns if turn.version is not None})),
     )
 
 
 def _checkpoints(home: Path) -> tuple[int, ...]:
-    try:
-        names = [entry.name for entry in home.iterdir()]
-    except OSError:
-        return ()
+    names = [path.name for path in home.glob("checkpoint-*")]
     return tuple(sorted(int(match[1]) for name in names if (match := CHECKPOINT_NAME.fullmatch(name))))
 
 
@@ -187,16 +194,15 @@ def _trainer(home: Path) -> str:
     """Tell who holds the folder by what the lock says; to try it would be in a starting trainer's way."""
     try:
         holder = _HOLDER.match((home / LOCK).read_text(encoding="utf-8", errors="replace")[:200])
-    except OSError:
-        return ""
-    if holder is None:
-        return ""
-    if holder[2].strip() != socket.gethostname():
-        return "elsewhere"
-    try:
+        if holder is None:
+            return ""
+        if holder[2].strip() != socket.gethostname():
+            return "elsewhere"
         os.kill(int(holder[1]), 0)
-    except PermissionError:
-        return "running"
     except (ProcessLookupError, OverflowError):
         return "not running"
+    except PermissionError:
+        return "running"
+    except OSError:
+        return ""
     return "running"

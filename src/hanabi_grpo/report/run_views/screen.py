@@ -1,6 +1,7 @@
 """The dashboard of a run: fits the terminal it is printed on, whatever its size is at that moment."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from rich.bar import Bar
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.evaluation.smoothing import trailing_mean
-from hanabi_grpo.report.run_views.braille import bin_means, braille_curve, spark_line
+from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.report.run_views.figures import (
     SCORE,
     WINDOW,
@@ -27,30 +27,31 @@ from hanabi_grpo.report.run_views.figures import (
     shown,
     team_figures,
 )
-from hanabi_grpo.report.run_views.last_game import LastGame
-from hanabi_grpo.report.run_views.state import RunState
+from hanabi_grpo.report.run_views.state import LastGame, RunState
 
 _WIDE = 108
 """Columns from which on two panels stand side by side."""
-_CURVE_LINES = (4, 12)
 _QUIET = 600.0
 """Seconds without a step after which the age is marked."""
 _MOST_FIGURES = 11
 """Of the team, and of each player; the page of `report` has all."""
-_MOST_MOVES, _MOST_TABLE = 12, 4
+_MOST_MOVES, _MOST_TABLE = 8, 4
 """Lines of the last game."""
-_TITLE, _VALUE, _LEAST_SPARK = 26, 8, 4
-"""Characters of a figure's title and value, and of the shortest curve worth drawing."""
+_TITLE, _VALUE, _LEAST_SPARK, _MOST_SPARK = 26, 8, 4, 40
+"""Characters of a figure's title and value, and of the shortest and longest curve worth drawing."""
 _TRAINER = {
     "running": ("trainer runs", "green"),
     "not running": ("trainer not running", "yellow"),
     "elsewhere": ("trainer on another machine", "dim"),
 }
 _PHASE_STYLES = {"push": "magenta", "rollout": "cyan", "wait": "yellow", "recall": "blue", "train": "green"}
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+"""Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille Patterns")."""
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class RunScreen:
-    """A frame of the dashboard; the lower parts give way where the terminal is low."""
+    """A frame of the dashboard; its lower parts are cut off where the terminal is low."""
 
     def __init__(self, state: RunState) -> None:
         """Prepare the frame of one look."""
@@ -60,56 +61,46 @@ class RunScreen:
         """Lay the frame out for the width and height at hand."""
         state, width = self.state, options.max_width
         height = options.height or (console.size.height if console.is_terminal else None)
-        head = header(state)
         if not state.rows:
-            yield head
             text = "No step yet: waiting for the trainer's first one."
             if not state.is_there:
                 text = "No run there yet; it appears when the trainer starts."
-            yield from (Text(line, style="yellow") for line in (text, *state.notes))
+            yield Group(_header(state), *(Text(line, style="yellow") for line in (text, *state.notes)))
             return
-        lines = min(max((height or 40) // 5, _CURVE_LINES[0]), _CURVE_LINES[1])
-        score = _panel("score, mean of the training games", _curve(state, lines))
-        is_wide = width >= _WIDE
-        figures = _panel(
-            f"means of the last {WINDOW} steps; curves: the whole run",
-            _figures(state, (width // 2 if is_wide else width) - 4),
+        column = width // 2 if width >= _WIDE else width
+        score = _panel(
+            "score, mean of the training games", _curve(state, column - 4, min(max((height or 40) // 5, 4), 12))
         )
+        figures = _panel(f"means of the last {WINDOW} steps; curves: the whole run", _figures(state, column - 4))
         alarms = _panel("alarms", _alarms(state))
         phases = _panel(f"seconds a step, last {WINDOW}", _phases(state))
-        parts: list[RenderableType] = [head, score, alarms, phases, figures]
-        if is_wide:
+        parts: list[RenderableType] = [score, alarms, phases, figures]
+        if width >= _WIDE:
             body = Table.grid(expand=True)
             body.add_column(ratio=1)
             body.add_column(ratio=1)
             body.add_row(Group(score, phases, alarms), figures)
-            parts = [head, body]
-        drawn = [line for part in parts for line in console.render_lines(part, options.update(height=None))]
-        used = len(drawn)
-        if height is not None and used > height:
-            for line in drawn[: height - 1]:
-                yield from line
-                yield Segment.line()
-            more = f"{used - height + 1} more lines: figures of team and players; use a higher terminal"
-            yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
+            parts = [body]
+        parts = [_header(state), *parts, *([_game(state.game)] if state.game else [])]
+        lines = console.render_lines(Group(*parts), options.update(height=None))
+        if height is None or len(lines) <= height:
+            yield from parts
             return
-        yield from parts
-        if state.game is not None:
-            # Two lines of frame, one of the heading, and the table.
-            table = min(len(state.game.table.splitlines()), _MOST_TABLE)
-            room = _MOST_MOVES if height is None else min(_MOST_MOVES, height - used - 3 - table)
-            if room > 0:
-                yield _game(state.game, room)
+        for line in lines[: height - 1]:
+            yield from line
+            yield Segment.line()
+        more = f"{len(lines) - height + 1} more lines in a higher terminal"
+        yield Text(more, style="yellow", no_wrap=True, overflow="ellipsis", end="")
 
 
-def header(state: RunState) -> RenderableType:
+def _header(state: RunState) -> RenderableType:
     """Return name, progress, versions and whether the trainer is there."""
     settings = state.settings
     facts = (
         settings.get("HANABI_ENV"),
         settings.get("HANABI_PRESET"),
         f"{settings['HANABI_PLAYERS']} players" if settings.get("HANABI_PLAYERS") else None,
-        str(settings["MODEL"]).rstrip("/").rpartition("/")[2] if settings.get("MODEL") else None,
+        str(settings.get("MODEL") or "").rstrip("/").rpartition("/")[2],
     )
     title = Text.assemble((state.name, "bold"), ("  " + " · ".join(visible(str(one)) for one in facts if one), "dim"))
     line = Text()
@@ -140,69 +131,93 @@ def _panel(title: str, content: RenderableType) -> Panel:
     return Panel(content, title=title, title_align="left")
 
 
-def _curve(state: RunState, lines: int) -> RenderableType:
+def _curve(state: RunState, width: int, height: int) -> RenderableType:
     """Return the trailing means with their scale, so that the noise of a step does not hide the curve."""
     steps, values = series(state.rows, SCORE)
-    return _Curve(steps, trailing_mean(values, 9), lines) if values else Text("no value yet", style="dim")
+    if not values:
+        return Text("no value yet", style="dim")
+    means = trailing_mean(values, 9)
+    labels = [shown(max(means)), *[""] * (height - 2), shown(min(means))]
+    margin = max(map(len, labels)) + 1
+    room = max(4, width - margin)
+    points = list(zip(bin_means(steps, 2 * room), bin_means(means, 2 * room), strict=True))
+    lines = [
+        Text.assemble((f"{label:>{margin - 1}} ", "dim"), (line, "cyan"), no_wrap=True)
+        for label, line in zip(labels, braille_curve(points, room, height), strict=True)
+    ]
+    ends = f"{'':{margin}}step {steps[0]}{steps[-1]:>{max(1, room - len(f'step {steps[0]}'))}}"
+    return Group(*lines, Text(ends, style="dim", no_wrap=True))
 
 
-class _Curve:
-    """Draws itself as wide as there is room."""
+def braille_curve(points: Sequence[tuple[float, float]], width: int, height: int) -> list[str]:
+    """Return a curve through points (x, y), x ascending, as `height` lines of `width` characters of 2 x 4 dots.
 
-    def __init__(self, steps: Sequence[int], values: Sequence[float], lines: int) -> None:
-        self.steps, self.values, self.lines = steps, values, lines
+    It goes from the lowest to the highest y; rich has no such thing.
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        low, high = min(self.values), max(self.values)
-        labels = [shown(high), *[""] * (self.lines - 2), shown(low)]
-        margin = max(map(len, labels)) + 1
-        width = max(4, options.max_width - margin)
-        number = min(len(self.values), 2 * width)
-        points = list(zip(bin_means(self.steps, number), bin_means(self.values, number), strict=True))
-        for label, line in zip(labels, braille_curve(points, width, self.lines, low, high), strict=True):
-            yield Text.assemble((f"{label:>{margin - 1}} ", "dim"), (line, "cyan"), no_wrap=True)
-        first, last = f"step {self.steps[0]}", str(self.steps[-1])
-        gap = max(1, width - len(first) - len(last))
-        yield Text(f"{'':{margin}}{first}{'':{gap}}{last}", style="dim", no_wrap=True)
+    Example:
+        braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
+    """
+    cells = [[0] * width for _ in range(height)]
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    dots = [
+        (
+            round((x - left) / ((right - left) or 1) * (2 * width - 1)),
+            round((high - y) / ((high - low) or 1) * (4 * height - 1)),
+        )
+        for x, y in points
+    ]
+    for before, now in pairwise(dots[:1] + dots):
+        steps = max(abs(now[0] - before[0]), abs(now[1] - before[1]), 1)
+        for step in range(1, steps + 1):
+            column, row = (round(a + (b - a) * step / steps) for a, b in zip(before, now, strict=True))
+            cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
+    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]
+
+
+def spark_line(values: Sequence[float], width: int) -> str:
+    """Return one row of blocks from the lowest to the highest value; of more values than characters, means.
+
+    Example:
+        spark_line([0.0, 7.0], 8) == "▁█"
+    """
+    if not values:
+        return ""
+    means = bin_means(values, width)
+    low, high = min(means), max(means)
+    return "".join(_BLOCKS[round((mean - low) / ((high - low) or 1) * (len(_BLOCKS) - 1))] for mean in means)
 
 
 def _figures(state: RunState, width: int) -> Group:
-    names = players(state.rows)
-    spark = min((width - _TITLE) // max(1, len(names)) - _VALUE - 3, 40)
-    team = max(0, min(width - _TITLE - _VALUE - 3, 40))
+    prefixes = {name: f"{name}/" for name in players(state.rows)}
     return Group(
-        _figure_table(state, {"team": ""}, team_figures(state.rows), team),
-        _figure_table(
-            state,
-            {name: f"{name}/" for name in names},
-            player_figures(state.rows),
-            spark if spark >= _LEAST_SPARK else 0,
-        ),
+        _figure_table(state, {"team": ""}, team_figures(state.rows), width),
+        _figure_table(state, prefixes, player_figures(state.rows), width),
     )
 
 
-def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence[Figure], spark: int) -> Table:
-    """Return a row a figure, and a column for each prefix of their names; `spark`: characters of the curves."""
+def _figure_table(state: RunState, columns: Mapping[str, str], figures: Sequence[Figure], width: int) -> Table:
+    """Return a row a figure, and a column for each prefix of their names, with its curve where there is room."""
+    spark = min((width - _TITLE) // max(1, len(columns)) - _VALUE - 3, _MOST_SPARK)
+    spark = spark if spark >= _LEAST_SPARK else 0
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", width=_TITLE, no_wrap=True)
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True, width=_VALUE)
         if spark:
             table.add_column("", no_wrap=True, width=spark, style="cyan")
-    for one in figures:
-        if table.row_count == _MOST_FIGURES:
-            break
-        keys = [prefix + one.name for prefix in columns.values()]
-        means = [recent(state.rows, key) for key in keys]
-        if any(mean is not None for mean in means):
-            curves = [[spark_line(series(state.rows, key)[1], spark)] if spark else [] for key in keys]
-            cells = [cell for mean, curve in zip(means, curves, strict=True) for cell in (shown(mean), *curve)]
-            table.add_row(one.title, *cells)
+    for one in figures[:_MOST_FIGURES]:
+        cells = []
+        for prefix in columns.values():
+            cells.append(shown(recent(state.rows, prefix + one.name)))
+            cells += [spark_line(series(state.rows, prefix + one.name)[1], spark)] if spark else []
+        table.add_row(one.title, *cells)
     return table
 
 
-def _phases(state: RunState) -> Table:
+def _phases(state: RunState) -> RenderableType:
     found = recent_phases(state.rows)
+    if not found:
+        return Text("no times in these rows", style="dim")
     table = Table.grid(padding=(0, 1), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -212,8 +227,6 @@ def _phases(state: RunState) -> Table:
         bar = Bar(size=total or 1.0, begin=begin, end=begin + seconds, color=_PHASE_STYLES[name])
         table.add_row(name, f"{seconds:.2f}", bar)
         begin += seconds
-    if not found:
-        table.add_row(Text("no times in these rows", style="dim"))
     return table
 
 
@@ -234,11 +247,10 @@ def _alarms(state: RunState) -> RenderableType:
     return Group(*lines, *(Text(note, style="yellow") for note in state.notes))
 
 
-def _game(game: LastGame, most: int) -> Panel:
+def _game(game: LastGame) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right")
-    first = max(0, len(game.moves) - most)
-    for number, move in enumerate(game.moves[first:], start=first + 1):
+    for number, move in list(enumerate(game.moves, start=1))[-_MOST_MOVES:]:
         did = Text.assemble((f"{move['bad']} reply; instead: ", "red") if move["bad"] else "", move["did"])
         place, player = Text(str(number), style="dim"), Text(move["player"], style="bold")
         grid.add_row(place, player, did, Text(move["earned"], style="dim"))

@@ -2,23 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from hanabi_grpo.report.run_views.figures import (
-    SCORE,
-    player_figures,
-    players,
-    recent,
-    recent_phases,
-    series,
-    team_figures,
-)
-from hanabi_grpo.report.run_views.last_game import LastGame
+from hanabi_grpo.report.run_views.figures import recent
 from hanabi_grpo.runs.alarms import AlarmChange, Reading
-from hanabi_grpo.runs.run_folder import finite
-
-_MOST_INCIDENTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +18,24 @@ class Incident:
     kind: str
     message: str
     step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastGame:
+    """The newest recorded game in words."""
+
+    file: str
+    """e.g. "step_000190"."""
+    number: int
+    """Among the games of the file; `hanabi-grpo view RUN --game` takes it."""
+    deal: str
+    outcome: str
+    moves: tuple[dict[str, str], ...]
+    """Per turn its player, what it did and earned, and "illegal" or "unparsable" in `bad` where that was put in."""
+    table: str
+    """The last frame; "" where this version does not know what was played."""
+    versions: tuple[int, ...]
+    """Of the adapters that played, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,40 +90,11 @@ class RunState:
 
     @property
     def version(self) -> int | None:
-        """Version that played the games of the last step; None where no row says it."""
-        if not self.rows:
-            return None
-        return max(0, self.step - 1 - round(recent(self.rows[-1:], "staleness") or 0))
+        """Version that played the games of the last step; None without one."""
+        staleness = round(recent(self.rows[-1:], "staleness") or 0)
+        return max(0, self.step - 1 - staleness) if self.rows else None
 
     @property
     def incident_counts(self) -> dict[str, int]:
         """Incidents by kind."""
         return Counter(one.kind for one in self.incidents)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON: figures are means over the last steps, the curve has every step."""
-        data = {
-            "run": self.name,
-            "is_there": self.is_there,
-            "trainer": self.trainer or None,
-            "step": self.step,
-            "max_steps": self.max_steps,
-            "version": self.version,
-            "step_seconds": self.step_seconds,
-            "seconds_left": self.seconds_left,
-            "age_seconds": self.age,
-            "curve": list(zip(*series(self.rows, SCORE), strict=True)),
-            "team": {one.name: recent(self.rows, one.name) for one in team_figures(self.rows)},
-            "players": {
-                name: {one.name: recent(self.rows, f"{name}/{one.name}") for one in player_figures(self.rows)}
-                for name in players(self.rows)
-            },
-            "phases": recent_phases(self.rows),
-            "alarms": [{"name": name, "subject": of, "since": since} for (name, of), since in self.raised.items()],
-            "incidents": {"counts": self.incident_counts, "last": list(map(asdict, self.incidents[-_MOST_INCIDENTS:]))},
-            "checkpoints": self.checkpoints,
-            "game": self.game and asdict(self.game),
-            "notes": self.notes,
-        }
-        found: dict[str, Any] = finite(data)
-        return found

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from hanabi_grpo.errors import RunFolderError
 from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.runs.fingerprint import CARD, TINY_MANIFEST, damage_of, way_back, write_tiny_manifest
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import new_folder
-from hanabi_grpo.runs.tiny_manifest import CARD, MANIFEST, damage_of, way_back, write_manifest
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.sft.tiny_model.recipe import HANABI, Recipe
@@ -79,7 +79,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
         chat.tokenizer.save_pretrained(folder)
         made = _made_with()
         (folder / CARD).write_text(_card(recipe, folder, len(chat.tokenizer), made), encoding="utf-8")
-        write_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
+        write_tiny_manifest(folder, {"recipe_hash": recipe_hash, "recipe": asdict(recipe), "made_with": made})
     size = sum(path.stat().st_size for path in out.iterdir()) / 1e6
     console.print(f"tiny model: {out} ({size:.1f} MB, {time.monotonic() - start:.0f} s, recipe {recipe_hash})")
     return out
@@ -95,7 +95,7 @@ def check_shipped(folder: Path, *, legal_moves: bool) -> None:
     if damage := damage_of(folder):
         raise RunFolderError(f"{folder}: {damage}. Get it back with: {way_back(folder, make)}")
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
     console.print(f"tiny model: {folder} is shipped and whole (recipe {manifest['recipe_hash']})")
     if legal_moves and not manifest["recipe"]["legal_moves"]:
         console.print(
@@ -112,14 +112,14 @@ def _is_complete(out: Path, recipe_hash: str, force: bool, console: Console) -> 
     if force:
         console.print(f"tiny model: {out} is built again (forced)")
         return False
-    if not (out / MANIFEST).exists():
+    if not (out / TINY_MANIFEST).exists():
         raise RunFolderError(
-            f"{out}: holds something that this command did not make (no {MANIFEST}); choose another folder, "
+            f"{out}: holds something that this command did not make (no {TINY_MANIFEST}); choose another folder, "
             "or replace it with --force."
         )
     problem = damage_of(out)
     if problem is None:
-        made_by = json.loads((out / MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
+        made_by = json.loads((out / TINY_MANIFEST).read_text(encoding="utf-8")).get("recipe_hash")
         if made_by == recipe_hash:
             console.print(f"tiny model: {out} is there already (recipe {recipe_hash})")
             return True
@@ -189,5 +189,5 @@ def _card(recipe: Recipe, folder: Path, num_words: int, made: dict[str, str | in
         teacher="a noisy hint bot" if is_hanabi else "random play and noisy scripts",
         table="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
         command=f"OMP_NUM_THREADS={made['threads']} {command} --out FOLDER",
-        manifest=MANIFEST,
+        manifest=TINY_MANIFEST,
     )

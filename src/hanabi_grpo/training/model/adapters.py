@@ -91,13 +91,10 @@ def base_checksum(model: torch.nn.Module) -> str:
 def adapter_tensors(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return one adapter's tensors in PEFT's file naming, on the CPU.
 
-    PEFT's own call copies the whole model's state first, which is most of the time of a weight sync; a test holds the
-    two equal.
+    PEFT's own call copies the whole model's state first, which is most of the time of a weight sync.
     """
-    return {
-        key: value.detach().to(dtype=dtype, device="cpu").contiguous()
-        for key, value in _parameters_of(model, name).items()
-    }
+    parameters = _parameters_of(model, name)
+    return {key: value.detach().to(dtype=dtype, device="cpu").contiguous() for key, value in parameters.items()}
 
 
 def _parameters_of(model: PeftModel, name: str) -> dict[str, torch.nn.Parameter]:
@@ -142,6 +139,5 @@ def save_adapter(model: PeftModel, name: str, folder: Path) -> None:
     was_inference, config.inference_mode = config.inference_mode, True
     config.save_pretrained(str(folder))
     config.inference_mode = was_inference
-    save_file(
-        adapter_tensors(model, name, torch.float32), folder / "adapter_model.safetensors", metadata={"format": "pt"}
-    )
+    tensors = adapter_tensors(model, name, torch.float32)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""Token sequences as a tree: what several of them begin with is there once.
+"""How a player's sequences are cut into micro-batches, and sequences as a tree, in which a shared prefix is there once.
 
 The games of a group have one deal, so a player's sequences share a prefix, for some turns or to the end.
 Behind equal tokens a causal model computes equal values, and in the gradient of a sum it needs their sum alone.
@@ -10,11 +10,42 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hanabi_grpo.training.model.cutting import cut_by_tokens
-
+USEFUL_SHARE = 0.9
+"""Below this share of tokens that are no padding a micro-batch takes no further, shorter sequence."""
+_SMALLEST = 8
+"""One with less than the limit divided by this goes on all the same: each micro-batch has a fixed cost as well."""
 _SPARED = 4
 """Tokens that only attention sees, and that weigh as much in memory as one that all of a layer sees; at most, for
 attention holds a query, a key, a value and an output of each, of all that a layer keeps for its gradient."""
+
+
+def cut_by_rows(num_rows: int, parts: int) -> list[tuple[int, int]]:
+    """Return `parts` spans of equally many rows, or one fewer."""
+    return [(num_rows * number // parts, num_rows * (number + 1) // parts) for number in range(parts)]
+
+
+def cut_by_tokens(lengths: Sequence[int], limit: int, ranks: int) -> list[tuple[int, int]]:
+    """Return spans of rows that hold at most `limit` tokens on each rank, padding included; at least one span.
+
+    Every rank takes every `ranks`-th row of a span; a row that is longer makes a span of its own. The number of spans
+    depends on the lengths alone, the longest first, so that all ranks find the same.
+    """
+
+    def padded(num_rows: int) -> int:
+        return -(-num_rows // ranks) * width
+
+    spans = []
+    start = useful = 0
+    for row, length in enumerate(lengths):
+        held, width = row - start, lengths[start]
+        shorter = useful + length < USEFUL_SHARE * width * (held + 1)
+        enough = padded(held) * _SMALLEST >= limit
+        # The ranks' first rows are taken together: each of them works on one anyway.
+        if held % ranks == 0 and held and (padded(held + 1) > limit or (shorter and enough)):
+            spans.append((start, row))
+            start, useful = row, 0
+        useful += length
+    return [*spans, (start, len(lengths))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,11 +1,18 @@
-"""Prefix sharing: what several of a player's sequences begin with is computed once.
+"""Less work for the same numbers: a model sees a token only where a loss reads it, and shared prefixes once.
 
-Everything in a transformer but attention works token by token, so the model is called with the nodes of a
-`PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is registered
-with transformers as an implementation of attention of its own, which without a tree is PyTorch's (`sdpa`).
+**Token by token.** All tokens of a conversation are context of its replies; but behind the last layer's attention no
+token looks at another, so what is left of the model is computed at the tokens that a reply token is predicted from: the
+output head always, whose logits are the largest tensors of a real model, and, without gradient checkpointing, the last
+layer's output projection and feed-forward part, a noticeable share of a small model.
+
+**Prefix sharing.** Everything in a transformer but attention works token by token, so the model is called with the
+nodes of a `PrefixTree` as one long row. Only attention lays them out as sequences, and puts its result back. It is
+registered with transformers as an implementation of attention of its own, which without a tree is PyTorch's (`sdpa`).
 """
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,13 +22,46 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from hanabi_grpo.training.model.prefix_tree import PrefixTree, prefix_tree
-from hanabi_grpo.training.model.token_wise import only_at
 
 logger = logging.getLogger(__name__)
 
 ATTENTION = "hanabi_prefix_tree"
 _LARGEST_GAP, _LARGEST_ROUNDED_GAP = 1e-3, 0.1
 """Between two logits of the trial, as a share of the largest: in float32, and in number formats of 16 bits."""
+
+
+@contextlib.contextmanager
+def only_at(model: Any, positions: torch.Tensor) -> Iterator[None]:
+    """Let the output head, and what works token by token before it, see only [rows, tokens] `positions`."""
+
+    def select(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden, *others = inputs
+        return (hidden[positions][None], *others)
+
+    def put_back(_: Any, __: Any, output: Any) -> Any:
+        # A mixture of experts returns more than one tensor.
+        several = isinstance(output, tuple)
+        hidden = output[0] if several else output
+        whole = hidden.new_zeros((*positions.shape, hidden.shape[-1])).masked_scatter(positions[..., None], hidden)
+        return (whole, *output[1:]) if several else whole
+
+    with contextlib.ExitStack() as hooks:
+        for module in token_wise(model):
+            hooks.callback(module.register_forward_pre_hook(select).remove)
+            hooks.callback(module.register_forward_hook(put_back).remove)
+        hooks.callback(model.get_output_embeddings().register_forward_pre_hook(select).remove)
+        yield
+
+
+def token_wise(model: Any) -> list[torch.nn.Module]:
+    """Return the parts of the last layer behind its attention; none under gradient checkpointing."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    # Checkpointed layers run again in the backward pass, where these hooks are gone.
+    if base.is_gradient_checkpointing:
+        return []
+    layers = getattr(base.get_decoder(), "layers", None)
+    last = dict(layers[-1].named_modules()) if layers else {}
+    return [last[name] for name in ("self_attn.o_proj", "mlp") if name in last]
 
 
 def attend(
@@ -56,8 +96,7 @@ def attend(
 def share_prefixes(model: Any) -> bool:
     """Let the model compute shared prefixes once, if its attention is PyTorch's and a trial gives the same logits.
 
-    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the log says why and the
-    model is as it was.
+    The model needs whole weights (not ZeRO-3's). Returns whether it does from now on; if not, the log says why.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
@@ -83,7 +122,7 @@ def reply_logits(model: Any, unwrapped: Any, tree: PrefixTree) -> tuple[torch.Te
     """Return the logits at the nodes that a reply token is predicted from, and which of them predicts each.
 
     They are [1, nodes that predict, vocabulary] and [replies], in the order of `tree.predicting`. `model` is what is
-    called, `unwrapped` the model itself, which shares prefixes.
+    called, `unwrapped` the model itself.
     """
     predicts = torch.zeros_like(tree.ids, dtype=torch.bool).index_fill(0, tree.predicting, True)
     with only_at(unwrapped, predicts[None]):

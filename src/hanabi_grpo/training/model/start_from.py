@@ -1,5 +1,6 @@
 """HANABI_START_FROM: adapters of earlier runs in the place of new ones."""
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +29,16 @@ _SAME_CONFIG = ("r", "lora_alpha", "use_rslora")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where one adapter of a run starts.
-
-    Example:
-        "player_1=outputs/b/checkpoint-9:player_0" is Start(name="player_1", folder=Path("outputs/b/checkpoint-9"),
-        adapter="player_0", word="player_1=outputs/b/checkpoint-9:player_0", saved=…)
-    """
+    """Where one adapter of a run starts, e.g. of the entry "player_1=outputs/b/checkpoint-9:player_0"."""
 
     name: str
-    """The adapter of this run."""
+    """The adapter of this run, "player_1"."""
     folder: Path
     """The checkpoint: of a run the newest, of what lies elsewhere the folder here."""
     adapter: str
-    """The adapter of the checkpoint."""
+    """The adapter of the checkpoint, "player_0"."""
     word: str
+    """The entry."""
     saved: SavedAdapters
 
 
@@ -53,29 +50,19 @@ def parse_start(entries: Sequence[str], names: Sequence[str]) -> dict[str, tuple
     Raises:
         SettingsError: A player that is not of the run, or two entries for one.
     """
-    found: dict[str, tuple[str, CheckpointRef]] = {}
-    everybody: tuple[str, CheckpointRef] | None = None
+    found: dict[str | None, tuple[str, CheckpointRef]] = {}
     for entry in entries:
         player, word = split_player(entry)
-        start = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
-        if player is None:
-            if everybody is not None:
-                raise SettingsError(
-                    f"HANABI_START_FROM: {everybody[0]!r} and {entry!r} are both for every player; put player_0= "
-                    "before one."
-                )
-            everybody = start
-        elif player not in names:
+        if player not in (None, *names):
             raise SettingsError(
                 f"HANABI_START_FROM: {entry!r}: this run has no adapter {player}; allowed: {', '.join(names)}."
             )
-        elif player in found:
-            raise SettingsError(f"HANABI_START_FROM: {player} is in it twice; name each player once.")
-        else:
-            found[player] = start
-    if everybody is not None:
-        found = {name: found.get(name, everybody) for name in names}
-    return found
+        if player in found:
+            both = f"{found[player][0]!r} and {entry!r} are both for {player or 'every player'}"
+            raise SettingsError(f"HANABI_START_FROM: {both}; name each player once, as player_0= before one.")
+        found[player] = (entry, parse_checkpoint(word, where="HANABI_START_FROM: "))
+    starts = {name: found.get(name, found.get(None)) for name in names}
+    return {name: start for name, start in starts.items() if start is not None}
 
 
 def read_start(
@@ -88,12 +75,10 @@ def read_start(
     """
     names = adapter_names(settings.players, settings.adapters)
     starts = []
-    known: dict[Place, tuple[Path, SavedAdapters]] = {}
+    read_once = functools.cache(read)
     for name, (entry, ref) in parse_start(settings.start_from, names).items():
         try:
-            if ref.place not in known:
-                known[ref.place] = read(ref.place, settings.output_dir)
-            folder, saved = known[ref.place]
+            folder, saved = read_once(ref.place, settings.output_dir)
             adapter = saved.choose(name, ref.adapter)
         except (OSError, SettingsError) as error:
             raise SettingsError(f"HANABI_START_FROM={entry}: {error}") from error

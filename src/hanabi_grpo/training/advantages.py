@@ -1,15 +1,34 @@
-"""The estimators: pure functions from games that are compared with each other to advantages of one player's turns.
+"""Advantages: how much better a turn was than its alternatives, for one player at a time.
 
-R_i is the player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
+`HANABI_ADVANTAGE` names an estimator, a pure function from games that are compared with each other:
+
+| name | credit | compared with |
+|---|---|---|
+| `grpo` | the whole game's return | its group: mean, standard deviation |
+| `turn` | the team's game, and the turn's own penalties | its group: mean, standard deviation |
+| `rloo` | the whole game's return | the other games of its group: mean |
+| `return_to_go` | what came from the turn on | all turns of the step: mean |
+| `reinforce_pp` | the whole game's return | all turns of the step: mean, standard deviation |
+| `baseline` | the whole game's return | earlier steps: moving mean |
+
+A group's games are of the same deal, so its baseline is about play and not about luck. In the formulas R_i is the
+player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
+
+GAE with a value head is left out. It needs a critic for each player, with an optimizer and a state in checkpoints of
+its own, and its error is a bias where λ < 1; games have few turns and a group has many games of the same deal, so a
+mean over games is at hand. GAE with γ = λ = 1 and a mean as its value is `return_to_go`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
 
+LossUnit = Literal["token", "turn", "sequence"]
 EPSILON = 1e-4
 PENALTY_WEIGHT = 2.0
 DECAY = 0.9
@@ -22,11 +41,7 @@ Formula = Callable[[Sequence[Episode], int, bool], Values]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """One estimator as it is set up for a run.
-
-    Example:
-        grpo(games_of_one_deal, 0) == [[0.93, 0.93], [-1.06], [0.13]]
-    """
+    """One estimator as it is set up for a run: `grpo(games_of_one_deal, 0) == [[0.93, 0.93], [-1.06], [0.13]]`."""
 
     name: str
     """Of HANABI_ADVANTAGE."""
@@ -149,26 +164,34 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     return over_turns(found, scaled)
 
 
-grpo = Estimator(name="grpo", formula=group_relative, pool="group", scaled=True)
-turn = Estimator(name="turn", formula=turn_credit, pool="group", scaled=True)
-rloo = Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False)
-return_to_go = Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False)
-reinforce_pp = Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True)
+ESTIMATORS = {
+    one.name: one
+    for one in (
+        Estimator(name="grpo", formula=group_relative, pool="group", scaled=True),
+        Estimator(name="turn", formula=turn_credit, pool="group", scaled=True),
+        Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False),
+        Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
+        Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
+        Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
+    )
+}
+"""By name; `baseline` without any earlier step."""
 
 
-def moving_baseline(baselines: Mapping[str, float]) -> Estimator:
-    """Return the estimator with the baselines of the steps before, see `moved`."""
-    formula = partial(above_baseline, baselines=dict(baselines))
-    return Estimator(name="baseline", formula=formula, pool="step", scaled=False)
+def choose_estimator(
+    name: str, scale: Literal["std", "none"] | None = None, baselines: Mapping[str, float] | None = None
+) -> Estimator:
+    """Return the estimator of a run, scaled as its source does unless `scale` says; `baselines` are of `moved`."""
+    found = ESTIMATORS[name]
+    if name == "baseline":
+        found = replace(found, formula=partial(above_baseline, baselines=dict(baselines or {})))
+    return found if scale is None else replace(found, scaled=scale == "std")
 
 
 def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: int) -> dict[str, float]:
     """Return the baselines after a step: b ← 0.9·b + 0.1·mean R for each board of its games, mean R at the first time.
 
-    Args:
-        baselines: Before the step, {"player_0 9f3c…": 1.75}: player and board.
-        episodes: The step's games in which the player's seat is trained, of any boards.
-        player: Number of the seat.
+    `baselines` are by player and board, {"player_0 9f3c…": 1.75}; `episodes` those in which the seat is trained.
     """
     after = dict(baselines)
     for board in dict.fromkeys(episode.spec_hash for episode in episodes):
@@ -201,7 +224,7 @@ def over_games(
 
 
 def over_turns(values: Values, scaled: bool) -> Values:
-    """Return the values of turns, compared with those of all turns."""
+    """Return the values of turns `centred` among all turns."""
     flat = iter(centred([value for game in values for value in game], scaled))
     return [[next(flat) for _ in game] for game in values]
 
@@ -235,3 +258,79 @@ def deviation(values: Sequence[float]) -> float:
     # An infinite divisor would make every advantage a quiet 0.
     largest = max(map(abs, apart))
     return float(largest * (sum((value / largest) ** 2 for value in apart) / (len(values) - 1)) ** 0.5)
+
+
+def step_advantages(
+    groups: Sequence[Sequence[Episode]], player: int, estimator: Estimator, *, whiten: bool = False
+) -> list[Values]:
+    """Return per group, per game, per own turn of a player its advantage.
+
+    `groups` are the games in which the player's seat is trained. Games of different boards are never compared: their
+    returns have other ranges. `whiten` brings the player's turns of the step, over all boards, to mean 0 and standard
+    deviation 1.
+    """
+    pools: dict[tuple[int | None, str], list[tuple[int, int]]] = {}
+    for number, group in enumerate(groups):
+        for game, episode in enumerate(group):
+            key = (number if estimator.pool == "group" else None, episode.spec_hash)
+            pools.setdefault(key, []).append((number, game))
+    found: list[Values] = [[[] for _ in group] for group in groups]
+    for places in pools.values():
+        compared = estimator([groups[number][game] for number, game in places], player)
+        for (number, game), values in zip(places, compared, strict=True):
+            found[number][game] = values
+    if whiten:
+        games = iter(over_turns([game for values in found for game in values], True))
+        found = [[next(games) for _ in values] for values in found]
+    return found
+
+
+def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[float]]:
+    """Return per sequence and turn the weight of each of that turn's tokens, from `turns`, their numbers of tokens.
+
+    A player's loss is 1/N Σ_t ℓ_t over its N reply tokens of the step, and ℓ_t = −min(ρ_t A_t, clip(ρ_t) A_t) is linear
+    in A_t under positive factors. A_t w_t in the place of A_t thus gives 1/N Σ_t w_t ℓ_t, and with these weights the
+    wanted mean:
+
+    - token: w = 1, the mean over tokens
+    - turn: w = N / (T n), with T turns that have tokens and n tokens in this turn: 1/T Σ_turns (1/n Σ_t ℓ_t)
+    - sequence: w = N / (S n), with S sequences that have tokens and n reply tokens in this one:
+      1/S Σ_sequences (1/n Σ_t ℓ_t), GRPO's own mean (arXiv 2402.03300, equation 3)
+
+    Σ_t w_t = N for each, so the size of the loss does not depend on the unit. A KL term in the loss is no part of ℓ and
+    stays a mean over tokens.
+    """
+    total = sum(map(sum, turns))
+    if unit == "turn":
+        count = sum(length > 0 for lengths in turns for length in lengths)
+        return [[total / (count * length) if length else 0.0 for length in lengths] for lengths in turns]
+    if unit == "sequence":
+        count = sum(sum(lengths) > 0 for lengths in turns)
+        return [[total / (count * sum(lengths)) if length else 0.0 for length in lengths] for lengths in turns]
+    return [[1.0] * len(lengths) for lengths in turns]
+
+
+def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
+    """Return per game the advantage of each turn, None for a game that is alone with its deal.
+
+    Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
+    games of one file and one board are compared, per player those in which the same policy had its seat.
+    """
+
+    def pool(one: Recording) -> tuple[Any, ...]:
+        deal = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
+        return (one.source, one.episode.spec_hash, *deal)
+
+    compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, one in enumerate(recordings):
+        for player in range(one.episode.num_players):
+            compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
+    values: dict[tuple[int, int], Iterator[float]] = {}
+    for (player, *_), places in compared.items():
+        games = estimate([recordings[place].episode for place in places], player)
+        values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
+    sizes = Counter(map(pool, recordings))
+    return [
+        tuple(next(values[place, turn.player]) for turn in one.episode.turns) if sizes[pool(one)] > 1 else None
+        for place, one in enumerate(recordings)
+    ]

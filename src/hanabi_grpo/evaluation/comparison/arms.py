@@ -1,0 +1,232 @@
+"""Arms of a comparison: runs as they are typed, what their folders hold, and in which settings they differ."""
+
+import glob
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result
+from hanabi_grpo.runs.history import number, read_history
+from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
+from hanabi_grpo.settings.variables import typed
+
+_ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
+_MEAN = "score/mean"
+_SEEDS = ("SEED", "HANABI_DEAL_SEED")
+_NO_MATTER = frozenset(
+    {
+        *_SEEDS,
+        *("OUTPUT_DIR", "RESUME", "SAVE_STEPS", "SAVE_TOTAL_LIMIT", "HANABI_EPISODES_EVERY", "REPORT_TO"),
+        *("PORT", "HANABI_HOST", "HANABI_API_KEY", "VLLM_SERVER_HOST", "VLLM_SERVER_PORT", "HANABI_DIE_WITH_PARENT"),
+        *("HANABI_SESSION_TIMEOUT", "HANABI_SERVER_TIMEOUT", "HANABI_ROLLOUT_TIMEOUT", "HANABI_ENGINE_RESTARTS"),
+        *("UPLOAD_CKPT_TO_WANDB", "CKPT_ARTIFACT_NAME", "CKPT_ARTIFACT_ALIASES"),
+    }
+)
+"""Settings that change no game and no update."""
+_ABSOLUTE = re.compile(r"(?<![^=,:; ])/[^=,:; ]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """One training run: one seed of an arm."""
+
+    folder: Path
+    """As typed."""
+    x: NDArray[np.float64]
+    """(n,), ascending: steps with a score, or games seen up to each of them, itself included."""
+    scores: NDArray[np.float64]
+    """(n,) mean score of the training games of each of them."""
+    last_step: int
+    num_games: float
+    seconds: float | None
+    """Wall time in seconds up to the last step; None where no row has it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Variables of `settings.json`; empty without one."""
+    evaluations: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    """By file name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """Runs that differ in their seed only."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+
+def parse_arms(texts: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the folders of every arm by its name, in the order typed; a folder with a `*` stands for all that match.
+
+    Example:
+        parse_arms(["per player=outputs/a-0,outputs/a-1"]) == {"per player": [Path("outputs/a-0"), Path("outputs/a-1")]}
+
+    Raises:
+        SettingsError: An arm without a name or folder, nothing matches, or a name or a folder is there twice: a run in
+            two places would count as two seeds.
+    """
+    arms: dict[str, list[Path]] = {}
+    owners: dict[Path, str] = {}
+    for text in texts:
+        name, equals, rest = text.partition("=")
+        name, words = " ".join(name.split()), [part.strip() for part in rest.split(",")]
+        if not equals or not name:
+            raise SettingsError(f"{text!r}: an arm needs a name and runs; {_ARM_FORM}.")
+        if "" in words:
+            raise SettingsError(f"{text!r}: a folder name is empty; {_ARM_FORM}.")
+        if name in arms:
+            raise SettingsError(f"two arms are called {name!r}; give each a name of its own.")
+        arms[name] = [folder for word in words for folder in _matching(word, name)]
+        for folder in arms[name]:
+            real = folder.resolve()
+            real = real.parent if real.name == TRAIN else real  # `demo` and `demo/train` are one run
+            if real in owners:
+                raise SettingsError(
+                    f"{folder}: is in {owners[real]!r} and again in {name!r}; a run is one seed of one arm."
+                )
+            owners[real] = name
+    return arms
+
+
+def parse_reference(text: str) -> tuple[str, float]:
+    """Return label and height of a level line, e.g. of "hint-bot=2.632".
+
+    Raises:
+        SettingsError: No label, or no finite number.
+    """
+    name, _, height = text.rpartition("=")
+    try:
+        value = float(height)
+    except ValueError:
+        value = math.nan
+    if not name.strip() or not math.isfinite(value):
+        raise SettingsError(f"--reference {text!r}: give NAME=SCORE, e.g. hint-bot=2.632.")
+    return name.strip(), value
+
+
+def load_arms(folders: Mapping[str, Sequence[Path]], *, by_games: bool = False) -> tuple[str, tuple[Arm, ...]]:
+    """Read every run and return the preset, empty where runs do not say it, and the arms.
+
+    A folder is a run folder, or holds one as `train/` with evaluations beside it, as `tools/demo.sh` leaves it.
+    `by_games` tells whether `Run.x` is games seen, not steps.
+
+    Raises:
+        SettingsError: A folder is no run or has no step, or the presets differ.
+    """
+    rows = {folder: _rows(folder) for group in folders.values() for folder in group}
+    presets = {folder: _presets(found) for folder, found in rows.items()}
+    if len(set(presets.values())) > 1:
+        what = "; ".join(f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items())
+        raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
+    arms = tuple(
+        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games) for folder in group))
+        for name, group in folders.items()
+    )
+    return next(iter(presets.values())), arms
+
+
+def condition_notes(arms: Sequence[Arm]) -> list[str]:
+    """Return sentences: settings of an arm that differ from the first arm's, or within it, and seeds used twice.
+
+    Runs without `settings.json` are left out.
+    """
+    values = [_values(arm) for arm in arms]
+    notes = []
+    for arm, own in zip(arms[1:], values[1:], strict=True):
+        changed = [
+            f"{name}={_shown(found[0])} (there {_shown(values[0][name][0])})"
+            for name, found in own.items()
+            if len(found) == 1 and len(values[0].get(name, ())) == 1 and found != values[0][name]
+        ]
+        if changed:
+            notes.append(f"Settings of {arm.name} that differ from those of {arms[0].name}: {', '.join(changed)}.")
+    for arm, own in zip(arms, values, strict=True):
+        notes += [
+            f"The runs of {arm.name} differ in {name}: {', '.join(map(_shown, found))}."
+            for name, found in own.items()
+            if len(found) > 1
+        ]
+        seeds = [tuple(run.settings.get(name) for name in _SEEDS) for run in arm.runs if "SEED" in run.settings]
+        if len(set(seeds)) < len(seeds):
+            notes.append(f"Runs of {arm.name} share SEED and HANABI_DEAL_SEED: they are no independent seeds.")
+    return notes
+
+
+def _matching(word: str, arm: str) -> list[Path]:
+    found = sorted(path for path in map(Path, glob.glob(word)) if path.is_dir()) if "*" in word else [Path(word)]
+    if not found:
+        raise SettingsError(f"{word!r} of arm {arm!r}: no folder matches.")
+    return found
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    path = run_home(folder) / "metrics.jsonl"
+    if not path.is_file():
+        what = f"neither it nor its {TRAIN}/ has a metrics.jsonl" if folder.is_dir() else "no such folder"
+        raise SettingsError(f"{folder}: {what}; give the folder of a training run.")
+    rows = read_history(path)
+    if not any(number(row.get(_MEAN)) is not None for row in rows):
+        raise SettingsError(f'{path}: no step has a "{_MEAN}"; the run ended before its first step.')
+    return rows
+
+
+def _presets(rows: Iterable[Mapping[str, Any]]) -> str:
+    names = {key.removeprefix("games/") for row in rows for key in row if key.startswith("games/")}
+    return ", ".join(sorted(name for name in names if any(f"score/{name}" in row for row in rows)))
+
+
+def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool) -> Run:
+    seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
+    points = [
+        (float(games) if by_games else float(row["step"]), score)
+        for row, games in zip(rows, seen, strict=True)
+        if (score := number(row.get(_MEAN))) is not None
+    ]
+    x, scores = (np.asarray(column) for column in zip(*points, strict=True))
+    clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]
+    # Each part of a resumed run counts from 0.
+    parts = [now for now, later in pairwise(clock) if later < now] + clock[-1:]
+    return Run(
+        folder=folder,
+        x=x,
+        scores=scores,
+        last_step=rows[-1]["step"],
+        num_games=float(seen[-1]),
+        seconds=sum(parts) if parts else None,
+        settings=recorded_settings(run_home(folder)),
+        evaluations=_evaluations([folder.parent, folder] if folder.name == TRAIN else [folder]),
+    )
+
+
+def _evaluations(places: Sequence[Path]) -> dict[str, EvaluationResult]:
+    """Return the evaluations in some folders by file name; of two of one name the last."""
+    found = {}
+    for path in (path for place in places for path in sorted(place.glob("*.json"))):
+        with suppress(OSError, ValueError, RecursionError):
+            if is_result(json.loads(path.read_bytes())):
+                found[path.name] = read_result(path)
+    return found
+
+
+def _values(arm: Arm) -> dict[str, list[str]]:
+    """Return per setting that matters the different values in an arm, as one types them."""
+    found: dict[str, dict[str, None]] = {}
+    for run in arm.runs:
+        for name, value in run.settings.items():
+            if name not in _NO_MATTER and not name.startswith("WANDB_"):
+                found.setdefault(name, {})[typed(value)] = None
+    return {name: list(values) for name, values in found.items()}
+
+
+def _shown(value: str) -> str:
+    """Return a value whose absolute paths keep their last two names: tables are published."""
+    return _ABSOLUTE.sub(lambda found: "/".join(Path(found[0]).parts[-2:]), value) or "unset"
