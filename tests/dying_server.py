@@ -26,10 +26,9 @@ from starlette.routing import Route
 
 from hanabi_grpo.logs import set_up_logging
 from hanabi_grpo.processes import die_with_parent
-from hanabi_grpo.server.limits import Limits
-from hanabi_grpo.server.main import _end, _listen
+from hanabi_grpo.server.door import Limits
+from hanabi_grpo.server.main import EXIT_CODE, _end, _listen, fork_and_supervise
 from hanabi_grpo.server.serving import serve_until_dead
-from hanabi_grpo.server.supervisor import EXIT_CODE, fork_and_supervise
 
 _CORE = "for worker in 1 2; do sleep 100 >&- 2>&- & echo $!; done; wait"
 

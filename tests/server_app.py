@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from hanabi_grpo.logs import LineRing
 from hanabi_grpo.rollout.handshake import PROTOCOL, SessionRequest, game_claims, session_headers, tokenizer_hash
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
+from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server.main import _listen
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.seats import Model
 from hanabi_grpo.server.serving import serve_until_dead
@@ -72,7 +73,6 @@ class WordEngine:
 
     def __init__(self) -> None:
         self.is_dead = False
-        self.stopped = False
         self.silence = 0.0
         self.seconds = 0.0
         """How long a reply takes."""
@@ -98,12 +98,6 @@ class WordEngine:
     def state(self) -> str:
         return "engine dead" if self.is_dead else "ok"
 
-    async def reset_prefix_cache(self) -> bool:
-        return True
-
-    def stop(self) -> None:
-        self.stopped = True
-
 
 def read_to_end(connection: socket.socket) -> bytes:
     """Everything that the server sends before it closes the connection."""
@@ -125,7 +119,6 @@ class RunningApp:
     scheduler: Scheduler
     identity: ServerIdentity
     ring: LineRing
-    died: list[bool] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -163,37 +156,23 @@ def running_app(
     **identity: Any,
 ) -> Iterator[RunningApp]:
     """Serve the real app around a `WordEngine` in a thread, on a free port unless one is given."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(128)
-    engine = engine or WordEngine()
-    ring = LineRing()
+    listener, engine, ring = _listen("127.0.0.1", port), engine or WordEngine(), LineRing()
     described = make_identity(**identity)
     store = AdapterStore(engine, max_rank=RANK, shapes=SHAPES, session_timeout=described.session_timeout)
     limits = limits or Limits(adapter_bytes=store.max_upload_bytes)
-    size, vocab_size = described.max_model_len, len(TOKENIZER)
-    model = Model(sampler=engine, chat=CHAT, max_model_len=size, vocab_size=vocab_size)
+    model = Model(sampler=engine, chat=CHAT, max_model_len=described.max_model_len, vocab_size=len(TOKENIZER))
     scheduler = Scheduler(model, store, games_at_once=256, instance_id=described.instance_id)
     app = create_app(engine, store, scheduler, described, ring, api_key=api_key, limits=limits)  # type: ignore[arg-type]
     running = RunningApp(
-        port=listener.getsockname()[1],
-        engine=engine,
-        store=store,
-        scheduler=scheduler,
-        identity=described,
-        ring=ring,
+        port=listener.getsockname()[1], engine=engine, store=store, scheduler=scheduler, identity=described, ring=ring
     )
     stopping = threading.Event()
 
-    async def serve() -> None:
-        def ended() -> bool:
-            return engine.is_dead or stopping.is_set()
+    def ended() -> bool:
+        return engine.is_dead or stopping.is_set()
 
-        await serve_until_dead(app, listener, ended, limits=limits, poll=poll, graceful_seconds=1)
-        running.died.append(engine.is_dead)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="running-app")
+    served = serve_until_dead(app, listener, ended, limits=limits, poll=poll, graceful_seconds=1)
+    thread = threading.Thread(target=asyncio.run, args=(served,), name="running-app")
     thread.start()
     try:
         yield running

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.envs.hanabi.config import EnvConfig
-from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.rollout.handshake import PROTOCOL, GameClaim, SessionRequest, game_claims
+from hanabi_grpo.rollout.handshake import SessionRequest
 from hanabi_grpo.server.adapter_loader import Upload
 from hanabi_grpo.server.adapter_store import AdapterStore
+from server_app import make_identity, session_body
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (4, 4)}
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
@@ -54,30 +52,15 @@ class Loads:
         return sorted(self.loaded.values())
 
 
-def upload(value: float = 0.0, rank: int = 2, dtype: torch.dtype = torch.float32, **extra: Any) -> bytes:
+def upload(value: float = 0.0, rank: int = 2) -> bytes:
     prefix = "base_model.model.model.layers.0.self_attn.q_proj"
-    tensors = {
-        f"{prefix}.lora_A.weight": torch.full((rank, 4), value, dtype=dtype),
-        f"{prefix}.lora_B.weight": torch.full((4, rank), value, dtype=dtype),
-    }
-    return save({**tensors, **extra})
+    down, up = torch.full((rank, 4), value), torch.full((4, rank), value)
+    return save({f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up})
 
 
 def wanted(run_id: str = "run", trainer_id: str = A, **other: Any) -> SessionRequest:
-    given = {
-        "protocol": PROTOCOL,
-        "run_id": run_id,
-        "trainer_id": trainer_id,
-        "secret": "5" * 64,
-        "adapters": list(PLAYERS),
-        "lora_rank": 2,
-        "model_fingerprint": "m",
-        "tokenizer_hash": "t",
-        "chat_hash": "c",
-        "dtype": "float32",
-        "games": [GameClaim.model_validate(game_claims([Setup(HANABI, EnvConfig(preset="laptop"))])[0])],
-    }
-    return SessionRequest(**{**given, **other})
+    given = {"run_id": run_id, "trainer_id": trainer_id, "adapters": list(PLAYERS), "lora_rank": 2}
+    return SessionRequest(**session_body(make_identity(), **{**given, **other}))
 
 
 def sent(name: str, version: int, body: bytes, config: Mapping[str, Any] = CONFIG) -> Upload:

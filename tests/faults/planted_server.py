@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from hanabi_grpo.cli import app
 from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.engine import Engine
-from hanabi_grpo.server.seats import ServedPlayer
-from hanabi_grpo.server.tables import Table, Tables
+from hanabi_grpo.server.seats import ServedPlayer, Table, Tables
 from hanabi_grpo.settings.refs import is_frozen
 
 FAULTS = {

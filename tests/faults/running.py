@@ -87,9 +87,3 @@ def engine_core(server: Server) -> psutil.Process:
     children = psutil.Process(server.process.pid).children(recursive=True)
     [core] = [one for one in children if "EngineCore" in " ".join(one.cmdline()) or "EngineCore" in one.name()]
     return core
-
-
-def memory(server: Server) -> int:
-    """Return the bytes that the server and its engine hold."""
-    process = psutil.Process(server.process.pid)
-    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])

@@ -1,21 +1,33 @@
-"""Versions on the server: staged, committed, served or refused, and nothing changed by what is refused."""
+"""Versions on the server: staged, committed whole or not at all, served or refused, whatever happens meanwhile."""
 
+import asyncio
 import errno
 import hashlib
+import json
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from hanabi_grpo.errors import AdapterError, VersionError
+from hanabi_grpo.errors import AdapterError, SessionError, VersionError
+from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import config_digest
+from hanabi_grpo.server import adapter_loader
+from hanabi_grpo.server.adapter_loader import LOCK, HeldAdapter, OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
-from store_parts import CONFIG, PLAYERS, Loads, folders_on_disk, push, sent, served, stage, upload
+from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, sent, served, stage, upload, wanted
 
-pytestmark = pytest.mark.anyio
+anyio = pytest.mark.anyio
 
 
+@anyio
 async def test_a_commit_serves_all_players_and_answers_with_receipts(store: AdapterStore, engine: Loads) -> None:
     receipts = await push(store, 1, 1.0)
     assert receipts["player_1"] == {
@@ -28,72 +40,52 @@ async def test_a_commit_serves_all_players_and_answers_with_receipts(store: Adap
     assert folders_on_disk(store) == ["player_0@1", "player_1@1", "player_2@1"]
 
 
+@anyio
 async def test_the_same_push_again_loads_nothing_even_after_a_later_upload(store: AdapterStore, engine: Loads) -> None:
     receipts = await push(store, 1, 1.0)
     assert await push(store, 1, 1.0) == receipts
-    await stage(store, "player_0", 2, upload(2.0))
+    for version in range(2, 20):
+        await stage(store, "player_0", version, upload(float(version)))
+    assert folders_on_disk(store) == ["player_0@1", "player_0@19", "player_1@1", "player_2@1"]
     assert await store.commit(1) == receipts
     assert engine.num_loads == 3
-    assert store.versions() == dict.fromkeys(PLAYERS, 1)
     for name in PLAYERS[1:]:
-        await stage(store, name, 2, upload(2.0))
-    assert (await store.commit(2))["player_0"]["version"] == 2
+        await stage(store, name, 19, upload(2.0))
+    assert (await store.commit(19))["player_0"]["version"] == 19
 
 
-async def test_a_staged_upload_replaces_the_one_before_it_on_disk(store: AdapterStore, engine: Loads) -> None:
-    for version in range(1, 20):
-        await stage(store, "player_0", version, upload(float(version)))
-    assert folders_on_disk(store) == ["player_0@19"]
-
-
-async def test_a_commit_with_a_missing_player_serves_nothing_new(store: AdapterStore, engine: Loads) -> None:
-    await push(store, 1)
-    await stage(store, "player_0", 2, upload(2.0))
-    await stage(store, "player_1", 3, upload(2.0))
-    before = served(store)
-    with pytest.raises(VersionError, match="nothing staged for player_1, player_2"):
-        await store.commit(2)
-    assert served(store) == before
-
-
-async def test_older_versions_other_bytes_and_another_config_are_refused_and_the_same_are_not(
+@anyio
+async def test_a_refused_upload_or_commit_leaves_map_files_and_handles_as_they_were(
     store: AdapterStore, engine: Loads
 ) -> None:
     await push(store, 5, 1.0)
-    before = served(store)
     await stage(store, "player_0", 5, upload(1.0))
-    with pytest.raises(VersionError, match="older than the served version 5"):
-        await stage(store, "player_0", 4, upload(3.0))
-    with pytest.raises(VersionError, match="player_0@5 is held with other bytes"):
-        await stage(store, "player_0", 5, upload(9.0))
-    with pytest.raises(VersionError, match="player_0@5 is held with other PEFT config"):
-        await stage(store, "player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8})
-    assert served(store) == before
-
-
-async def test_a_refused_upload_leaves_map_files_and_handles_as_they_were(store: AdapterStore, engine: Loads) -> None:
-    await push(store, 1, 1.0)
     before, loaded, folders = served(store), dict(engine.loaded), folders_on_disk(store)
     for adapter, version, body, config, message in (
-        ("player_0", 2, upload(float("nan")), CONFIG, "not finite"),
-        ("player_0", 2, upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
-        ("player_0", 2, b"not safetensors at all", CONFIG, "not a safetensors file"),
-        ("player_0", 2, upload(), {**CONFIG, "r": 8}, "r=8"),
-        ("player_9", 2, upload(), CONFIG, "this session trains player_0, player_1, player_2"),
-        ("../player_0", 2, upload(), CONFIG, "this session trains"),
-        ("player_0", 0, upload(), CONFIG, "older than the served version 1"),
-        ("player_0", 1, upload(7.0), CONFIG, "held with other bytes"),
+        ("player_0", 6, upload(float("nan")), CONFIG, "not finite"),
+        ("player_0", 6, upload(rank=3), CONFIG, r"has shape \(3, 4\), this model needs \(2, 4\)"),
+        ("player_0", 6, b"not safetensors at all", CONFIG, "not a readable safetensors file"),
+        ("player_0", 6, upload(), {**CONFIG, "r": 8}, "r=8"),
+        ("player_9", 6, upload(), CONFIG, "this session trains player_0, player_1, player_2"),
+        ("../player_0", 6, upload(), CONFIG, "this session trains"),
+        ("player_0", 4, upload(), CONFIG, "player_0@4 is older than the served version 5"),
+        ("player_0", 5, upload(7.0), CONFIG, "player_0@5 is held with other bytes"),
+        ("player_0", 5, upload(1.0), {**CONFIG, "lora_alpha": 8}, "player_0@5 is held with other PEFT config"),
     ):
         with pytest.raises((AdapterError, VersionError), match=message):
             await stage(store, adapter, version, body, config)
         after = (served(store), engine.loaded, folders_on_disk(store), store._staged)
         assert after == (before, loaded, folders, {}), message
     with pytest.raises(AdapterError, match="resend it"):
-        await store.stage(replace(sent("player_0", 2, upload()), sha256="0" * 64))
-    async with store.lease({"player_0": 1}) as leased:
-        assert leased["player_0"].lora == "handle of player_0@1"
+        await store.stage(replace(sent("player_0", 6, upload()), sha256="0" * 64))
+    await stage(store, "player_0", 6, upload(2.0))
+    await stage(store, "player_1", 7, upload(2.0))
+    with pytest.raises(VersionError, match="nothing staged for player_1, player_2"):
+        await store.commit(6)
+    assert served(store) == before
 
 
+@anyio
 @pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
 async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
     store: AdapterStore, engine: Loads, file: str, monkeypatch: pytest.MonkeyPatch
@@ -114,3 +106,313 @@ async def test_a_full_disk_refuses_the_upload_and_keeps_no_part_of_it(
             await stage(store, "player_0", 2, upload(2.0))
     assert (served(store), folders_on_disk(store), store._staged) == (before, folders, {})
     await push(store, 2, 2.0)
+
+
+@anyio
+@pytest.mark.parametrize("position", PLAYERS)
+async def test_a_failed_load_of_any_player_leaves_the_old_version_of_all_served(
+    store: AdapterStore, engine: Loads, position: str
+) -> None:
+    await push(store, 1)
+    before = served(store)
+    engine.broken.add(f"{position}@2")
+    with pytest.raises(AdapterError, match="commit of version 2 failed, the old version stays served: cannot load"):
+        await push(store, 2, 2.0)
+    assert served(store) == before
+    assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
+    engine.broken.clear()
+    assert (await store.commit(2))[position]["version"] == 2, "the staged version can still be committed"
+    assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
+
+
+@anyio
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
+async def test_files_that_change_between_upload_and_commit_are_not_served(
+    store: AdapterStore, engine: Loads, file: str
+) -> None:
+    await push(store, 1)
+    before = served(store)
+    for name in PLAYERS:
+        await stage(store, name, 2, upload(2.0))
+    path = store._staged["player_2"].folder / file
+    path.write_bytes(upload(3.0) if file.endswith("tensors") else json.dumps({**CONFIG, "lora_alpha": 400}).encode())
+    with pytest.raises(AdapterError, match="the files that were loaded are not those that were sent"):
+        await store.commit(2)
+    assert served(store) == before
+    assert engine.names == ["player_0@1", "player_1@1", "player_2@1"]
+
+
+@anyio
+async def test_a_version_in_use_is_kept_until_its_games_end(store: AdapterStore, engine: Loads) -> None:
+    await push(store, 1)
+    async with store.lease({"player_0": 1, "player_1": 1}) as leased:
+        await push(store, 2, 2.0)
+        assert engine.names == ["player_0@1", "player_0@2", "player_1@1", "player_1@2", "player_2@2"]
+        assert leased["player_0"].lora == "handle of player_0@1"
+        assert leased["player_0"].folder.is_dir()
+    assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
+    assert folders_on_disk(store) == ["player_0@2", "player_1@2", "player_2@2"]
+    with pytest.raises(VersionError, match="player_0@1 is required, but this server holds player_0@2"):
+        async with store.lease({"player_0": 1}):
+            pass
+
+
+@anyio
+async def test_a_fourth_version_is_refused_while_games_hold_three(store: AdapterStore, engine: Loads) -> None:
+    await push(store, 1, 1.0)
+    async with store.lease({"player_0": 1}):
+        await push(store, 2, 2.0)
+        async with store.lease({"player_0": 2}), store.lease({"player_0": 2}):
+            await push(store, 3, 3.0)
+            before = served(store)
+            with pytest.raises(
+                VersionError,
+                match=r"holds 3 versions of player_0 \(player_0@1 by 1 rollout\(s\), player_0@2 by 2 rollout\(s\), "
+                r"player_0@3 by 0 rollout\(s\)\), at most 3 fit",
+            ):
+                await push(store, 4, 4.0)
+            assert served(store) == before
+        assert (await store.commit(4))["player_0"]["version"] == 4
+    assert engine.names == ["player_0@4", "player_1@4", "player_2@4"]
+
+
+@anyio
+async def test_an_adapter_that_cannot_be_unloaded_costs_neither_the_commit_nor_the_games(
+    store: AdapterStore, engine: Loads
+) -> None:
+    await push(store, 1)
+    engine.cannot_unload = True
+    async with store.lease({"player_0": 1}):
+        await push(store, 2, 2.0)
+        assert store.versions() == dict.fromkeys(PLAYERS, 2)
+    assert folders_on_disk(store) == ["player_0@2", "player_1@2", "player_2@2"]
+
+
+@contextmanager
+def loading(engine: Loads) -> Iterator[None]:
+    """In the block the engine loads nothing; after it, what was asked for meanwhile."""
+    engine.gate = asyncio.Event()
+    try:
+        yield
+    finally:
+        engine.gate.set()
+
+
+async def begun_commit(store: AdapterStore, version: int) -> "asyncio.Future[dict[str, Any]]":
+    """Stage a version and begin its commit."""
+    for name in PLAYERS:
+        await stage(store, name, version, upload(float(version)))
+    commit = asyncio.ensure_future(store.commit(version))
+    await asyncio.sleep(0.01)
+    return commit
+
+
+@anyio
+async def test_a_commit_whose_client_hangs_up_is_done_whole(store: AdapterStore, engine: Loads) -> None:
+    await push(store, 1)
+    with loading(engine):
+        request = await begun_commit(store, 2)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        assert store.versions() == dict.fromkeys(PLAYERS, 1)
+    assert (await store.commit(2))["player_2"]["version"] == 2
+    assert engine.num_loads == 6, "the second commit waited for the first and found its work done"
+    assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
+
+
+@anyio
+@pytest.mark.parametrize("fails", [False, True])
+async def test_an_upload_during_a_commit_is_not_lost_and_of_what_it_replaced_nothing_stays(
+    store: AdapterStore, engine: Loads, fails: bool
+) -> None:
+    if fails:
+        engine.broken.add("player_2@1")
+    with loading(engine):
+        commit = await begun_commit(store, 1)
+        await stage(store, "player_0", 2, upload(2.0))
+    if fails:
+        with pytest.raises(AdapterError, match="cannot load"):
+            await commit
+        assert folders_on_disk(store) == ["player_0@2", "player_1@1", "player_2@1"]
+    else:
+        assert (await commit)["player_0"]["version"] == 1
+        assert folders_on_disk(store) == ["player_0@1", "player_0@2", "player_1@1", "player_2@1"]
+    for name in PLAYERS[1:]:
+        await stage(store, name, 2, upload(2.0))
+    assert (await store.commit(2))["player_0"]["version"] == 2
+    assert folders_on_disk(store) == ["player_0@2", "player_1@2", "player_2@2"]
+
+
+@anyio
+async def test_a_rollout_that_starts_during_a_commit_plays_the_old_versions_of_all_players(
+    store: AdapterStore, engine: Loads
+) -> None:
+    await push(store, 1)
+    async with AsyncExitStack() as stack:
+        with loading(engine):
+            commit = await begun_commit(store, 2)
+            leased = await stack.enter_async_context(store.lease(None))
+        await commit
+        assert {held.name for held in leased.values()} == {"player_0@1", "player_1@1", "player_2@1"}
+        assert all(held.folder.is_dir() for held in leased.values())
+    assert engine.names == ["player_0@2", "player_1@2", "player_2@2"]
+
+
+@anyio
+async def test_another_run_starts_with_no_versions_and_games_of_the_old_one_end_in_peace(
+    store: AdapterStore, engine: Loads
+) -> None:
+    await push(store, 7)
+    async with store.lease({"player_0": 7}) as leased:
+        store.ownership.release(session_headers("run", A))
+        await store.open_session(wanted("another run", B, adapters=["shared"]))
+        assert store.versions() == {}
+        assert engine.names == ["player_0@7"]
+        assert leased["player_0"].folder.is_dir()
+    assert engine.loaded == {}
+    assert folders_on_disk(store) == []
+
+
+@anyio
+async def test_while_a_commit_is_at_work_one_trainer_is_let_in_and_later_commits_of_the_old_one_do_nothing(
+    store: AdapterStore, engine: Loads
+) -> None:
+    for name in PLAYERS:
+        await stage(store, name, 1, upload())
+    async with store._lock:
+        store.ownership.release(session_headers("run", A))
+        first = asyncio.ensure_future(store.open_session(wanted("first", B)))
+        second = asyncio.ensure_future(store.open_session(wanted("second", "c" * 32)))
+        await asyncio.sleep(0)
+        commit = asyncio.ensure_future(store.commit(1))
+        await asyncio.sleep(0)
+    await first
+    with pytest.raises(SessionError, match="this server works for run first"):
+        await second
+    with pytest.raises(SessionError, match="another trainer took over before it began"):
+        await commit
+    assert (store.versions(), engine.loaded, folders_on_disk(store)) == ({}, {}, [])
+
+
+# --- while an upload is checked, beside the event loop ---
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The real check of an upload waits for it, so that an event loop that ran the check could never open it."""
+    gate, check = threading.Event(), adapter_loader.check_adapter
+
+    def wait(*args: Any, **options: Any) -> None:
+        assert gate.wait(60)
+        check(*args, **options)
+
+    monkeypatch.setattr(adapter_loader, "check_adapter", wait)
+    yield gate
+    gate.set()
+
+
+async def begun_upload(store: AdapterStore, version: int, value: float) -> "asyncio.Future[HeldAdapter]":
+    """Begin an upload of player_0."""
+    begun = asyncio.ensure_future(store.stage(sent("player_0", version, upload(value))))
+    await asyncio.sleep(0.01)
+    return begun
+
+
+@anyio
+async def test_an_upload_that_another_trainer_overtakes_is_refused_and_leaves_nothing(
+    store: AdapterStore, engine: Loads, gate: threading.Event
+) -> None:
+    late = await begun_upload(store, 1, 1.0)
+    store.ownership.release(session_headers("run", A))
+    await store.open_session(wanted("another run", B))
+    gate.set()
+    with pytest.raises(SessionError, match="upload of player_0@1: another trainer took over"):
+        await late
+    assert (store._staged, folders_on_disk(store)) == ({}, [])
+
+
+@anyio
+async def test_of_two_uploads_of_one_version_that_come_together_one_is_held(
+    store: AdapterStore, engine: Loads, gate: threading.Event
+) -> None:
+    both = [await begun_upload(store, 1, value) for value in (1.0, 2.0)]
+    gate.set()
+    done = await asyncio.gather(*both, return_exceptions=True)
+    (held,) = [one for one in done if isinstance(one, HeldAdapter)]
+    (refused,) = [one for one in done if isinstance(one, VersionError)]
+    assert str(refused).startswith("player_0@1 is held with other bytes")
+    assert store._staged == {"player_0": held}
+    assert [path.name for path in store.folder.path.iterdir() if path.is_dir()] == [held.folder.name]
+
+
+@anyio
+async def test_an_upload_whose_client_hangs_up_is_staged_whole(
+    store: AdapterStore, engine: Loads, gate: threading.Event
+) -> None:
+    request = await begun_upload(store, 1, 1.0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert store._staged == {}
+    gate.set()
+    await asyncio.gather(*store._loader._tasks)
+    assert (store._staged["player_0"].folder / "adapter_model.safetensors").read_bytes() == upload(1.0)
+
+
+@anyio
+async def test_the_version_that_is_served_meanwhile_bounds_an_upload_that_began_before(
+    store: AdapterStore, engine: Loads, gate: threading.Event
+) -> None:
+    old = await begun_upload(store, 1, 1.0)
+    for name in PLAYERS:
+        store._staged[name] = await store._loader.write(sent(name, 2, upload(2.0)))
+    await store.commit(2)
+    async with store.lease({"player_0": 2}):
+        assert not old.done(), "games start and end while an upload is checked"
+    gate.set()
+    with pytest.raises(VersionError, match="player_0@1 is older than the served version 2"):
+        await old
+    assert folders_on_disk(store) == [f"{name}@2" for name in PLAYERS]
+
+
+# --- folders of other processes ---
+
+HOLD = """
+import sys
+from pathlib import Path
+from hanabi_grpo.server.adapter_loader import OwnedFolder
+print(OwnedFolder(Path(sys.argv[1])).path, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_lives_as_long_as_the_process_that_holds_its_lock(
+    tmp_path: Path, start_process: Callable[..., Any]
+) -> None:
+    holder = start_process([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    theirs = Path(holder.stdout.readline().strip())
+    ours = OwnedFolder(tmp_path)
+    assert theirs.is_dir()
+    holder.kill()
+    holder.wait()
+    later = OwnedFolder(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([ours.path, later.path])
+    for one in (later, later, ours):
+        one.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_leftover_stays(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()
+    (tmp_path / "hanabi-adapters-link").symlink_to(elsewhere)
+    (tmp_path / "hanabi-adapters-without-lock").mkdir()
+    (tmp_path / "hanabi-adapters-file").touch()
+    linked_lock = tmp_path / "hanabi-adapters-linked-lock"
+    linked_lock.mkdir()
+    (linked_lock / LOCK).symlink_to(elsewhere / LOCK)
+    before = sorted(tmp_path.rglob("*"))
+    OwnedFolder(tmp_path).close()
+    assert sorted(tmp_path.rglob("*")) == before

@@ -13,8 +13,8 @@ import pytest
 from fake_engine import BASE, deal
 from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.server import answers
-from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server import door
+from hanabi_grpo.server.door import Limits
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, WordEngine, adapter_bytes, push_to, running_app
 
 GUESTS = 2
@@ -36,7 +36,7 @@ class HeldEngine(WordEngine):
 
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningApp]:
-    monkeypatch.setattr(answers, "RETRY_SECONDS", 1)
+    monkeypatch.setattr(door, "RETRY_SECONDS", 1)
     with running_app(limits=Limits(rollouts_at_once=GUESTS), engine=HeldEngine()) as app:
         yield app
 

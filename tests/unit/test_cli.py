@@ -20,7 +20,7 @@ from hanabi_grpo.commands.console import INTERRUPTED, offline_environ, server_co
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
 from hanabi_grpo.commands.serve import trainer_command
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.server.supervisor import EXIT_CODE
+from hanabi_grpo.server.main import EXIT_CODE
 from hanabi_grpo.settings import PASSED_THROUGH, LoadedSettings, Settings, batch_plan, load_settings, variables
 
 RUNNER = CliRunner()

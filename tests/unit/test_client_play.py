@@ -16,8 +16,7 @@ from fake_engine import BASE, LAPTOP, FakeEngine, deal, make_scheduler
 from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.server.answers import played_games
-from hanabi_grpo.server.routes_play import parse_rollout_request
+from hanabi_grpo.server.routes_play import parse_rollout_request, played_games
 from hanabi_grpo.types import DroppedGame
 
 Change = Callable[[dict[str, Any]], Any]

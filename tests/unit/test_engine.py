@@ -1,7 +1,8 @@
-"""Calls to an engine core that dies meanwhile come to an end, and what it answers is read as it is."""
+"""Calls to an engine core that dies meanwhile come to an end, its answers are read as they are; its environment."""
 
 import asyncio
 import itertools
+import os
 import re
 import time
 from collections.abc import AsyncIterator
@@ -13,7 +14,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from bench_engine import engine_logprobs
 from hanabi_grpo.errors import ServerError, ServerGoneError
+from hanabi_grpo.server.assembly import prepare_environment
 from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample
+from hanabi_grpo.server.plugin import PLUGIN_NAME
+
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 class _Core:
@@ -53,16 +58,13 @@ def _engine() -> Engine:
     return engine
 
 
-def test_a_call_that_the_core_never_answers_ends_when_the_core_is_dead() -> None:
+def test_a_slow_call_is_waited_for_and_one_that_the_core_never_answers_ends_when_the_core_is_dead() -> None:
     async def load() -> None:
+        await _engine().unload_adapter(1)
         with pytest.raises(ServerGoneError, match="the engine died during the call"):
             await asyncio.wait_for(_engine().load_adapter("player_0@1", 1, "/nowhere"), timeout=120)
 
     asyncio.run(load())
-
-
-def test_a_slow_call_to_a_living_core_is_waited_for() -> None:
-    asyncio.run(_engine().unload_adapter(1))
 
 
 def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_that_thaws_is_not() -> None:
@@ -95,24 +97,45 @@ def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:
     return SimpleNamespace(token_ids=ids, logprobs=engine_logprobs(ids, logprobs, flat=flat), finish_reason="stop")
 
 
-def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token() -> None:
+def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token_and_of_no_other() -> None:
     # A token twice, and one whose logprob is not a number: that is for the scheduler to refuse.
     ids, logprobs = [5, 9, 5, 2], [-0.25, -1.5, 0.0, float("-inf")]
     plain = _choice(ids, logprobs, flat=False)
     expected = tuple(entry[token].logprob for entry, token in zip(plain.logprobs, ids, strict=True))
     sample = _sample(_choice(ids, logprobs, flat=True), num_cached_tokens=3)
-    assert (sample.ids, sample.logprobs, sample.finish_reason, sample.num_cached_tokens) == (
-        (5, 9, 5, 2),
-        expected,
-        "stop",
-        3,
-    )
+    told = (sample.ids, sample.logprobs, sample.finish_reason, sample.num_cached_tokens)
+    assert told == ((5, 9, 5, 2), expected, "stop", 3)
     assert expected == tuple(logprobs)
+    for other in ([5], [5, 9, 5, 2, 2], [9, 5, 5, 2]):
+        choice = _choice(ids, logprobs, flat=True)
+        choice.token_ids = other
+        with pytest.raises(ServerError, match="4 logprobs that are not those of its"):
+            _sample(choice, num_cached_tokens=0)
 
 
-@pytest.mark.parametrize("ids", [[5], [5, 9, 2], [9, 5]])
-def test_logprobs_of_other_tokens_than_the_reply_are_refused(ids: list[int]) -> None:
-    choice = _choice([5, 9], [-0.25, -1.5], flat=True)
-    choice.token_ids = ids
-    with pytest.raises(ServerError, match="2 logprobs that are not those of its"):
-        _sample(choice, num_cached_tokens=0)
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("VLLM_", "OMP_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("cores", "bound"), [({3}, "3"), ({0, 1}, "0"), ({7, 2, 4, 6}, "2,4,6")])
+def test_the_engine_leaves_a_core_to_the_games_where_there_is_another(
+    cores: set[int], bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
+    prepare_environment(on_cpu=False)
+    assert BIND not in os.environ and "OMP_WAIT_POLICY" not in os.environ, "a GPU gets no settings of a CPU"
+    prepare_environment(on_cpu=True)
+    assert os.environ[BIND] == bound
+
+
+def test_what_the_user_set_stays_but_for_what_ties_the_engine_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BIND, "0-1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    monkeypatch.setenv("VLLM_PLUGINS", "some,others")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    prepare_environment(on_cpu=True)
+    assert (os.environ[BIND], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("0-1", "7")
+    assert os.environ["VLLM_PLUGINS"] == PLUGIN_NAME
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"

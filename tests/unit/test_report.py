@@ -226,14 +226,6 @@ def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
         assert words in text
 
 
-def test_games_that_do_not_replay_are_said_and_the_rest_is_there(tmp_path: Path) -> None:
-    run = whole_run(tmp_path / "run")
-    next((run / "episodes").iterdir()).write_text('{"a": 1}\n')
-    page, notes = run_page(read_report(run))
-    assert len(notes) == 1 and "step_000012.jsonl: episode" in notes[0]
-    assert "step_000012.jsonl: episode" in page and "<figure" in page and str(tmp_path) not in page
-
-
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "train", steps=1, games=False)
     results = [evaluate_scripted(name, LAPTOP, 10) for name in ("hint-bot", "random")]

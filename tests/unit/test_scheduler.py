@@ -1,9 +1,10 @@
-"""A bad game is played again, then dropped; the others go on."""
+"""A bad game is played again, then dropped; the others go on, one at a time, and the event loop stays free."""
 
 import asyncio
 import dataclasses
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from fake_engine import SAMPLING, TOKENIZER, FakeEngine, deal, make_scheduler, sample, tasks_of
 from hanabi_grpo.errors import GameParameterError, ServerError, ServerGoneError, SettingsError, VersionError
-from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.server.pacing import Places
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.types import DroppedGame, Episode
@@ -70,14 +71,9 @@ def test_a_game_that_fails_is_played_again_and_then_dropped_and_the_others_go_on
 
 
 def test_a_second_attempt_starts_with_an_empty_conversation() -> None:
-    def look_at(engine: FakeEngine, **fault: Any) -> Episode:
-        (game,) = played(engine, num_games=1)
-        assert isinstance(game, Episode)
-        return game
-
-    whole = look_at(FakeEngine(["Hint R"]))
-    again = look_at(FakeEngine(["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None))
-    assert again == whole
+    whole = played(FakeEngine(["Hint R"]), num_games=1)
+    late = FakeEngine(["Hint R"], fault=lambda game, call: RuntimeError("late") if call == 2 else None)
+    assert played(late, num_games=1) == whole
 
 
 def test_a_reason_is_one_line_that_json_can_hold() -> None:
@@ -164,29 +160,6 @@ def test_a_cancelled_request_cancels_its_games_and_starts_none_again() -> None:
     asyncio.run(scenario())
 
 
-def test_a_dropped_game_of_one_deal_leaves_the_other_deals_alone() -> None:
-    async def scenario() -> list[list[Episode | DroppedGame]]:
-        engine = FakeEngine(fault=lambda game, call: RuntimeError("no") if game == 0 else None)
-        return await make_scheduler(engine).run(tasks_of(deal(3), deal(4), num_games=2), SAMPLING)
-
-    groups = asyncio.run(scenario())
-    assert [[type(game) for game in group] for group in groups] == [[DroppedGame, Episode], [Episode, Episode]]
-    assert [[(game.seed, game.game) for game in group] for group in groups] == [[(3, 0), (3, 1)], [(4, 0), (4, 1)]]
-
-
-def test_a_place_is_free_again_after_a_game_that_was_dropped() -> None:
-    games = played(FakeEngine(fault=lambda game, call: RuntimeError("no") if game < 3 else None), games_at_once=1)
-    assert [type(game) for game in games] == [DroppedGame] * 3 + [Episode]
-
-
-def test_a_reply_limit_beyond_the_conversation_is_refused() -> None:
-    async def scenario() -> None:
-        await make_scheduler(FakeEngine()).run(tasks_of(deal(3)), SamplingConfig(max_tokens=512))
-
-    with pytest.raises(SettingsError, match="MAX_COMPLETION_LENGTH=512"):
-        asyncio.run(scenario())
-
-
 def order_of_ends(*requests: tuple[str, int, bool], at_once: int) -> str:
     """Ask for so many games each under a letter, one request after the other; return the letters as games end."""
     ended: list[str] = []
@@ -239,3 +212,48 @@ def test_places_of_requests_that_are_cancelled_are_given_on() -> None:
         assert places._free == 3 and not places._guests
 
     asyncio.run(asyncio.wait_for(scenario(), 10))
+
+
+class Waves(FakeEngine):
+    """Answers nobody until it is told to, then everybody in the same pass, like one step of an engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self._waiting: list[asyncio.Future[None]] = []
+
+    async def generate(self, *args: Any) -> Sample:
+        self.num_calls += 1
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.append(mine)
+        await mine
+        return sample("Hint R")
+
+    def answer(self) -> int:
+        """Answer everybody; returns how many that are."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            one.set_result(None)
+        return len(waiting)
+
+
+def test_of_games_that_are_ready_together_one_goes_on_in_each_pass_of_the_event_loop() -> None:
+    async def scenario() -> tuple[int, list[int], Counter[int]]:
+        engine = Waves()
+        request = asyncio.ensure_future(make_scheduler(engine).run(tasks_of(deal(3), num_games=8), SAMPLING))
+        asked, waves, before, idle = Counter[int](), [], 0, 0
+        while not request.done():
+            await asyncio.sleep(0)
+            new, before = engine.num_calls - before, engine.num_calls
+            asked[new] += 1
+            idle = 0 if new else idle + 1
+            if idle > 4 * 8:
+                waves.append(engine.answer())
+                idle = 0
+        turns = sum(len(game.turns) for games in await request for game in games)
+        return turns, [wave for wave in waves if wave], asked
+
+    turns, waves, asked = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert waves[:2] == [8, 8]
+    assert set(asked) == {0, 1}
+    assert asked[1] == turns == sum(waves)

@@ -16,7 +16,7 @@ from fake_engine import LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sam
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
+from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.messages import MAX_TEXT, MAX_TURNS, ReplyRequest
 from hanabi_grpo.server.engine import Sample
 from hanabi_grpo.types import Episode, Reply
@@ -49,9 +49,8 @@ def app() -> Iterator[RunningApp]:
         yield running
 
 
-def ask(app: RunningApp, body: bytes | str, **headers: str) -> httpx.Response:
-    content = body.encode() if isinstance(body, str) else body
-    return httpx.post(f"{app.url}/reply/", content=content, headers={**JSON, **headers}, timeout=30, trust_env=False)
+def ask(app: RunningApp, body: bytes | str) -> httpx.Response:
+    return httpx.post(f"{app.url}/reply/", content=body, headers=JSON, timeout=30, trust_env=False)
 
 
 def changed(**other: Any) -> str:
@@ -117,51 +116,33 @@ def test_a_conversation_that_has_no_room_for_the_reply_is_out_of_tokens_and_noth
         assert app.engine.num_samples == before
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
+def test_a_request_that_cannot_be_answered_is_422_with_the_reason(app: RunningApp) -> None:
+    before = app.engine.num_samples
+    for body, reason in (
         ("", "reply request: not JSON"),
-        (b'{"seat": "\xff"}', "reply request: not UTF-8 text"),
         (changed(extra=1), "extra=1: no such field"),
         (changed(seat="iggi"), "seat 'iggi' is a script, which needs no server"),
-        (changed(seat="player_0"), "seat 'player_0': allowed are adapter@version"),
         (changed(seat="../x@1"), "seat '../x@1': allowed are"),
         (changed(system="x" * (MAX_TEXT + 1)), "system="),
         (changed(turns=[{"prompt": "x", "reply_ids": [1]}] * (MAX_TURNS + 1)), "turns="),
         (changed(turns=[{"prompt": "x", "reply_ids": []}]), "turns.0.reply_ids=[]"),
-        (changed(turns=[{"prompt": "x", "reply_ids": [-1]}]), "turns.0.reply_ids.0=-1"),
         (
             changed(turns=[{"prompt": "x", "reply_ids": [1, len(TOKENIZER)]}]),
             f"turns.0.reply_ids holds {len(TOKENIZER)}; this model has ids 0 to {len(TOKENIZER) - 1}",
         ),
-        (changed(turns=[{"prompt": "x", "reply_ids": [1], "more": 1}]), "turns.0.more=1"),
-        (changed(max_tokens=0), "max_tokens=0"),
         (changed(max_tokens=20000), "MAX_COMPLETION_LENGTH=20000: a reply must be shorter than the conversation"),
-        (changed(temperature=2.5), "temperature=2.5"),
-        (changed().replace("1.0}", "NaN}"), "reply request: not JSON"),
-    ],
-)
-def test_a_request_that_cannot_be_answered_is_422_with_the_reason(
-    app: RunningApp, body: bytes | str, reason: str
-) -> None:
-    before = app.engine.num_samples
-    answer = ask(app, body)
-    assert answer.status_code == 422, answer.text
-    assert reason in answer.json()["detail"]
+    ):
+        answer = ask(app, body)
+        assert answer.status_code == 422, answer.text
+        assert reason in answer.json()["detail"]
     assert app.engine.num_samples == before
 
 
-def test_what_is_not_held_is_409_and_a_body_of_another_kind_is_refused_at_the_door(app: RunningApp) -> None:
+def test_what_is_not_held_is_409_and_odd_texts_are_answered(app: RunningApp) -> None:
     answer = ask(app, changed(seat="player_4@7"))
     assert (answer.status_code, "player_4@7 is required" in answer.text) == (409, True)
     answer = ask(app, changed(seat="frozen_0123456789abcdef@7"))
     assert (answer.status_code, "lend it again" in answer.text) == (409, True)
-    assert ask(app, changed(), **{"content-type": "text/plain"}).status_code == 415
-    assert ask(app, b" " * (9 << 20)).status_code == 413
-    assert ask(app, changed()).status_code == 200
-
-
-def test_odd_texts_are_answered(app: RunningApp) -> None:
     for text in ("", "\x00", "ü🂡", "<|im_end|>", "x" * MAX_TEXT):
         answer = ask(app, changed(system=text, turns=[{"prompt": text, "reply_ids": [3]}], prompt=text))
         assert answer.status_code == 200, answer.text
@@ -215,25 +196,6 @@ def _wait(done: Any) -> None:
         time.sleep(0.02)
 
 
-def _reply(engine: FakeEngine, **other: Any) -> Reply:
-    async def scenario() -> Reply:
-        return await make_scheduler(engine, **other).reply(msgspec.convert(ASKED, ReplyRequest))
-
-    return asyncio.run(asyncio.wait_for(scenario(), 30))
-
-
-def test_a_dead_engine_is_said_as_such() -> None:
-    engine = FakeEngine()
-
-    def die(game: int, call: int) -> Exception:
-        engine.is_dead = True
-        return RuntimeError("EngineCore died")
-
-    engine._fault = die
-    with pytest.raises(ServerGoneError, match="the engine is dead; a reply of base ended with RuntimeError"):
-        _reply(engine)
-
-
 def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> None:
     class Faulty(WordEngine):
         async def generate(self, prompt_ids: list[int], sampling: Any, lora: Any | None) -> Sample:
@@ -272,20 +234,7 @@ def test_a_model_whose_template_takes_no_system_message_says_so() -> None:
         asyncio.run(scenario("Be brief."))
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        ({"version": 3}, "it came from version 3"),
-        ({"logprobs": [float("nan")] * 2}, "does not fit"),
-        ({"logprobs": [-0.5]}, "does not fit"),
-        ({"reply_ids": [], "logprobs": []}, "does not fit"),
-        ({"reply_ids": [-1, 2]}, "does not fit"),
-        ({"reply_ids": ["1", 2]}, "does not fit"),
-        ({"out_of_tokens": True}, "does not fit"),
-        ({"text": None}, "does not fit"),
-    ],
-)
-def test_an_answer_that_is_no_reply_of_that_seat_is_refused(other: dict[str, Any], message: str) -> None:
+def test_an_answer_that_is_no_reply_of_that_seat_is_refused() -> None:
     right = {
         "text": "x",
         "prompt_ids": [1],
@@ -304,5 +253,11 @@ def test_an_answer_that_is_no_reply_of_that_seat_is_refused(other: dict[str, Any
         return client
 
     assert client_of(right).reply(seat="base", **asked).logprobs == (-0.5, -1.0)
-    with pytest.raises(ServerError, match=message):
-        client_of({**right, **other}).reply(seat="base", **asked)
+    for other, message in (
+        ({"version": 3}, "it came from version 3"),
+        ({"logprobs": [float("nan")] * 2}, "does not fit"),
+        ({"logprobs": [-0.5]}, "does not fit"),
+        ({"out_of_tokens": True}, "does not fit"),
+    ):
+        with pytest.raises(ServerError, match=message):
+            client_of({**right, **other}).reply(seat="base", **asked)

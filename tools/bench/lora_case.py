@@ -6,7 +6,7 @@ import torch
 from vllm.lora.layers import LoRAMapping
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from hanabi_grpo.server.lora_cpu import _add_lora_linear, stock_add_lora_linear
+from hanabi_grpo.server.vllm_cpu import add_lora_linear, stock_add_lora_linear
 
 
 class LoraCase:
@@ -47,7 +47,7 @@ class LoraCase:
     def ours(self) -> torch.Tensor:
         """Return [tokens, widths] after our method."""
         y = self._y.clone()
-        _add_lora_linear(self._wrapper, y, **self._arguments)
+        add_lora_linear(self._wrapper, y, **self._arguments)
         return y
 
     def stock(self) -> torch.Tensor:

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from hanabi_grpo.server.connections import server_config
-from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server.door import Limits
+from hanabi_grpo.server.serving import server_config
 
 
 class _Server(uvicorn.Server):

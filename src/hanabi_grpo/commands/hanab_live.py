@@ -11,8 +11,7 @@ from hanabi_grpo.commands.console import sayer, stderr_console
 from hanabi_grpo.envs.hanabi.replays.hanab_live import export_game, import_games
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.page import save_text
-from hanabi_grpo.runs.recordings import read_recordings, recording_files, write_recordings
-from hanabi_grpo.runs.selection import Selection
+from hanabi_grpo.runs.recordings import Selection, read_recordings, recording_files, write_recordings
 from hanabi_grpo.tracking.checkpoints import games_place
 
 hanab_live = typer.Typer(no_args_is_help=True, help="Exchange games of the board full with hanab.live.")

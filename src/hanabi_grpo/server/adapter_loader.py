@@ -4,54 +4,47 @@ Whatever touches all bytes of an adapter happens in a thread: hashing, checking,
 """
 
 import asyncio
+import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
 import logging
+import os
 import shutil
+import tempfile
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from hanabi_grpo.errors import AdapterError
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server.adapter_files import Shapes, check_adapter, max_adapter_bytes
-from hanabi_grpo.server.adapter_folders import OwnedFolder, adapter_home
+from hanabi_grpo.server.engine import Engine
 
 logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
+LOCK = ".lock"
+_PREFIX = "hanabi-adapters-"
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-
-class LoraEngine(Protocol):
-    """The two engine calls that adapters need."""
-
-    async def load_adapter(self, name: str, number: int, path: str) -> Any:
-        """Load a PEFT folder; return the handle that generation takes."""
-
-    async def unload_adapter(self, number: int) -> None:
-        """Forget a loaded adapter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """An adapter as its sender describes it."""
+    """An adapter as its sender describes it: safetensors in PEFT's naming, their sha256 and the PEFT configuration."""
 
     adapter: str
     version: int
     """Optimizer steps behind the weights."""
     body: bytes
-    """safetensors in PEFT's naming."""
     sha256: str
-    """Of `body`, as the sender computed it."""
     config: Mapping[str, Any]
-    """The PEFT configuration."""
 
     @property
     def name(self) -> str:
-        """Name in seats and in messages, e.g. "player_0@7"."""
+        """Name in the engine, in seats and in messages, e.g. "player_0@7"."""
         return f"{self.adapter}@{self.version}"
 
 
@@ -71,7 +64,7 @@ class HeldAdapter:
 
     @property
     def name(self) -> str:
-        """Name in the engine, in seats and in messages, e.g. "player_0@7"."""
+        """As `Upload.name`."""
         return f"{self.adapter}@{self.version}"
 
     @property
@@ -86,11 +79,74 @@ def users_of(adapters: Iterable[HeldAdapter]) -> str:
     return ", ".join(f"{held.name} by {held.users} rollout(s)" for held in adapters)
 
 
+def adapter_home() -> Path:
+    """Return where servers keep their adapters: memory-backed storage where the machine has it."""
+    home = Path("/dev/shm")
+    return home if home.is_dir() else Path(tempfile.gettempdir())
+
+
+class OwnedFolder:
+    """A new folder that nobody takes for a leftover while this process, or a child forked from it, lives.
+
+    Whoever finds one asks its lock whether the owner still lives. A process number would be the wrong question: servers
+    in several containers may share one /dev/shm, and each sees the numbers of its own processes only. A lock is the
+    kernel's and goes with its holder, kill -9 included.
+    """
+
+    def __init__(self, home: Path) -> None:
+        """Remove what killed processes left under `home`, and make a folder of one's own there."""
+        for folder in sorted(home.glob(f"{_PREFIX}*")):
+            _remove_leftover(folder)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
+        unlocked = self.path / f"{LOCK}.new"
+        self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Named once it is held: until then the folder has no lock, and such folders are left alone.
+        unlocked.rename(self.path / LOCK)
+
+    def write(self, name: str, files: Mapping[str, bytes]) -> Path:
+        """Write a folder inside, which appears under its name once it is complete, or leave nothing behind."""
+        folder, partial = self.path / name, self.path / f".{name}"
+        try:
+            partial.mkdir()
+            for file, content in files.items():
+                (partial / file).write_bytes(content)
+            partial.rename(folder)
+        except OSError as error:
+            num_bytes = sum(map(len, files.values()))
+            raise AdapterError(
+                f"{name}: its {num_bytes} bytes cannot be kept in {self.path.parent} ({error.strerror or error}); what "
+                "is served stays served. Free space there on the server's machine, then push again."
+            ) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove the folder and give the lock back; a second time is harmless."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _remove_leftover(folder: Path) -> None:
+    """Remove a folder whose owner is gone; one without a lock, a link, and one whose lock is held stay."""
+    if folder.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
 class AdapterLoader:
     """Moves adapters between uploads, disk and engine; who holds which is for its callers to know."""
 
-    def __init__(self, engine: LoraEngine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str) -> None:
-        """Bind the engine and a place on disk, see `AdapterStore`."""
+    def __init__(self, engine: Engine, home: Path | None, *, shapes: Shapes, max_rank: int, dtype: str) -> None:
         self.folder = OwnedFolder(home or adapter_home())
         self.max_rank = max_rank
         self.max_upload_bytes = max_adapter_bytes(shapes, max_rank)
@@ -100,43 +156,30 @@ class AdapterLoader:
         """What must come to its end even when the request that began it is gone."""
 
     async def check(self, upload: Upload, *, lora_rank: int) -> None:
-        """Refuse an upload whose bytes are not those that were sent, or must not be loaded (`check_adapter`).
-
-        Raises:
-            AdapterError: Says why.
-        """
-
-        def check() -> None:
-            digest, sent = _sha256(upload.body), upload.sha256
-            if digest != sent:
-                text = f"body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend it."
-                raise AdapterError(f"{upload.name}: {text}")
-            shapes, dtype = self._shapes, self._dtype
-            check_adapter(
-                upload.body, upload.config, adapter=upload.name, lora_rank=lora_rank, shapes=shapes, dtype=dtype
-            )
-
-        await asyncio.to_thread(check)
+        """Refuse an upload whose bytes are not those that were sent, or must not be loaded (`check_adapter`)."""
+        digest, sent = await asyncio.to_thread(_sha256, upload.body), upload.sha256
+        if digest != sent:
+            raise AdapterError(f"{upload.name}: body has sha256 {digest[:16]}…, header says {sent[:16]}…; resend it.")
+        await asyncio.to_thread(
+            check_adapter,
+            *(upload.body, upload.config),
+            adapter=upload.name,
+            lora_rank=lora_rank,
+            shapes=self._shapes,
+            dtype=self._dtype,
+        )
 
     async def write(self, upload: Upload) -> HeldAdapter:
-        """Write a checked upload to disk; nothing is loaded yet.
-
-        Raises:
-            AdapterError: The file system refused; nothing is left behind.
-        """
+        """Write a checked upload to disk; nothing is loaded yet. Raises as `OwnedFolder.write`."""
         number = next(self._numbers)
         # A number in the path: vLLM keys its prefix cache by name and path, and no path may ever name two adapters.
         files = {_WEIGHTS: upload.body, _CONFIG: json.dumps(dict(upload.config)).encode()}
         folder = await asyncio.to_thread(self.folder.write, f"{upload.name}-{number}", files)
-        config_sha256 = config_digest(upload.config)
-        return HeldAdapter(upload.adapter, upload.version, upload.sha256, config_sha256, folder, number)
+        digests = upload.sha256, config_digest(upload.config)
+        return HeldAdapter(upload.adapter, upload.version, *digests, folder, number)
 
     async def load(self, *adapters: HeldAdapter) -> None:
-        """Load every one of these into the engine, or none; their files stay.
-
-        Raises:
-            AdapterError: The files are not those that were sent. Whatever the engine raises comes through as it is.
-        """
+        """Load every one of these into the engine, or none; their files stay. Raises what the engine raises, too."""
         loaded: list[HeldAdapter] = []
         try:
             for held in adapters:

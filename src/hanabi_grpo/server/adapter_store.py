@@ -10,24 +10,25 @@ from typing import Any
 from hanabi_grpo.errors import AdapterError, BusyError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import SessionRequest
 from hanabi_grpo.server.adapter_files import Shapes
-from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, LoraEngine, Upload, users_of
+from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, Upload, users_of
+from hanabi_grpo.server.engine import MAX_VERSIONS, Engine
 from hanabi_grpo.server.frozen_adapters import FrozenAdapters
 from hanabi_grpo.server.sessions import Ownership, Session, versions_to_drop
 from hanabi_grpo.settings.refs import is_frozen
 
 logger = logging.getLogger(__name__)
 
-MAX_VERSIONS = 3
-"""Of one adapter in the engine: the served one and older ones that games still use. The engine has room for as many
-(`max_cpu_loras`)."""
-
 
 class AdapterStore:
-    """All adapter versions that this server holds. Used from one event loop."""
+    """All adapter versions that this server holds. Used from one event loop.
+
+    `max_rank` bounds an upload, `shapes` say what an adapter of the base model covers, and the engine holds adapters in
+    `dtype`. Their files go to `home`; None: memory-backed storage where the machine has it.
+    """
 
     def __init__(
         self,
-        engine: LoraEngine,
+        engine: Engine,
         *,
         max_rank: int,
         shapes: Shapes,
@@ -35,16 +36,6 @@ class AdapterStore:
         session_timeout: float = 60.0,
         home: Path | None = None,
     ) -> None:
-        """Keep adapters for `engine`.
-
-        Args:
-            engine: Loads and unloads them.
-            max_rank: Largest LoRA rank; bounds an upload.
-            shapes: What an adapter of the base model covers.
-            dtype: Number format in which the engine holds adapters.
-            session_timeout: Seconds of silence after which another trainer may take over.
-            home: Where the files go; None: memory-backed storage where the machine has it.
-        """
         self.ownership = Ownership(session_timeout)
         self._loader = AdapterLoader(engine, home, shapes=shapes, max_rank=max_rank, dtype=dtype)
         self.folder, self.max_upload_bytes = self._loader.folder, self._loader.max_upload_bytes
@@ -59,16 +50,10 @@ class AdapterStore:
         """What was lent to the server; sessions, commits and releases leave it alone."""
 
     async def open_session(self, wanted: SessionRequest) -> None:
-        """Give the server to a trainer that fits it.
+        """Give the server to a trainer that fits it. Raises as `Ownership.refuse_stranger` and `versions_to_drop`.
 
         Another run begins with no versions. The same run finds those that it pushed before.
-
-        Raises:
-            SessionError: Another trainer is alive.
-            VersionError: Newer versions of this run are held, see `versions_to_drop`.
         """
-        # Also before the lock, so that a stranger need not wait for a commit.
-        self.ownership.refuse_stranger(wanted)
         async with self._lock:
             self.ownership.refuse_stranger(wanted)
             old = self.ownership.session
@@ -81,11 +66,10 @@ class AdapterStore:
                 logger.info("session: dropping %s", ", ".join(f"{name}@{number}" for name, number in dropped.items()))
             await self._loader.to_the_end(self._retire(*leaving))
 
-    def check_upload(self, adapter: str, version: int) -> None:
-        """Refuse what can be refused before an upload's body is read. Raises as `stage`."""
-        session = self.ownership.current()
-        if adapter not in session.adapters:
-            raise AdapterError(f"adapter {adapter[:80]!r}: this session trains {', '.join(session.adapters)}.")
+    def _check_upload(self, adapter: str, version: int) -> None:
+        trained = self.ownership.current().trainer.adapters
+        if adapter not in trained:
+            raise AdapterError(f"adapter {adapter[:80]!r}: this session trains {', '.join(trained)}.")
         served = self._served.get(adapter)
         if served and version < served.version:
             raise VersionError(
@@ -93,20 +77,16 @@ class AdapterStore:
             )
 
     async def stage(self, upload: Upload) -> HeldAdapter:
-        """Check an upload and keep it on disk, not yet served.
+        """Check an upload and keep it on disk, not yet served, to the end even when the caller is cancelled.
 
-        It runs to its end even when the caller is cancelled, and other requests are answered meanwhile.
-
-        Raises:
-            AdapterError: Unknown adapter, bytes that must not be loaded, or a file system that refuses them.
-            VersionError: Older than the served version, or the same version with other bytes.
-            SessionError: Another trainer took over before it was done.
+        An AdapterError says that it must not be loaded, a VersionError that it is too old or has other bytes than what
+        is held of the version, a SessionError that another trainer took over.
         """
-        self.check_upload(upload.adapter, upload.version)
+        self._check_upload(upload.adapter, upload.version)
         return await self._loader.to_the_end(self._stage(upload, self.ownership.current()))
 
     async def _stage(self, upload: Upload, session: Session) -> HeldAdapter:
-        await self._loader.check(upload, lora_rank=session.lora_rank)
+        await self._loader.check(upload, lora_rank=session.trainer.lora_rank)
         new, held = await self._loader.write(upload), None
         try:
             # Only now, since others were served meanwhile: two uploads of one version may have come together.
@@ -124,7 +104,7 @@ class AdapterStore:
         """Return what is held of this very upload; None: nothing of this version. Raises as `stage`."""
         if self.ownership.session is not session:
             raise SessionError(f"upload of {new.name}: another trainer took over before it was done.")
-        self.check_upload(new.adapter, new.version)
+        self._check_upload(new.adapter, new.version)
         for held in (self._staged.get(new.adapter), self._served.get(new.adapter)):
             if held and held.version == new.version:
                 if (held.sha256, held.config_sha256) == (new.sha256, new.config_sha256):
@@ -139,13 +119,8 @@ class AdapterStore:
     async def commit(self, version: int) -> dict[str, dict[str, Any]]:
         """Serve a staged version of every adapter, or of none, and return their receipts.
 
-        It runs to its end even when the caller is cancelled: a trainer that hangs up leaves no half of it.
-
-        Raises:
-            VersionError: Not every adapter is staged with this version.
-            BusyError: Games still hold too many older versions.
-            SessionError: Another trainer took over before it began.
-            AdapterError: The engine refused one; the old version stays served.
+        It runs to its end even when the caller is cancelled: a trainer that hangs up leaves no half of it. A BusyError
+        says that games still hold too many older versions, an AdapterError that the engine refused one.
         """
         return await self._loader.to_the_end(self._commit(version, self.ownership.current()))
 
@@ -153,10 +128,7 @@ class AdapterStore:
     async def lease(self, wanted: Mapping[str, int] | None) -> AsyncIterator[dict[str, HeldAdapter]]:
         """Hold adapters, served or lent, while a rollout samples from them, and yield them by name.
 
-        `wanted` says the version that each must have; None takes what is served.
-
-        Raises:
-            VersionError: Another version is served, or a lent adapter is not held; nothing is sampled instead.
+        `wanted` says the version that each must have, a VersionError that it is not held; None takes what is served.
         """
         leased = dict(self._served) if wanted is None else {name: self._find(name, wanted[name]) for name in wanted}
         for held in leased.values():
@@ -198,16 +170,17 @@ class AdapterStore:
         async with self._lock:
             if self.ownership.session is not session:
                 raise SessionError(f"commit of version {version}: another trainer took over before it began.")
-            if self.versions() == dict.fromkeys(session.adapters, version):
+            trained = session.trainer.adapters
+            if self.versions() == dict.fromkeys(trained, version):
                 return {name: held.receipt for name, held in self._served.items()}
             staged = {name: held for name, held in self._staged.items() if held.version == version}
-            missing = [name for name in session.adapters if name not in staged]
+            missing = [name for name in trained if name not in staged]
             if missing:
                 raise VersionError(
                     f"commit of version {version}: nothing staged for {', '.join(missing)}; put them first."
                 )
-            chosen = {name: staged[name] for name in session.adapters}
-            self._check_room(session, version)
+            chosen = {name: staged[name] for name in trained}
+            self._check_room(trained, version)
             self._loading = frozenset(held.number for held in chosen.values())
             try:
                 await self._loader.load(*chosen.values())
@@ -225,8 +198,8 @@ class AdapterStore:
             await self._retire(*old.values())
             return {name: held.receipt for name, held in chosen.items()}
 
-    def _check_room(self, session: Session, version: int) -> None:
-        for adapter in session.adapters:
+    def _check_room(self, adapters: list[str], version: int) -> None:
+        for adapter in adapters:
             held = [one for one in self._loaded.values() if one.adapter == adapter]
             if len(held) >= MAX_VERSIONS:
                 raise BusyError(

@@ -1,11 +1,9 @@
 """The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
 
-import atexit
 import contextlib
 import gc
 import logging
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +16,11 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.server.adapter_folders import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
+from hanabi_grpo.server.door import Limits
 from hanabi_grpo.server.engine import Engine, engine_options
 from hanabi_grpo.server.identity import ServerIdentity
-from hanabi_grpo.server.limits import Limits
 from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.seats import Model
@@ -31,7 +28,6 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
-_SOCKETS = "hanabi-sockets-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +53,6 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
-    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
-    home = Path(tempfile.gettempdir())
-    if "VLLM_RPC_BASE_PATH" not in os.environ and len(f"{home}/{_SOCKETS}12345678/{uuid.uuid4()}") <= 107:
-        folder = OwnedFolder(home, _SOCKETS)
-        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
-        atexit.register(folder.close)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))
@@ -75,12 +65,9 @@ def prepare_environment(on_cpu: bool) -> None:
 
 @contextlib.contextmanager
 def rollout_server(settings: Settings, ring: LineRing, extra_args: Sequence[str] = ()) -> Iterator[RolloutServer]:
-    """Start the engine (tens of seconds) inside a running event loop on the main thread, and end it with the block.
+    """Start the engine, as `Engine` says and after `prepare_environment`, and end it with the block.
 
-    `prepare_environment` comes first. `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own.
-
-    Raises:
-        SettingsError: MODEL cannot be had.
+    `ring` has the lines that `/log/` hands out, `extra_args` are vLLM's own.
     """
     from transformers import AutoConfig, AutoTokenizer
 

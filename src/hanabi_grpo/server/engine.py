@@ -1,8 +1,7 @@
 """The only room that talks to vLLM: start, generate, LoRA load and unload, health.
 
-The engine is vLLM's stock `AsyncLLM` and is fed token ids, so no text is encoded twice and nothing blocks the
-event loop. Log-probabilities come back under the sampled distribution (after temperature), which is the one
-that the trainer computes.
+vLLM's stock `AsyncLLM` is fed token ids, so no text is encoded twice. Log-probabilities come back under the sampled
+distribution (after temperature), which is the one that the trainer computes.
 """
 
 import asyncio
@@ -13,8 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hanabi_grpo.errors import ServerError, ServerGoneError
-from hanabi_grpo.server.adapter_store import MAX_VERSIONS
-from hanabi_grpo.server.frozen_adapters import MAX_FROZEN
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.pass_through import check_options
 
@@ -23,13 +20,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_VERSIONS = 3
+"""Of one adapter of the session: the served one, and older ones that games still use."""
+MAX_FROZEN = 16
 NUM_PARTNERS = 4
-"""Slots for lent adapters beside the session's own.
-
-A slot costs, in device memory, rank x (in + out) numbers per linear layer and is taken when the engine starts: 66 MB
-for a 4B model at rank 16. Requests that need more adapters at once than there are slots wait in vLLM's scheduler
-until a slot is free.
-"""
+"""Slots for lent adapters beside the session's own; requests that need more at once wait in vLLM's scheduler. A slot
+costs, in device memory, rank x (in + out) numbers per linear layer: 66 MB for a 4B model at rank 16."""
 BLOCK_SIZE = 32
 """Tokens of a cache block on CPU, where vLLM's default of 128 means that short prompts share no prefix."""
 _LOOK_SECONDS = 0.5
@@ -55,13 +51,7 @@ class Sample:
 
 
 def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -> dict[str, Any]:
-    """Return vLLM's options.
-
-    Args:
-        settings: Resolved settings.
-        model: The folder that MODEL means.
-        shapes: Names of the modules that an adapter covers, see `linear_shapes`; none: anything.
-    """
+    """Return vLLM's options; `model` is the folder that MODEL means, `shapes` what an adapter covers."""
     return {
         "model": model,
         "dtype": settings.dtype,
@@ -90,11 +80,7 @@ def engine_options(settings: Settings, model: str, shapes: Iterable[str] = ()) -
 
 
 def engine_args(options: Mapping[str, Any], extra_args: Sequence[str] = ()) -> "AsyncEngineArgs":
-    """Return what vLLM is started with; its own command-line options in `extra_args` go before ours.
-
-    Raises:
-        SettingsError: One of them would break a guarantee.
-    """
+    """Return what vLLM is started with; its own options in `extra_args` go before ours if they break no guarantee."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -115,15 +101,12 @@ class Pulse:
     """
 
     def __init__(
-        self, ask: Callable[[], Awaitable[object]], *, patience: float, every: float = 5.0, look: float = 0.5
+        self, ask: Callable[[], Awaitable[object]], *, patience: float, every: float = 5.0, look: float = _LOOK_SECONDS
     ) -> None:
-        """Prepare; `watch` does the asking.
+        """Prepare to `ask`, which returns once the engine has answered, and raises when it is dead.
 
-        Args:
-            ask: Returns once the engine has answered; raises when it is dead.
-            patience: Seconds of silence after which the engine is given up; a step must be shorter.
-            every: Seconds between an answer and the next question.
-            look: Seconds between two looks whether the answer is there.
+        After `patience` seconds of silence the engine is given up; a step must be shorter. The next question comes
+        `every` so many seconds after an answer, and every `look` seconds it is looked whether one is there.
         """
         self._ask, self._patience, self._every, self._look = ask, patience, every, look
         self.silence = 0.0
@@ -140,11 +123,7 @@ class Pulse:
             self.silence = 0.0
 
     async def watch(self) -> None:
-        """Ask until the engine is lost.
-
-        Raises:
-            Exception: What asking raises.
-        """
+        """Ask until the engine is lost. Raises what asking raises."""
         while not self.is_lost:
             answer = asyncio.ensure_future(self._ask())
             try:
@@ -165,13 +144,7 @@ class Engine:
     """An `AsyncLLM` with the few calls that games need."""
 
     def __init__(self, options: Mapping[str, Any], extra_args: Sequence[str] = (), *, patience: float) -> None:
-        """Start the engine (tens of seconds). Must be called inside the running event loop, on the main thread.
-
-        Args:
-            options: See `engine_options`.
-            extra_args: vLLM's own command-line options, e.g. ["--max-num-batched-tokens", "8192"].
-            patience: See `Pulse`.
-        """
+        """Start the engine (tens of seconds), inside the running event loop and on the main thread; see `Pulse`."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self._engine = AsyncLLM.from_engine_args(engine_args(options, extra_args))
@@ -193,11 +166,7 @@ class Engine:
         self._engine.output_processor.propagate_error(EngineDeadError())
 
     async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
-        """Sample one reply to a whole conversation.
-
-        `lora` is a `LoRARequest` that is loaded now, or None for the base model. Naming one that is not loaded would
-        kill the engine, so only `AdapterStore` hands them out.
-        """
+        """Sample one reply to a whole conversation. `lora` must be loaded now, else it would kill the engine."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -211,9 +180,8 @@ class Engine:
             # Nobody else holds these parameters; a deep copy of them would cost the event loop 0.1 ms a turn.
             skip_clone=True,
         )
-        request = {"prompt_token_ids": prompt_ids}
-        final = None
-        async for output in self._engine.generate(request, params, f"r{next(self._request_ids)}", lora_request=lora):
+        number, final = f"r{next(self._request_ids)}", None
+        async for output in self._engine.generate({"prompt_token_ids": prompt_ids}, params, number, lora_request=lora):
             final = output
         self._pulse.beat()
         if final is None or not final.finished:
@@ -275,11 +243,7 @@ class Engine:
 
 
 def _sample(choice: Any, *, num_cached_tokens: int) -> Sample:
-    """Return what vLLM (0.32, `CompletionOutput` with `FlatLogprobs`) holds of a reply.
-
-    Raises:
-        ServerError: Its logprobs are not those of its tokens, one each.
-    """
+    """Return what vLLM (0.32, `CompletionOutput` with `FlatLogprobs`) holds of a reply."""
     ids, flat = tuple(choice.token_ids), choice.logprobs
     if tuple(flat.token_ids) != ids:
         raise ServerError(f"vLLM gave {len(flat.token_ids)} logprobs that are not those of its {len(ids)} tokens.")

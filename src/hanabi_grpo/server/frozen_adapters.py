@@ -1,7 +1,7 @@
 """Adapters that were lent to the server: they never change, belong to no session, and sit beside its adapters.
 
-Their name is a digest of weights and configuration, so equal ones are held once. The version only says for records
-how many steps are behind them; the same weights lent as two versions are two entries, each with its own word.
+Their name is a digest of weights and configuration, so equal ones are held once. The version only says for records how
+many steps are behind them; the same weights lent as two versions are two entries.
 """
 
 import asyncio
@@ -11,18 +11,15 @@ from dataclasses import replace
 from hanabi_grpo.errors import AdapterError, BusyError, VersionError, shown
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.server.adapter_loader import AdapterLoader, HeldAdapter, Upload, users_of
+from hanabi_grpo.server.engine import MAX_FROZEN
 
 logger = logging.getLogger(__name__)
-
-MAX_FROZEN = 16
-"""Held at once. The engine has room for as many beside the session's (`max_cpu_loras`)."""
 
 
 class FrozenAdapters:
     """The lent adapters of one server, at most `MAX_FROZEN`. Used from one event loop."""
 
     def __init__(self, loader: AdapterLoader) -> None:
-        """Start with none."""
         self._loader = loader
         # Not the session's lock: a commit neither waits for a lent adapter nor the other way round.
         self._lock = asyncio.Lock()
@@ -34,11 +31,7 @@ class FrozenAdapters:
         return list(self._held)
 
     def find(self, adapter: str, version: int) -> HeldAdapter:
-        """Return a held adapter.
-
-        Raises:
-            VersionError: It is not held, or not any more.
-        """
+        """Return a held adapter; a VersionError says that it is not held, or not any more."""
         word = f"{adapter}@{version}"
         if word not in self._held:
             raise VersionError(
@@ -57,11 +50,8 @@ class FrozenAdapters:
         """Check an upload, load it and hold it under a name of its own; one that is held already is only touched.
 
         Once checked, it runs to its end even when the caller is cancelled. To make room, the least recently used
-        adapter that no rollout uses is dropped before, and stays dropped when something fails after that.
-
-        Raises:
-            AdapterError: Bytes that must not be loaded, a file system or an engine that refuses them.
-            BusyError: All places are in use.
+        adapter that no rollout uses is dropped before, and stays dropped when something fails after that; a BusyError
+        says that all places are in use.
         """
         rank = upload.config.get("r")
         if type(rank) is not int or not 1 <= rank <= self._loader.max_rank:
@@ -89,8 +79,6 @@ class FrozenAdapters:
                 self._held[word] = held
                 logger.info("lent: %s (%d of %d held)", word, len(self._held), MAX_FROZEN)
             held = self._held[word]
-            if held.sha256 != upload.sha256:
-                raise AdapterError(f"{word}: held with other bytes of the same short name; lend another checkpoint.")
             self.touch(held)
             return held
 

@@ -1,6 +1,7 @@
 """What a rollout server is, and whether a trainer fits it."""
 
 import contextlib
+import json
 from collections.abc import Iterator
 
 from pydantic import BaseModel, ValidationError
@@ -30,24 +31,17 @@ class ServerIdentity(BaseModel):
     """Seconds of a trainer's silence after which another may take over."""
 
 
-class _AnyRequest(BaseModel):
-    protocol: int
-
-
 def read_session_request(identity: ServerIdentity, body: bytes) -> SessionRequest:
-    """Return the request of a body.
-
-    Raises:
-        SettingsError: Another protocol, or not a session request.
-    """
+    """Return the request of a body; a SettingsError says that it is none, or of another protocol."""
     try:
         return SessionRequest.model_validate_json(body)
     except ValidationError as error:
-        with contextlib.suppress(ValidationError):
-            theirs = _AnyRequest.model_validate_json(body).protocol
-            if theirs != identity.protocol:
-                # Another protocol has other fields: that, not the first of them, is what the trainer must be told.
-                raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
+        theirs = None
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+            theirs = json.loads(body)["protocol"]
+        if isinstance(theirs, int) and theirs != identity.protocol:
+            # Another protocol has other fields: that, not the first of them, is what the trainer must be told.
+            raise _differs("protocol", identity.protocol, theirs, _SAME_CODE) from error
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))[:100] or "the whole body"
         value = "" if first["type"] == "missing" or name == "secret" else f"={shown(first['input'])}"
@@ -55,11 +49,7 @@ def read_session_request(identity: ServerIdentity, body: bytes) -> SessionReques
 
 
 def check_fit(identity: ServerIdentity, wanted: SessionRequest) -> None:
-    """Compare both sides; the first difference is the answer.
-
-    Raises:
-        SettingsError: What differs, both values, and what to do.
-    """
+    """Compare both sides; a SettingsError says the first difference, both values, and what to do."""
     for what, here, there, remedy in (
         ("protocol", identity.protocol, wanted.protocol, _SAME_CODE),
         ("base model", identity.model_fingerprint, wanted.model_fingerprint, "start both sides with the same MODEL"),

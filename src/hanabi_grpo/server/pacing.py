@@ -1,9 +1,8 @@
 """Which game plays next, and how games share one event loop with everything else that the server does.
 
-All of it runs on one thread: health checks, uploads, vLLM's callbacks and the moves of every game. When many replies
-come in one batch of the engine, many games are ready at the same moment, and whoever else waits would wait for all of
-them. So games go on one at a time, with a pass of the event loop in between, and long lists are worked through in
-slices.
+When many replies come in one batch of the engine, many games are ready at the same moment, and whoever else waits
+(health checks, uploads, vLLM's callbacks) would wait for all of them. So games go on one at a time, with a pass of the
+event loop in between, and long lists are worked through in slices.
 """
 
 import asyncio
@@ -19,14 +18,12 @@ _Item = TypeVar("_Item")
 
 
 class Places:
-    """So many games in play at once: the session's own first, then request by request. Used from one event loop.
+    """So many games in play at once: the session's own first, then the requests in turn. Used from one event loop.
 
-    One queue would make 32 games wait behind the 8192 of a request that came before. So each request has a queue of its
-    own, and a place that becomes free goes to the requests in turn.
+    One queue for all would make 32 games wait behind the 8192 of a request that came before.
     """
 
     def __init__(self, number: int) -> None:
-        """Start with all places free."""
         self._free = number
         self._own: dict[object, deque[asyncio.Future[None]]] = {}
         self._guests: dict[object, deque[asyncio.Future[None]]] = {}
@@ -75,7 +72,6 @@ class Turnstile:
     """Lets one waiting game go on in each pass of the event loop, in the order in which they came."""
 
     def __init__(self) -> None:
-        """Start with nobody waiting."""
         self._lock = asyncio.Lock()
 
     async def through(self) -> None:

@@ -1,8 +1,4 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`).
-
-What must hold inside the engine core and its workers, where no other code of ours runs: they die with the server, and
-the CPU build applies LoRA per adapter instead of per token, waits without spinning and keeps its KV cache finite.
-"""
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`), where no other code of ours runs."""
 
 import multiprocessing
 import os
@@ -26,8 +22,6 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        from hanabi_grpo.server import idle_cpu, kv_cpu, lora_cpu
+        from hanabi_grpo.server import vllm_cpu
 
-        idle_cpu.install()
-        kv_cpu.install()
-        lora_cpu.install()
+        vllm_cpu.install()

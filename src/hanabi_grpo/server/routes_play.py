@@ -2,23 +2,28 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.messages import ReplyAnswer, ReplyRequest, RolloutRequest
+from hanabi_grpo.rollout.messages import DroppedRow, ReplyAnswer, ReplyRequest, RolloutRequest
 from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
-from hanabi_grpo.server.answers import played_games, problem
-from hanabi_grpo.server.engine import Engine, SamplingConfig
+from hanabi_grpo.server.door import problem
+from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
+from hanabi_grpo.types import DroppedGame, Episode
+
+_Request = TypeVar("_Request", RolloutRequest, ReplyRequest)
 
 
-def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> APIRouter:
+def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
     """Build the routes."""
     router = APIRouter()
 
@@ -53,20 +58,16 @@ def play_routes(engine: Engine, store: AdapterStore, scheduler: Scheduler) -> AP
 
         return await _answered(request, sampled())
 
-    @router.post("/reset_prefix_cache/")
-    async def reset_prefix_cache() -> dict[str, bool]:
-        # A measurement that is to repeat bit for bit starts from an empty cache.
-        return {"reset": await engine.reset_prefix_cache()}
-
     return router
 
 
 async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Answer with what the engine makes, or end it when the client hangs up."""
     made = asyncio.ensure_future(work)
-    watch = asyncio.ensure_future(_wait_for_hangup(request))
+    # The body was read before: what comes next is the end of the connection.
+    hang_up = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({made, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({made, hang_up}, return_when=asyncio.FIRST_COMPLETED)
         if made.done():
             return made.result()
         made.cancel()
@@ -75,37 +76,43 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
     finally:
         # Also when the server stops: games of a request that nobody waits for must not go on.
         made.cancel()
-        watch.cancel()
+        hang_up.cancel()
 
 
-async def _wait_for_hangup(request: Request) -> None:
-    while not await request.is_disconnected():
-        await asyncio.sleep(1.0)
+async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Response:
+    """Return the games of a request's tasks, per task in order of their numbers, as a `RolloutAnswer`.
+
+    The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock meanwhile, so a thread
+    would not help: each game is encoded by itself.
+    """
+    pieces: list[bytes] = []
+    dropped: list[DroppedRow] = []
+    async for number, game in in_slices((number, game) for number, group in enumerate(groups) for game in group):
+        if isinstance(game, DroppedGame):
+            dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
+        else:
+            pieces.append((b"," if pieces else b"") + msgspec.json.encode(game))
+    pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), b"}"]
+    length = str(sum(map(len, pieces)))
+    return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
+
+
+def _read(what: str, struct: type[_Request], body: bytes) -> _Request:
+    try:
+        return read_struct(struct, body)
+    except ValueError as error:
+        raise SettingsError(f"{what}: {error}.") from None
 
 
 def parse_rollout_request(body: bytes) -> tuple[list[RequestedTask], SamplingConfig]:
-    """Return the tasks of a rollout request, and how replies are sampled.
-
-    Raises:
-        SettingsError: The body is no such request, or a task cannot be played; says where.
-    """
-    try:
-        wanted = read_struct(RolloutRequest, body)
-    except ValueError as error:
-        raise SettingsError(f"rollout request: {error}.") from None
+    """Return the tasks of a rollout request, and how replies are sampled; a SettingsError says what is wrong where."""
+    wanted = _read("rollout request", RolloutRequest, body)
     return read_tasks(wanted), SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
 
 
 def parse_reply_request(body: bytes, *, vocab_size: int) -> ReplyRequest:
-    """Return a request for one reply, of a model whose token embedding has `vocab_size` rows.
-
-    Raises:
-        SettingsError: The body is no such request; says where.
-    """
-    try:
-        wanted = read_struct(ReplyRequest, body)
-    except ValueError as error:
-        raise SettingsError(f"reply request: {error}.") from None
+    """Return a request for one reply of a model with so many ids; a SettingsError says what is wrong where."""
+    wanted = _read("reply request", ReplyRequest, body)
     if is_scripted(check_seat(wanted.seat)):
         raise SettingsError(
             f"reply request: seat {wanted.seat!r} is a script, which needs no server; play it where the game is, or "

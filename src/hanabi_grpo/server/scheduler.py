@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -30,8 +29,7 @@ from hanabi_grpo.rollout.tasks import RequestedTask
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices
-from hanabi_grpo.server.seats import Model
-from hanabi_grpo.server.tables import Table, Tables, wanted_adapters
+from hanabi_grpo.server.seats import Model, Table, Tables, wanted_adapters
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -45,33 +43,25 @@ _IMPOSSIBLE = (SettingsError, VersionError, GameParameterError)
 
 
 class Scheduler:
-    """Plays requests on one engine. Each game is its own coroutine."""
+    """Plays requests on one engine, each game its own coroutine; `instance_id` is stamped on every episode."""
 
     def __init__(self, model: Model, store: AdapterStore, *, games_at_once: int, instance_id: str) -> None:
-        """Bind the model and the adapters; `instance_id` is stamped on every episode."""
         self.model, self.instance_id = model, instance_id
         self._store, self._places = store, Places(games_at_once)
         self.games_in_flight = 0
         self.games_played = 0
-        """Games that came to their end."""
         self.games_retried = 0
-        """Games that failed and were started once more."""
         self.games_failed = 0
-        """Games that failed at every attempt and were dropped."""
 
     async def run(
         self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, *, own: bool = False
     ) -> list[list[Episode | DroppedGame]]:
-        """Play every game of the tasks; those of the session's trainer (`own`) take free places before all others.
-
-        Returns:
-            Per task its games, in order of their numbers.
+        """Return the games of each task; those of the session's trainer (`own`) take free places before all others.
 
         Raises:
             SettingsError: Tasks that cannot be played.
             VersionError: A version that a seat names is not served; nothing was sampled.
-            ServerGoneError: The engine is dead.
-            ServerError: Not one of the games could be played.
+            ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
         played = await self._play_all(tasks, sampling, own)
@@ -86,16 +76,10 @@ class Scheduler:
         return played
 
     async def reply(self, wanted: ReplyRequest) -> Reply:
-        """Sample one reply outside any game; it waits for no game's place.
+        """Sample one reply outside any game; it waits for no game's place. Raises as `run` and `ServedPlayer.ask`.
 
         The conversation is rebuilt from its ids, sampled from, and forgotten. As in games, the same conversation has
         the same ids.
-
-        Raises:
-            SettingsError: A request that cannot be answered.
-            VersionError: The adapter is not held in that version; nothing was sampled.
-            ServerError: The engine is dead or cancelled it, or as `Model.ask`.
-            NonFiniteError: As `Model.ask`.
         """
         self._check_room(wanted.max_tokens)
         named = seat_adapter(wanted.seat)
@@ -110,9 +94,7 @@ class Scheduler:
                         conversation.answer(list(turn.reply_ids))
                         if len(conversation.ids) > self.model.max_model_len:
                             return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
-                    return await self.model.ask(
-                        conversation, wanted.prompt, sampling=sampling, lora=player.lora, version=player.version
-                    )
+                    return await player.ask(conversation, wanted.prompt)
                 except TemplateError as error:
                     raise SettingsError(
                         f"reply request: the chat template of this server's model refuses the conversation ({error}); "
@@ -208,25 +190,16 @@ async def _report(table: Table, games: Sequence[asyncio.Task[Episode | DroppedGa
     start = time.perf_counter()
     results = await asyncio.gather(*games, return_exceptions=True)
     episodes = [result for result in results if isinstance(result, Episode)]
-    dropped = sum(isinstance(result, DroppedGame) for result in results)
-    if len(episodes) + dropped < len(results) or not episodes:
+    if not episodes or any(isinstance(result, BaseException) for result in results):
         return
     seconds, count = time.perf_counter() - start, len(episodes)
     turns = [turn for episode in episodes for turn in episode.turns]
-    returns = [sum(one.reward(player) for one in episodes) / count for player in range(len(table.seats))]
-    kinds = Counter(str(turn.kind) for turn in turns if turn.kind is not ReplyKind.LEGAL)
-    statuses = Counter(str(episode.status) for episode in episodes)
+    bad = sum(turn.kind is not ReplyKind.LEGAL for turn in turns)
+    returns = (sum(one.reward(player) for one in episodes) / count for player in range(len(table.seats)))
     logger.info(
-        "%s: %d games%s, returns %s, %.1f turns, %s, %.1f s, %.0f tok/s, %s",
-        table.task.where,
-        count,
-        f" ({dropped} dropped)" if dropped else "",
-        " ".join(f"{value:.2f}" for value in returns),
-        len(turns) / count,
-        " ".join(f"{name} {number}" for name, number in (*sorted(kinds.items()), *sorted(statuses.items()))),
-        seconds,
-        sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9),
-        " ".join(table.seats),
+        f"{table.task.where}: {count} games ({len(results) - count} dropped), "
+        f"returns {' '.join(f'{value:.2f}' for value in returns)}, {len(turns) / count:.1f} turns, {bad} bad replies, "
+        f"{sum(len(turn.reply_ids) for turn in turns) / max(seconds, 1e-9):.0f} tok/s, {' '.join(table.seats)}"
     )
 
 

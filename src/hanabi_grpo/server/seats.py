@@ -1,98 +1,33 @@
-"""Served adapters as players: one private conversation per seat and game."""
+"""From the words of a request to who plays: adapters to hold, a player for each seat, a conversation for each game."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from hanabi_grpo.envs.base import Observation, Task
-from hanabi_grpo.errors import NonFiniteError, ServerError
+from hanabi_grpo.envs.base import Observation, Setup, Task
+from hanabi_grpo.errors import NonFiniteError, ServerError, VersionError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.server.engine import Sample, SamplingConfig
+from hanabi_grpo.rollout.players import Player, make_script
+from hanabi_grpo.rollout.tasks import RequestedTask
+from hanabi_grpo.server.adapter_loader import HeldAdapter
+from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile
-from hanabi_grpo.types import Reply
-
-
-class Sampler(Protocol):
-    """What a seat needs of the engine."""
-
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Sample:
-        """Sample one reply."""
-
-    @property
-    def is_dead(self) -> bool:
-        """True once it has failed for good; no reply comes any more."""
+from hanabi_grpo.settings.refs import BASE, is_scripted, seat_adapter
+from hanabi_grpo.types import Reply, adapter_of, player_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """The base model behind every reply: it samples, and turns texts into ids and back."""
 
-    sampler: Sampler
+    sampler: Engine
     chat: ChatFormat
     max_model_len: int
     """Token budget of a conversation, the next reply included."""
     vocab_size: int = 1 << 31
     """Rows of its token embedding."""
     turnstile: Turnstile = field(default_factory=Turnstile)
-
-    async def ask(
-        self,
-        conversation: Conversation,
-        text: str,
-        *,
-        sampling: SamplingConfig,
-        lora: Any | None,
-        version: int | None,
-    ) -> Reply:
-        """Add a message and the reply to it to a conversation.
-
-        Args:
-            conversation: Grows by both.
-            text: The message.
-            sampling: Limits and temperature.
-            lora: The engine's handle, None for the base model.
-            version: What the reply is stamped with.
-
-        Returns:
-            The reply; `out_of_tokens` and without tokens when it might not fit the budget.
-
-        Raises:
-            NonFiniteError: A logprob is infinite or no number.
-            ServerError: Ids that the model does not have, or logprobs that are not one for each of them.
-        """
-        added = conversation.ask(text)
-        if len(conversation.ids) + sampling.max_tokens > self.max_model_len:
-            return Reply(text="", prompt=text, out_of_tokens=True)
-        sample = await self.sampler.generate(list(conversation.ids), sampling, lora)
-        await self.turnstile.through()
-        ids = list(sample.ids)
-        conversation.answer(ids)
-        self._check(sample, added)
-        return Reply(
-            text=self.chat.decode(ids),
-            prompt=text,
-            prompt_ids=tuple(added),
-            reply_ids=sample.ids,
-            logprobs=sample.logprobs,
-            version=version,
-        )
-
-    def _check(self, sample: Sample, prompt_ids: list[int]) -> None:
-        """Refuse a sample that nobody could train on, before anything is built on it."""
-        if len(sample.logprobs) != len(sample.ids):
-            raise ServerError(f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own.")
-        for place, value in enumerate(sample.logprobs):
-            if not math.isfinite(value):
-                raise NonFiniteError(
-                    f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model "
-                    "hold finite weights?"
-                )
-        for token in (*prompt_ids, *sample.ids):
-            if not 0 <= token < self.vocab_size:
-                raise ServerError(
-                    f"reply: id {token}; allowed are 0 to {self.vocab_size - 1}. Do tokenizer and model belong "
-                    "together?"
-                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +39,50 @@ class ServedPlayer:
     lora: Any | None = None
     """The engine's handle; None: the base model."""
     version: int | None = None
+    """What its replies are stamped with."""
     name: str = "served"
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
         return ServedSeat(self, Conversation(self.model.chat, task.environment.system(task.config, player)))
+
+    async def ask(self, conversation: Conversation, text: str) -> Reply:
+        """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a conversation.
+
+        A NonFiniteError or ServerError says that nobody could train on the sample.
+        """
+        model = self.model
+        added = conversation.ask(text)
+        if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
+            return Reply(text="", prompt=text, out_of_tokens=True)
+        sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora)
+        await model.turnstile.through()
+        conversation.answer(list(sample.ids))
+        _check(sample, added, model.vocab_size)
+        return Reply(
+            text=model.chat.decode(list(sample.ids)),
+            prompt=text,
+            prompt_ids=tuple(added),
+            reply_ids=sample.ids,
+            logprobs=sample.logprobs,
+            version=self.version,
+        )
+
+
+def _check(sample: Sample, prompt_ids: list[int], vocab_size: int) -> None:
+    if len(sample.logprobs) != len(sample.ids):
+        raise ServerError(f"reply: {len(sample.logprobs)} logprobs for {len(sample.ids)} ids; each needs its own.")
+    for place, value in enumerate(sample.logprobs):
+        if not math.isfinite(value):
+            raise NonFiniteError(
+                f"reply: logprob {place} is {value}; a logprob must be finite. Do the adapter and the base model hold "
+                "finite weights?"
+            )
+    for token in (*prompt_ids, *sample.ids):
+        if not 0 <= token < vocab_size:
+            raise ServerError(
+                f"reply: id {token}; allowed are 0 to {vocab_size - 1}. Do tokenizer and model belong together?"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +93,59 @@ class ServedSeat:
     conversation: Conversation
 
     async def reply(self, seen: Observation) -> Reply:
-        """Ask the model for an action; `out_of_tokens` when the reply might not fit the budget."""
-        who = self.player
-        return await who.model.ask(
-            self.conversation, seen.message(), sampling=who.sampling, lora=who.lora, version=who.version
-        )
+        """Ask the model for an action."""
+        return await self.player.ask(self.conversation, seen.message())
+
+
+def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:
+    """Return every adapter that a request needs and its version; None: whatever is served now."""
+    named = [seat_adapter(seat) for seats in dict.fromkeys(task.seats or () for task in tasks) for seat in seats]
+    held = [one for one in dict.fromkeys(named) if one is not None]
+    if any(task.seats is None for task in tasks):
+        if held:
+            raise VersionError("seats: some tasks name adapters and others say nothing; name them for every task.")
+        return None
+    wanted: dict[str, int] = {}
+    for name, version in held:
+        if wanted.setdefault(name, version) != version:
+            raise VersionError(f"{name} is asked for as @{wanted[name]} and @{version}; one request, one version.")
+    return wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Who sits at one task's games."""
+
+    task: RequestedTask
+    seats: tuple[str, ...]
+    """One word per seat, see `refs`."""
+    players: list[Player]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The tables of one request; a script or adapter that sits at several of them is made once."""
+
+    model: Model
+    sampling: SamplingConfig
+    leased: Mapping[str, HeldAdapter]
+    """Adapter name to what is held of it."""
+    made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
+
+    def seat(self, task: RequestedTask) -> Table:
+        """Seat who a task names, else the served adapters."""
+        setup, seats = task.task.setup, task.seats
+        if seats is None:
+            names = [adapter_of(player, self.leased) for player in player_names(setup.spec.num_players)]
+            seats = tuple(self.leased[name].name if name in self.leased else BASE for name in names)
+        for seat in seats:
+            if (setup, seat) not in self.made:
+                self.made[setup, seat] = make_script(setup, seat) if is_scripted(seat) else self.served(seat)
+        return Table(task=task, seats=seats, players=[self.made[setup, seat] for seat in seats])
+
+    def served(self, seat: str) -> ServedPlayer:
+        """Return the player that samples in a seat."""
+        named = seat_adapter(seat)
+        held = self.leased[named[0]] if named else None
+        lora, version = (held.lora, held.version) if held else (None, None)
+        return ServedPlayer(model=self.model, sampling=self.sampling, lora=lora, version=version)

@@ -1,4 +1,8 @@
-"""What the port answers: that the server is starting, and then the app, until a signal or the engine's death."""
+"""What the port answers: that the server is starting, and then the app, until a signal or the engine's death.
+
+uvicorn has no time limit for a client that says nothing, or half of a request head, or does not read its answer, and
+only its h11 protocol bounds the size of a head. `GuardedProtocol` is that one with a clock and a cap.
+"""
 
 import asyncio
 import contextlib
@@ -7,29 +11,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
+import h11
 import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hanabi_grpo.rollout.handshake import STARTING
-from hanabi_grpo.server.connections import server_config
-from hanabi_grpo.server.limits import Limits
+from hanabi_grpo.server.door import Limits, problem
 
 logger = logging.getLogger(__name__)
-
-_STOP_SECONDS = 5.0
 
 
 @contextlib.contextmanager
 def starting_server(listener: socket.socket) -> Iterator[Callable[[], None]]:
-    """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`.
+    """Answer every request on a listening socket with 503 `{"status": "starting", "seconds": …}`, in a thread.
 
     An engine takes minutes to start, on the main thread; without an answer a client cannot tell a server that is
-    starting from one that hangs. This one works in a thread and says nothing that a key protects.
-
-    Yields:
-        What ends it, as the block's end does; requests from then on wait for who serves next on the socket.
+    starting from one that hangs. What is yielded ends it, as the block's end does; requests from then on wait for who
+    serves next on the socket.
     """
     began = time.monotonic()
 
@@ -45,7 +47,7 @@ def starting_server(listener: socket.socket) -> Iterator[Callable[[], None]]:
 
     def stop() -> None:
         server.should_exit = True
-        thread.join(_STOP_SECONDS)
+        thread.join(5.0)
 
     thread.start()
     try:
@@ -64,19 +66,10 @@ async def serve_until_dead(
     poll: float = 1.0,
     graceful_seconds: int = 5,
 ) -> bool:
-    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it.
+    """Serve on a listening socket until SIGINT, SIGTERM or the engine's death, and close it; True: the engine died.
 
-    Args:
-        app: The app.
-        listener: The socket.
-        is_dead: Whether the engine is dead; looked at every `poll` seconds.
-        limits: What a client may use.
-        on_death: Called once when the engine's death is seen, before connections are closed.
-        poll: See `is_dead`.
-        graceful_seconds: For requests in flight at the end.
-
-    Returns:
-        True when the engine died.
+    `is_dead` is asked every `poll` seconds, and `on_death` called once when it says so, before connections are closed.
+    Requests in flight at the end have `graceful_seconds`.
     """
     server = uvicorn.Server(server_config(app, limits, graceful_seconds=graceful_seconds))
     dead = False
@@ -98,3 +91,107 @@ async def serve_until_dead(
         # Not awaited itself: its cancellation would look like that of Ctrl-C.
         await asyncio.wait({watcher})
     return dead
+
+
+def server_config(app: ASGIApp, limits: Limits, *, graceful_seconds: int = 5) -> uvicorn.Config:
+    """Return uvicorn's configuration for an app behind these limits; requests in flight have `graceful_seconds`."""
+    return uvicorn.Config(
+        app,
+        # uvicorn makes one instance a connection and hands over nothing of ours.
+        http=type("Limited", (GuardedProtocol,), {"limits": limits}),
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        # The clock below covers idle connections too, and bytes do not stop it.
+        timeout_keep_alive=max(1, round(limits.head_seconds) + 5),
+        timeout_graceful_shutdown=graceful_seconds,
+        h11_max_incomplete_event_size=limits.header_bytes,
+    )
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's h11 protocol that closes what is not inside a request and has sent no request head in time."""
+
+    limits = Limits()
+    _clock: asyncio.TimerHandle | None = None
+    _unsent = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock; a client over the cap is told so."""
+        super().connection_made(transport)
+        open_now = len(self.connections)
+        if open_now > 2 * self.limits.connections:
+            transport.abort()
+            return
+        if open_now > self.limits.connections:
+            self.app = cast(Any, _full(open_now - 1, self.limits.connections))
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read; a complete request head stops the clock, single bytes do not."""
+        super().data_received(data)
+        if self._in_request() and not self.flow.write_paused:
+            self._stop_clock()
+
+    def pause_writing(self) -> None:
+        """Start the clock: the client reads its answer more slowly than it is written, or not at all."""
+        super().pause_writing()
+        self._unsent = 0
+        self._start_clock()
+
+    def resume_writing(self) -> None:
+        """Stop the clock in the middle of an answer; after it, the clock waits for the next request."""
+        super().resume_writing()
+        if self._in_request():
+            self._stop_clock()
+
+    def on_response_complete(self) -> None:
+        """Start the clock anew, unless the next request is here already."""
+        super().on_response_complete()
+        if not self._in_request() and not self.transport.is_closing():
+            self._start_clock()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close; in the middle of an answer uvicorn's own would raise."""
+        with contextlib.suppress(h11.LocalProtocolError):
+            super().send_400_response(msg)
+        self.transport.close()
+
+    def _in_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self._clock = self.loop.call_later(self.limits.head_seconds, self._on_time_up)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _on_time_up(self) -> None:
+        self._clock = None
+        unsent, before = self.transport.get_write_buffer_size(), self._unsent
+        self._unsent = unsent
+        if unsent and not (before and unsent >= before):
+            self._start_clock()  # It reads, slowly.
+        elif unsent or self.transport.is_closing():
+            self.transport.abort()  # It does not read its answer; a close would wait for it.
+        else:
+            self.transport.close()
+
+
+def _full(open_now: int, allowed: int) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        logger.warning("refused a connection: %d are open, allowed are %d", open_now, allowed)
+        message = f"{open_now} connections are open, allowed are {allowed}. Close some, or try again later."
+        await problem(503, message, close=True, again=True)(scope, receive, send)
+
+    return answer

@@ -1,6 +1,5 @@
 """Which trainer the server works for: one at a time, until it leaves or has been silent for too long."""
 
-import hashlib
 import hmac
 import logging
 import time
@@ -19,34 +18,28 @@ NO_SESSION = "no trainer has opened a session on this server; open one first (PO
 class Session:
     """The trainer that the server works for now."""
 
-    run_id: str
-    trainer_id: str
-    proof: bytes
-    """Digest of the secret that the run's next trainer must know."""
-    adapters: tuple[str, ...]
-    lora_rank: int
+    trainer: SessionRequest
     heard: float
     """When its last sign of life came, in seconds of a monotonic clock."""
     released: bool = False
 
     def is_of_run(self, wanted: SessionRequest) -> bool:
         """Tell whether a trainer works in this session's run folder: the name is public, the secret is not."""
-        return self.run_id == wanted.run_id and hmac.compare_digest(self.proof, _proof(wanted))
+        return self.trainer.run_id == wanted.run_id and _same(wanted.secret, self.trainer.secret)
 
     def serves_the_same(self, wanted: SessionRequest) -> bool:
         """Tell whether what this session pushed can be served on for a trainer."""
-        same_adapters = (self.adapters, self.lora_rank) == (tuple(wanted.adapters), wanted.lora_rank)
+        same_adapters = (self.trainer.adapters, self.trainer.lora_rank) == (wanted.adapters, wanted.lora_rank)
         return self.is_of_run(wanted) and same_adapters
+
+    def __str__(self) -> str:
+        return f"{self.trainer.run_id} (trainer {self.trainer.trainer_id[:8]})"
 
 
 class Ownership:
-    """Decides who may open, use and end a session. Used from one event loop; nothing here waits.
-
-    `timeout` is in seconds of silence, after which another trainer may take over.
-    """
+    """Decides who may open, use and end a session; after `timeout` seconds of silence another trainer may take over."""
 
     def __init__(self, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without a session."""
         self._timeout, self._clock = timeout, clock
         self.session: Session | None = None
 
@@ -61,68 +54,50 @@ class Ownership:
         return self._clock() - self.session.heard if self.session else 0.0
 
     def refuse_stranger(self, wanted: SessionRequest) -> None:
-        """Refuse a trainer while one of another run is alive.
+        """Refuse a trainer while one of another run is alive: the SessionError names that run and the ways out.
 
         A second trainer of the same run folder is the first one's successor: the lock on the folder says that the first
         is gone, so a resumed run need not wait until the server has noticed. The folder's secret proves it.
-
-        Raises:
-            SessionError: Names the run that holds the server, and the ways out.
         """
         session = self.session
         if session is None or not self.is_alive or session.is_of_run(wanted):
             return
-        if _same(wanted.trainer_id, session.trainer_id):
+        if _same(wanted.trainer_id, session.trainer.trainer_id):
             return
-        is_named = wanted.run_id == session.run_id
+        is_named = wanted.run_id == session.trainer.run_id
         named = "; this trainer has its name but not the secret of its folder" if is_named else ""
         wait = max(0.0, self._timeout - self.silence)
         raise SessionError(
-            f"this server works for run {session.run_id}, heard {self.silence:.0f} s ago{named}. One trainer at a "
-            f"time: stop it, or, if it is gone, wait {wait:.0f} s; or start a second server on another PORT."
+            f"this server works for run {session.trainer.run_id}, heard {self.silence:.0f} s ago{named}. One trainer "
+            f"at a time: stop it, or, if it is gone, wait {wait:.0f} s; or start a second server on another PORT."
         )
 
     def open(self, wanted: SessionRequest) -> Session:
         """Give the server to a trainer, or note that its trainer is there."""
         old = self.session
-        if old is not None and old.serves_the_same(wanted) and old.trainer_id == wanted.trainer_id:
+        if old is not None and old.serves_the_same(wanted) and old.trainer.trainer_id == wanted.trainer_id:
             old.heard, old.released = self._clock(), False
             return old
         if old is not None:
-            left = "left" if old.released else f"was last heard {self.silence:.0f} s ago"
-            logger.info("session: %s (trainer %s) %s", old.run_id, old.trainer_id[:8], left)
-        logger.info("session: now working for %s (trainer %s)", wanted.run_id, wanted.trainer_id[:8])
-        self.session = Session(
-            run_id=wanted.run_id,
-            trainer_id=wanted.trainer_id,
-            proof=_proof(wanted),
-            adapters=tuple(wanted.adapters),
-            lora_rank=wanted.lora_rank,
-            heard=self._clock(),
-        )
+            logger.info("session: %s %s", old, "left" if old.released else f"was last heard {self.silence:.0f} s ago")
+        self.session = Session(trainer=wanted, heard=self._clock())
+        logger.info("session: now working for %s", self.session)
         return self.session
 
     def current(self) -> Session:
-        """Return the session that was opened last; its trainer may have left since.
-
-        Raises:
-            SessionError: There is none.
-        """
+        """Return the session that was opened last, else raise a SessionError; its trainer may have left since."""
         if self.session is None:
             raise SessionError(NO_SESSION)
         return self.session
 
-    def check(self, headers: Mapping[str, str]) -> Session:
-        """Return the session of a request's trainer; the request counts as a sign of life.
-
-        Raises:
-            SessionError: No session is open, or the request is not from its trainer.
-        """
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise a SessionError unless a request is from the session's trainer; then it counts as a sign of life."""
         session = self._of(headers)
         if session.released:
-            raise SessionError(f"run {session.run_id} has released this server; open a session again (POST /session/).")
+            raise SessionError(
+                f"run {session.trainer.run_id} has released this server; open a session again (POST /session/)."
+            )
         session.heard = self._clock()
-        return session
 
     def is_owner(self, headers: Mapping[str, str]) -> bool:
         """Tell whether a request is from the session's trainer, see `check`."""
@@ -136,25 +111,26 @@ class Ownership:
         """End the session of a request's trainer; a second time is harmless. Raises as `check`."""
         session = self._of(headers)
         if not session.released:
-            logger.info("session: %s (trainer %s) has released this server", session.run_id, session.trainer_id[:8])
+            logger.info("session: %s has released this server", session)
         session.released = True
 
     def _of(self, headers: Mapping[str, str]) -> Session:
         session, (run_id, trainer_id) = self.current(), read_session_headers(headers)
+        known = session.trainer
         if run_id is None or trainer_id is None:
             raise SessionError(
                 f"headers x-run-id={run_id!r} and x-trainer-id={trainer_id!r} must say which trainer asks; "
                 "both are those of POST /session/."
             )
-        if run_id != session.run_id:
+        if run_id != known.run_id:
             raise SessionError(
-                f"run {run_id} is not the one that this server works for ({session.run_id}): another trainer or an "
+                f"run {run_id} is not the one that this server works for ({known.run_id}): another trainer or an "
                 "evaluation opened a session. One at a time: stop it, restart this trainer, or use a second server."
             )
-        if not _same(trainer_id, session.trainer_id):
+        if not _same(trainer_id, known.trainer_id):
             raise SessionError(
                 f"run {run_id}: trainer {trainer_id[:8]} is not the one that this server works for "
-                f"({session.trainer_id[:8]}): a second trainer process of the same run took over. Stop one of them."
+                f"({known.trainer_id[:8]}): a second trainer process of the same run took over. Stop one of them."
             )
         return session
 
@@ -162,8 +138,7 @@ class Ownership:
 def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Mapping[str, int]) -> dict[str, int]:
     """Return what a trainer that opens a session replaces, of the served version of each adapter.
 
-    Raises:
-        VersionError: The server holds newer versions of this run, and the trainer does not name exactly those.
+    A VersionError says that it does not name exactly the newer versions of its run that the server holds.
     """
     if session is None:
         return {}
@@ -180,10 +155,6 @@ def versions_to_drop(session: Session | None, wanted: SessionRequest, served: Ma
     return newer if session.serves_the_same(wanted) else dict(served)
 
 
-def _proof(wanted: SessionRequest) -> bytes:
-    return hashlib.sha256(wanted.secret.encode()).digest()
-
-
 def _same(given: str, known: str) -> bool:
-    # The id of a trainer lets in whoever names it, so the time of the comparison must not tell its letters.
+    # Who names a trainer's id or a run's secret is let in, so the time of the comparison must not tell their letters.
     return hmac.compare_digest(given.encode(), known.encode())
