@@ -1,5 +1,6 @@
 """Fixtures for every test: the environment comes back as it was, and no process stays behind."""
 
+import contextlib
 import os
 import re
 import signal
@@ -113,10 +114,8 @@ def _no_process_left_behind() -> Iterator[None]:
 def end_processes(processes: list[psutil.Process]) -> None:
     """End processes by their pid: SIGTERM, then SIGKILL for those that stay."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-        except psutil.NoSuchProcess:
-            continue
     _, alive = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
     for process in alive:
         process.kill()

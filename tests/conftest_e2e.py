@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from hanabi_grpo.settings.board import TINY_MODEL
+from hanabi_grpo.settings.defaults import TINY_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER_COMMAND = ("bash", str(ROOT / "tools/rollout/rollout_hanabi_gym.sh"))
@@ -52,14 +52,8 @@ class Server:
 
     def environment(self, **variables: object) -> dict[str, str]:
         """Return the variables of the other terminal."""
-        given = {name: str(value) for name, value in variables.items()}
-        return {
-            **clean_environment(),
-            "MODEL": str(self.model),
-            "VLLM_SERVER_PORT": str(self.port),
-            **VARIABLES,
-            **given,
-        }
+        given = {"MODEL": self.model, "VLLM_SERVER_PORT": self.port, **VARIABLES, **variables}
+        return {**clean_environment(), **{name: str(value) for name, value in given.items()}}
 
 
 def clean_environment() -> dict[str, str]:
@@ -80,34 +74,17 @@ def free_port() -> int:
 def start_server(
     model: Path, log: Path, *, port: int | None = None, command: Sequence[str] = SERVER_COMMAND, **variables: object
 ) -> Server:
-    """Start a server and wait until it is healthy.
-
-    Args:
-        model: Folder of the base model.
-        log: Where its output goes.
-        port: To listen on; a free one when left out.
-        command: How to start it.
-        variables: Settings of the server.
-    """
+    """Start a server with these variables, on a free port when none is given, and wait until it is healthy."""
     port = port or free_port()
-    environment = {
-        **clean_environment(),
-        "MODEL": str(model),
-        "PORT": str(port),
-        **VARIABLES,
-        "HANABI_DIE_WITH_PARENT": "true",
-    }
+    environment = {**clean_environment(), **VARIABLES, "MODEL": str(model), "PORT": str(port)}
+    environment |= {"HANABI_DIE_WITH_PARENT": "true"}
     environment |= {"PYTHONPATH": str(ROOT / "tests/e2e/reporting"), "DEATH_SIGNALS": str(log.parent)}
     environment |= {name: str(value) for name, value in variables.items()}
     # An engine has the threads that it has for a user.
     environment.pop("OMP_NUM_THREADS", None)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            list(command),
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            preexec_fn=reset_signals,
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=reset_signals
         )
     server = Server(process, port, log, model)
     deadline = time.monotonic() + SERVER_SECONDS
@@ -122,18 +99,14 @@ def start_server(
     pytest.fail(f"no server after {SERVER_SECONDS} s:\n{log.read_text()[-3000:]}")
 
 
-def death_signals(server: Server, seconds: float = 60.0) -> dict[str, int]:
-    """Ask the engine's processes themselves which signal the kernel sends them when their parent ends.
-
-    Returns:
-        Title of a process, such as "VLLM::EngineCore", to the signal; 0 means none.
-    """
+def death_signals(server: Server) -> dict[str, int]:
+    """Ask the engine's processes which signal the kernel sends them when their parent ends; title to signal, or 0."""
     answers = {}
     for process in psutil.Process(server.process.pid).children(recursive=True):
         title = " ".join(process.cmdline())
         if not title.startswith("VLLM::"):
             continue
-        told, deadline = server.log.with_name(str(process.pid)), time.monotonic() + seconds
+        told, deadline = server.log.with_name(str(process.pid)), time.monotonic() + 60
         process.send_signal(signal.SIGUSR2)
         while not told.exists():
             assert time.monotonic() < deadline, f"{title} does not answer"
@@ -156,15 +129,10 @@ def train(
     server: Server, folder: Path, *arguments: str, script: str = "train_grpo_msswift.sh", **variables: object
 ) -> subprocess.CompletedProcess[str]:
     """Run a train script to its end and return it with its output."""
-    return subprocess.run(
-        ["bash", str(ROOT / "tools/train" / script), *arguments],
-        env=server.environment(OUTPUT_DIR=folder, **variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TRAINER_SECONDS,
-        check=False,
-    )
+    command = ["bash", str(ROOT / "tools/train" / script), *arguments]
+    environment = server.environment(OUTPUT_DIR=folder, **variables)
+    together = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run(command, env=environment, timeout=TRAINER_SECONDS, check=False, **together)  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="session")

@@ -10,25 +10,13 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-_ROW = "drill"
-_rows: list["Row"] = []
-
-
-@dataclass(frozen=True)
-class Row:
-    """What the table says of one drill."""
-
-    drill: str
-    times: int
-    survived: int
-    all: bool
-    seconds: float
-    lost: str
+_rows: list[dict[str, Any]] = []
 
 
 @dataclass
@@ -37,10 +25,10 @@ class Drill:
 
     name: str
     times: int
+    lost: str
     survived: int = 0
-    lost: str = "nothing"
+    all: bool = False
     seconds: float = 0.0
-    done: bool = False
     rng: random.Random = field(default_factory=lambda: random.Random(20261121))
 
     def __iter__(self) -> Iterator[int]:
@@ -48,50 +36,38 @@ class Drill:
         for number in range(self.times):
             yield number
             self.survived = number + 1
-        self.seconds = time.monotonic() - start
-        self.done = True
-
-    @property
-    def row(self) -> Row:
-        return Row(
-            drill=self.name,
-            times=self.times,
-            survived=self.survived,
-            all=self.done and self.survived == self.times,
-            seconds=round(self.seconds, 1),
-            lost=self.lost,
-        )
+        self.seconds = round(time.monotonic() - start, 1)
+        self.all = True
 
 
 @pytest.fixture
 def drill(request: pytest.FixtureRequest) -> Iterator[Callable[..., Drill]]:
     """Give `drill(name, short=…, long=…)`: a row of the table whose loop runs the fitting number of times."""
-    made = []
+    made: list[Drill] = []
 
     def make(name: str, *, short: int, long: int, lost: str = "nothing") -> Drill:
-        one = Drill(name, long if os.environ.get("DRILLS") == "long" else short, lost=lost)
-        made.append(one)
-        return one
+        made.append(Drill(name, long if os.environ.get("DRILLS") == "long" else short, lost))
+        return made[-1]
 
     yield make
-    request.node.user_properties += [(_ROW, asdict(one.row)) for one in made]
+    names = ("times", "survived", "all", "seconds", "lost")
+    rows = [{"drill": one.name, **{name: getattr(one, name) for name in names}} for one in made]
+    request.node.user_properties += [("drill", row) for row in rows]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "teardown":
-        _rows.extend(Row(**row) for name, row in report.user_properties if name == _ROW)
+        _rows.extend(row for name, row in report.user_properties if name == "drill")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _rows:
         return
-    terminalreporter.section(f"{len(_rows)} drills, {sum(row.all for row in _rows)} survived")
-    width = max(len(row.drill) for row in _rows)
+    terminalreporter.section(f"{len(_rows)} drills, {sum(row['all'] for row in _rows)} survived")
+    width = max(len(row["drill"]) for row in _rows)
     terminalreporter.write_line(f"{'drill':<{width}}  {'times':>6}  survived  {'s':>5}  lost")
     for row in _rows:
-        verdict = "yes" if row.all else "NO"
-        terminalreporter.write_line(
-            f"{row.drill:<{width}}  {row.times:>6}  {row.survived:>4} {verdict:<3}  {row.seconds:>5.0f}  {row.lost}"
-        )
+        counts = f"{row['times']:>6}  {row['survived']:>4} {'yes' if row['all'] else 'NO':<3}  {row['seconds']:>5.0f}"
+        terminalreporter.write_line(f"{row['drill']:<{width}}  {counts}  {row['lost']}")
     if "DRILLS_OUT" in os.environ:
-        Path(os.environ["DRILLS_OUT"]).write_text(json.dumps([asdict(row) for row in _rows], indent=1))
+        Path(os.environ["DRILLS_OUT"]).write_text(json.dumps(_rows, indent=1))

@@ -10,8 +10,7 @@ import msgspec
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.messages import RolloutRequest
-from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
+from hanabi_grpo.rollout.messages import RequestedTask, RolloutRequest, read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler

@@ -39,13 +39,11 @@ def mutate_upload(rng: random.Random, body: bytes, config: Mapping[str, Any]) ->
     digest = hashlib.sha256(body).hexdigest() if rng.random() < 0.95 else _random_text(rng, 64)
     headers = {
         "x-sha256": digest,
-        "x-peft-config": _header_safe(header_text),
+        # What an HTTP client can send: no line breaks, no control characters, of bounded length.
+        "x-peft-config": "".join(chr(byte) for byte in header_text if byte >= 0x20 and byte != 0x7F)[:30000].strip(),
         "content-type": "application/octet-stream" if rng.random() < 0.97 else _random_text(rng, 20),
     }
-    for name in list(headers):
-        if rng.random() < 0.01:
-            del headers[name]
-    return body, headers
+    return body, {name: value for name, value in headers.items() if rng.random() >= 0.01}
 
 
 def mutate_rollout(rng: random.Random, body: bytes) -> bytes:
@@ -84,9 +82,8 @@ def _edit_json(rng: random.Random, text: bytes) -> bytes:
     elif action < 0.7:
         del holder[key]
     elif action < 0.85 and isinstance(holder, dict):
-        holder[rng.choice(("extra", "__metadata__", "auto_mapping", "base_model_name_or_path", str(key) + "x"))] = (
-            rng.choice(_ODD_VALUES)
-        )
+        name = rng.choice(("extra", "__metadata__", "auto_mapping", "base_model_name_or_path", str(key) + "x"))
+        holder[name] = rng.choice(_ODD_VALUES)
     elif isinstance(holder, list):
         holder.extend([holder[key]] * rng.choice((1, 2, 100)))
     else:
@@ -97,12 +94,10 @@ def _edit_json(rng: random.Random, text: bytes) -> bytes:
 
 
 def _collect(value: Any, places: list[tuple[Any, Any]], depth: int = 0) -> None:
-    if depth > 8:
-        return
-    if isinstance(value, dict | list):
-        for key in value if isinstance(value, dict) else range(min(len(value), 8)):
-            places.append((value, key))
-            _collect(value[key], places, depth + 1)
+    keys = value if isinstance(value, dict) else range(min(len(value), 8)) if isinstance(value, list) else ()
+    for key in keys if depth <= 8 else ():
+        places.append((value, key))
+        _collect(value[key], places, depth + 1)
 
 
 def _splice(rng: random.Random, text: bytes) -> bytes:
@@ -117,18 +112,9 @@ def _splice(rng: random.Random, text: bytes) -> bytes:
 
 def _flip(rng: random.Random, body: bytes) -> bytes:
     changed = bytearray(body)
-    for _ in range(rng.randint(1, 8)):
-        if changed:
-            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    for _ in range(rng.randint(1, 8) if body else 0):
+        changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
     return bytes(changed)
-
-
-def _cut(rng: random.Random, body: bytes) -> bytes:
-    return body[: rng.randint(0, len(body))]
-
-
-def _grow(rng: random.Random, body: bytes) -> bytes:
-    return body + rng.randbytes(rng.choice((1, 8, 1000)))
 
 
 def _not_finite(rng: random.Random, body: bytes) -> bytes:
@@ -136,13 +122,8 @@ def _not_finite(rng: random.Random, body: bytes) -> bytes:
     if len(body) < 16:
         return body
     start = len(body) - 4 * rng.randint(1, min(64, len(body) // 4))
-    return (
-        body[:start] + rng.choice((b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff")) + body[start + 4 :]
-    )
-
-
-def _noise(rng: random.Random, body: bytes) -> bytes:
-    return rng.randbytes(rng.choice((0, 1, 7, 8, 9, 100, 5000)))
+    number = rng.choice((b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00\x00\x80\xff"))
+    return body[:start] + number + body[start + 4 :]
 
 
 def _shuffle_part(rng: random.Random, body: bytes) -> bytes:
@@ -154,13 +135,15 @@ def _shuffle_part(rng: random.Random, body: bytes) -> bytes:
     return body[:start] + bytes(part) + body[start + 64 :]
 
 
-_BODY: tuple[Callable[[random.Random, bytes], bytes], ...] = (_flip, _cut, _grow, _not_finite, _noise, _shuffle_part)
+_BODY: tuple[Callable[[random.Random, bytes], bytes], ...] = (
+    _flip,
+    _not_finite,
+    _shuffle_part,
+    lambda rng, body: body[: rng.randint(0, len(body))],
+    lambda rng, body: body + rng.randbytes(rng.choice((1, 8, 1000))),
+    lambda rng, body: rng.randbytes(rng.choice((0, 1, 7, 8, 9, 100, 5000))),
+)
 
 
 def _random_text(rng: random.Random, length: int) -> str:
     return "".join(rng.choice("0123456789abcdef/;= ") for _ in range(length)).strip() or "x"
-
-
-def _header_safe(text: bytes) -> str:
-    """What an HTTP client can send as a header: no line breaks, no control characters, of bounded length."""
-    return "".join(chr(byte) for byte in text if byte >= 0x20 and byte != 0x7F)[:30000].strip()

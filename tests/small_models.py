@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from hanabi_grpo.settings.board import TINY_MODEL
+from hanabi_grpo.settings.defaults import TINY_MODEL
 
 SHIPPED = Path(__file__).parents[1] / TINY_MODEL
 """Nobody may write into it."""

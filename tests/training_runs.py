@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result
 from tracked_runs import add_row
 

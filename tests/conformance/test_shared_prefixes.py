@@ -12,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import _preprocess_mask_arguments
 
-from hanabi_grpo.sft.batches import reply_logits
+from hanabi_grpo.sft.samples import reply_logits
 from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.prefix_tree import prefix_tree
 from hanabi_grpo.training.model.shared_prefixes import attend, share_prefixes, shares_prefixes

@@ -11,7 +11,7 @@ from typing import Any
 import scripted_trainer
 import torch
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.training.link import GamesRequest, ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer

@@ -23,12 +23,11 @@ import torch
 from swift.rlhf_trainers.grpo_trainer import GRPOTrainer
 from transformers import AutoTokenizer
 
-from hanabi_grpo.client.answers import RolloutResult, without_bad_numbers
+from hanabi_grpo.client.answers import RolloutResult, bad_return
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import play_group
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.settings.partners import own_seats
 from hanabi_grpo.training import pipeline, trainer
 from hanabi_grpo.training.link import ServerLink
@@ -107,7 +106,9 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
     for deal in deals:
         task = registry.setup(deal["env"], deal["env_config"]).task(deal["suite"], deal["seed"])
         players = [_Player(chat, version)] * task.setup.spec.num_players
-        played = asyncio.run(play_group(task, players, num_games=link.settings.num_generations))
+        played = [
+            asyncio.run(play_episode(task, players, game=number)) for number in range(link.settings.num_generations)
+        ]
         seated = own_seats(len(players), names, version)
         groups.append([_with_logprobs(link.model, dataclasses.replace(one, seats=seated), names) for one in played])
     absent = PLAN.get("absent", {})
@@ -121,7 +122,14 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
         dropped = [DroppedGame(suite="train", seed=deal["seed"], game=0, reason="planted") for deal in deals]
         return RolloutResult(groups=[[] for _ in deals], dropped=tuple(dropped))
     link.spec_hashes = sorted({group[0].spec_hash for group in groups})
-    return without_bad_numbers(RolloutResult(groups=groups))
+    given_up = [
+        DroppedGame(suite=one.suite, seed=one.seed, game=one.game, reason=reason)
+        for group in groups
+        for one in group
+        if (reason := bad_return(one))
+    ]
+    kept = [[one for one in group if not bad_return(one)] for group in groups]
+    return RolloutResult(groups=kept, dropped=tuple(given_up))
 
 
 def _without(episode: Episode, player: int) -> Episode:

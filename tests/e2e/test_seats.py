@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from conftest_e2e import Server
-from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.lineups import RemotePolicy
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig

@@ -48,9 +48,8 @@ def trained_run(table: Server, path: str, tmp_path_factory: pytest.TempPathFacto
 
 
 def run(environment: dict[str, str], *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "hanabi_grpo.cli", *words], env=environment, capture_output=True, text=True, timeout=400
-    )
+    command = [sys.executable, "-m", "hanabi_grpo.cli", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 

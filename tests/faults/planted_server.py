@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.rollout.tasks import RequestedTask
+from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.engine import Engine
 from hanabi_grpo.server.seats import ServedPlayer, Table, Tables
 from hanabi_grpo.settings.refs import is_frozen

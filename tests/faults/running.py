@@ -18,17 +18,15 @@ class Training:
     """A train script in the background."""
 
     def __init__(self, server: Server, folder: Path, **variables: object) -> None:
-        """Start it; its output goes to a file beside its run folder."""
+        """Start it."""
         self.folder = folder
         self.log = folder.with_name(f"{folder.name}-{time.monotonic_ns()}.log")
         given = {"MAX_STEPS": ENDLESS, "SAVE_STEPS": 1, "SAVE_TOTAL_LIMIT": 3, "HANABI_EPISODES_EVERY": 50, **variables}
+        environment = server.environment(OUTPUT_DIR=folder, **given)
+        command = ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                ["bash", str(ROOT / "tools/train/train_grpo_msswift.sh")],
-                env=server.environment(OUTPUT_DIR=folder, **given),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=reset_signals,
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, preexec_fn=reset_signals
             )
 
     @property

@@ -19,11 +19,8 @@ pytestmark = pytest.mark.e2e
 @pytest.fixture
 def killable(tiny_model: Path, tmp_path: Path) -> Iterator[dict[str, Server]]:
     """A server of its own that the test may replace under the key "server"."""
-    held = {
-        "server": start_server(
-            tiny_model, tmp_path / "server.log", HANABI_ENGINE_RESTARTS=100, HANABI_ENGINE_TIMEOUT=20
-        )
-    }
+    given = {"HANABI_ENGINE_RESTARTS": 100, "HANABI_ENGINE_TIMEOUT": 20}
+    held = {"server": start_server(tiny_model, tmp_path / "server.log", **given)}
     yield held
     assert stop(held["server"].process) == []
 
@@ -70,13 +67,7 @@ def test_a_run_goes_on_after_an_engine_that_dies_or_hangs(
         time.sleep(row.rng.uniform(0.0, 3.0))
         core = engine_core(server)
         workers = core.children(recursive=True) or [core]
-        match number % 3:
-            case 0:
-                core.kill()
-            case 1:
-                workers[0].suspend()
-            case 2:
-                core.suspend()
+        (core.kill, workers[0].suspend, core.suspend)[number % 3]()
         training.more_steps(3)
         if number % 3:
             assert server.log.read_text().count("engine hung: it has not answered for 20 s") >= number - number // 3

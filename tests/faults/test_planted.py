@@ -16,7 +16,8 @@ from conftest_e2e import Server, start_server, stop, train
 from fake_engine import deal
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
+from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.datasets import write_dataset
 from hanabi_grpo.server.adapter_files import linear_shapes
 from server_app import PEFT_CONFIG
 

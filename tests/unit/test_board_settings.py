@@ -11,8 +11,8 @@ from doctor_machines import NOWHERE, find, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor.games import dataset_checks
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.datasets import deals, load_rows, mix_line, num_steps, training_rows, write_dataset
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.sft import tiny_model
 

@@ -1,17 +1,21 @@
-"""Conversations as ids that only grow."""
+"""Conversations as ids that only grow, and whether a tokenizer knows the words of a game."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.vocabulary import check_vocabulary, game_words, unknown_words
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 
 VOCABULARY = compact_vocabulary(make_spec("laptop"))
@@ -68,10 +72,6 @@ def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
     assert cut.ids == closed.ids
 
 
-def test_a_reply_is_decoded_without_its_end_token() -> None:
-    assert CHAT.decode([*TOKENIZER.encode("Play 0", add_special_tokens=False), CHAT.eos_id]) == "Play 0"
-
-
 @pytest.mark.parametrize("listed", [[2, 0], 0, None, "file"])
 def test_every_token_that_ends_a_reply_for_the_model_is_left_out_of_its_text(listed: object, tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
@@ -97,3 +97,38 @@ def test_a_tokenizer_that_cannot_hold_a_conversation_is_refused() -> None:
     tokenizer.chat_template = None
     with pytest.raises(SettingsError, match="no chat template"):
         ChatFormat.from_tokenizer(tokenizer)
+
+
+def hanabi(preset: str, players: int = 2, observation: str = "compact") -> Setup[Any]:
+    return registry.setup("hanabi", {"preset": preset, "players": players, "observation": observation})
+
+
+def test_a_model_knows_its_own_board_and_misses_exactly_what_another_one_has_more() -> None:
+    expected = {hanabi("laptop"): set(), hanabi("marshal-mini"): {"life2", "life3"}}
+    assert {setup: set(unknown_words(game_words(setup), TOKENIZER)) for setup in expected} == expected
+    assert {"life2", "life3", "left3"} < set(unknown_words(game_words(hanabi("mini", 3)), TOKENIZER))
+
+
+def test_every_board_is_looked_at_and_the_message_has_the_command_that_helps() -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_vocabulary((hanabi("laptop"), hanabi("marshal-mini"), hanabi("full")), TOKENIZER, "data/tiny-model")
+    text = str(caught.value)
+    words = len(game_words(hanabi("marshal-mini")))
+    assert text.startswith(
+        f"MODEL=data/tiny-model: its tokenizer does not know 2 of {words} words of marshal-mini (compact): "
+    )
+    assert "words of full (compact): " in text
+    assert text.endswith(
+        "hanabi-grpo tiny-model --preset laptop --preset marshal-mini --preset full --players 2, and set "
+        "MODEL=outputs/tiny-laptop-marshal-mini-full; or choose another MODEL."
+    )
+
+
+def test_another_environments_words_and_readable_text_are_too_much_for_a_tokenizer_of_compact_words() -> None:
+    with pytest.raises(SettingsError, match=r"words of laptop \(full\).*With HANABI_OBSERVATION=compact, make a model"):
+        check_vocabulary((hanabi("laptop", observation="full"),), TOKENIZER, "tiny")
+    with pytest.raises(
+        SettingsError, match=r"of kuhn: .*tiny-model --env kuhn --preset kuhn, and .*outputs/tiny-kuhn;"
+    ):
+        check_vocabulary((registry.setup("kuhn", {}),), TOKENIZER, "tiny")
+    check_vocabulary((registry.setup("kuhn", {}),), build_tokenizer(game_words(registry.setup("kuhn", {}))), "tiny")

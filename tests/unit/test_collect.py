@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -15,9 +16,7 @@ from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.collect import Collection, collect_games, fill_prompts
 from hanabi_grpo.evaluation.matches import check_replay
-from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
 from training_runs import LAPTOP

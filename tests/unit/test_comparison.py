@@ -1,6 +1,5 @@
 """`hanabi-grpo compare`: arms of several seeds, from the words to the picture."""
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,7 +17,7 @@ from typer.testing import CliRunner
 from hanabi_grpo.cli import app
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes, load_arms, parse_arms, parse_reference
-from hanabi_grpo.evaluation.comparison.figures import arm_curve, held_out, last_mean, over_seeds, welch_difference
+from hanabi_grpo.evaluation.comparison.figures import arm_curve, held_out, last_mean, welch_difference
 from hanabi_grpo.evaluation.comparison.tables import compare_arms
 from hanabi_grpo.evaluation.tables import ATTAINABLE_SOURCE
 from training_runs import made_evaluation, made_run
@@ -100,16 +99,6 @@ def test_differences_and_their_interval_are_welchs(first: list[float], other: li
     interval = theirs.confidence_interval(0.95)
     assert found.mean / found.standard_error == pytest.approx(theirs.statistic, rel=1e-6)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
-
-
-def test_three_seeds_reach_four_errors_and_one_seed_has_none() -> None:
-    found = over_seeds([1.0, 2.0, 3.0])
-    assert (found.mean, found.standard_error) == (2.0, pytest.approx(3**-0.5))
-    assert found.high - found.mean == pytest.approx(4.302653 * 3**-0.5)
-    alone = over_seeds([2.5])
-    assert alone.mean == 2.5 and math.isnan(alone.standard_error) and math.isnan(alone.low)
-    assert math.isnan(welch_difference([1.0], [2.0, 3.0]).standard_error)
-    assert dataclasses.astuple(welch_difference([1.0, 1.0], [2.0, 2.0])) == (1.0, 0.0, 1.0, 1.0)
 
 
 def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from crossplay_parts import plan_of, play, save_checkpoint, summary_of
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -22,8 +23,6 @@ from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, summar
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import heat_map, markdown_report, render_cross_play, write_cross_play
-from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import Settings
 from server_app import push_to, running_app
 from training_runs import LAPTOP

@@ -1,16 +1,41 @@
+"""Datasets: rows of a file, and the deals that they stand for: several boards, shares, steps, and the seed."""
+
 import json
+from collections import Counter
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
+from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.datasets import EXAMPLE_ROW, deals, load_rows, num_steps, played_setups, training_rows
+from hanabi_grpo.rollout.dataset_rows import dataset_row
+from hanabi_grpo.rollout.datasets import (
+    EXAMPLE_ROW,
+    MAX_BLOCK,
+    Terms,
+    deals,
+    load_rows,
+    locate,
+    mix_line,
+    num_steps,
+    plan_phases,
+    played_setups,
+    training_rows,
+    write_dataset,
+)
 from hanabi_grpo.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
 MESSAGES = [{"role": "user", "content": "Play."}]
+SHARES = st.one_of(
+    st.integers(1, 12).map(Fraction), st.integers(1, 20).map(lambda twentieths: Fraction(twentieths, 20))
+)
 
 
 def write(folder: Path, *configs: Any) -> Path:
@@ -23,6 +48,19 @@ def message(path: Path, settings: Settings | None = None) -> str:
     with pytest.raises(SettingsError) as caught:
         load_rows(path, settings or Settings())
     return str(caught.value)
+
+
+def rows_of(folder: Path, *rows: dict[str, Any], settings: Settings | None = None) -> list[dict[str, Any]]:
+    path = folder / "rows.jsonl"
+    games = [{"preset": row.get("preset", "laptop"), **row.get("env_config", {})} for row in rows]
+    terms = [{key: row[key] for key in row if key not in ("preset", "env_config")} for row in rows]
+    lines = [{"messages": MESSAGES, "env_config": game, **term} for game, term in zip(games, terms, strict=True)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return load_rows(path, settings or Settings(deals_per_step=8, deal_seed=0))
+
+
+def played(rows: list[dict[str, Any]], start: int, count: int) -> list[str]:
+    return [deal["env_config"]["preset"] for deal in deals(rows, start, count)]
 
 
 def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
@@ -54,57 +92,54 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        ({"preset": "laptpo"}, "did you mean 'laptop'"),
-        ({"preset": "laptop", "presset": "x"}, "unknown key 'presset'; did you mean preset?"),
-        ({"preset": "laptop", "suite": "eval"}, "suite='eval': these deals are held out for evaluation"),
-        ({"preset": "laptop", "suite": ""}, "suite='': must be a name such as train."),
-        ({"preset": "laptop", "seeds": []}, "seeds=[]: must be a list of whole numbers"),
-        ({"preset": "laptop", "seeds": [1, -1]}, "seeds: -1 is not a whole number from 0 to 2**63 - 1."),
-        ({"preset": "laptop", "seeds": [True]}, "seeds: True is not a whole number"),
-        (
-            {"preset": "laptop", "players": 3},
-            "env_config players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.",
-        ),
-        ({"preset": "laptop", "max_turns": -1}, "max_turns=-1"),
-        ({"preset": "laptop", "reward_score": "much"}, "reward_score='much'"),
-        ({"preset": "laptop", "share": 2}, "'share' belongs beside env_config"),
-        ("laptop", "env_config='laptop': must be a JSON object."),
-    ],
-)
-def test_a_bad_env_config_is_refused_with_file_line_problem_and_a_right_row(
-    tmp_path: Path, config: Any, problem: str
-) -> None:
-    path = write(tmp_path, {"preset": "laptop"}, config)
-    text = message(path)
-    assert text.startswith(f"{path} line 2: ")
-    assert problem in text
-    assert text.endswith(f"Example of a row: {EXAMPLE_ROW}")
+CONFIGS: dict[str, Any] = {
+    "did you mean 'laptop'": {"preset": "laptpo"},
+    "unknown key 'presset'; did you mean preset?": {"preset": "laptop", "presset": "x"},
+    "suite='eval': these deals are held out for evaluation": {"preset": "laptop", "suite": "eval"},
+    "suite='': Expected `str` of length >= 1": {"preset": "laptop", "suite": ""},
+    "seeds=[]: Expected `array` of length >= 1": {"preset": "laptop", "seeds": []},
+    "seeds.1=-1: Expected `int` >= 0": {"preset": "laptop", "seeds": [1, -1]},
+    "players=3 needs HANABI_PLAYERS=3 in both terminals, or unset DATASET.": {"preset": "laptop", "players": 3},
+    "max_turns=-1": {"preset": "laptop", "max_turns": -1},
+    "'share' belongs beside env_config": {"preset": "laptop", "share": 2},
+    "env_config='laptop': Expected `object`": "laptop",
+}
+TERMS = {
+    "share=0: Expected `float` >= 0.0001": '"share": 0',
+    "share=True: Expected `float`": '"share": true',
+    "share=None: Expected `float`": '"share": null',
+    "all of it: Number out of range": '"share": 1e999',
+    "not JSON": '"share": NaN',
+    "from_step=0: Expected `int` >= 1": '"from_step": 0',
+    "until_step=2147483648: Expected `int` <= 2147483647": '"until_step": 2147483648',
+    "until_step=4: is the row's last step, so it must be 5 (from_step) or more.": '"from_step": 5, "until_step": 4',
+    "unknown key 'until_score'; did you mean until_step?": '"until_score": 0.9',
+}
+LINES = {
+    "not JSON: JSON is malformed": b"\xff\xfe{}",
+    "all of it: Expected `object`, got `array`": b"[" * 100_000,
+    "all of it=3: Expected `object`": b"3",
+    "env='../x.py': an environment is named by a word": b'{"env": "../x.py"}',
+    "messages: this field is missing": b'{"env_config": {}}',
+    "messages.0.content: this field is missing": b'{"messages": [{"role": "user"}]}',
+    "unknown key 'message'; did you mean messages?": b'{"message": []}',
+    "'preset' belongs into env_config: a row may hold messages, env, env_config, share": b'{"preset": "laptop"}',
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        (b"{", "not JSON"),
-        (b"\xff\xfe{}", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        (b'{"messages": NaN}', "NaN is no JSON number"),
-        (b"3", "a row is a JSON object."),
-        (b'{"env": "../x.py"}', "an environment is named by a word"),
-        (b'{"env_config": {}}', "messages must be a list"),
-        (b'{"messages": []}', "messages must be a list"),
-        (b'{"messages": [{"role": "user"}]}', "messages must be a list"),
-        (b'{"message": []}', "unknown key 'message'; did you mean messages?"),
-        (b'{"preset": "laptop"}', "'preset' belongs into env_config: a row may hold messages, env, env_config, share"),
-    ],
-)
-def test_a_malformed_line_is_refused_with_its_number(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_bad_row_is_refused_with_file_line_problem_and_a_right_row(tmp_path: Path) -> None:
+    lines = dict(LINES)
+    for problem, config in CONFIGS.items():
+        lines[problem] = json.dumps({"messages": MESSAGES, "env_config": config}).encode()
+    for problem, typed in TERMS.items():
+        row = json.dumps({"messages": MESSAGES, "env_config": {"preset": "laptop"}})
+        lines[problem] = f"{row[:-1]}, {typed}}}".encode()
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\n\n" + line + b"\n")
-    text = message(path)
-    assert text.startswith(f"{path} line 3: ") and problem in text
+    for problem, line in lines.items():
+        path.write_bytes(b"\n\n" + line + b"\n")
+        text = message(path)
+        assert text.startswith(f"{path} line 3: ") and problem in text, problem
+        assert text.endswith(f"Example of a row: {EXAMPLE_ROW}")
 
 
 def test_a_key_with_another_value_in_the_environment_is_an_error_and_with_the_same_value_is_not(tmp_path: Path) -> None:
@@ -126,15 +161,14 @@ def test_a_missing_or_empty_file_says_how_to_make_one(tmp_path: Path) -> None:
 
 def test_deals_take_rows_in_turn_with_fresh_or_cycled_seeds(tmp_path: Path) -> None:
     rows = load_rows(write(tmp_path, {"preset": "laptop"}, {"preset": "mini", "seeds": [7, 9]}), Settings(deal_seed=0))
-    found = [(deal["deal"], deal["env_config"]["preset"], deal["seed"]) for deal in deals(rows, 0, 7)]
-    assert found == [
-        (0, "laptop", 0),
-        (1, "mini", 7),
-        (2, "laptop", 2),
-        (3, "mini", 9),
-        (4, "laptop", 4),
-        (5, "mini", 7),
-        (6, "laptop", 6),
+    assert played(rows, 0, 4) == ["laptop", "mini", "laptop", "mini"]
+    assert [(deal["deal"], deal["seed"]) for deal in deals(rows, 0, 6)] == [
+        (0, 0),
+        (1, 7),
+        (2, 2),
+        (3, 9),
+        (4, 4),
+        (5, 7),
     ]
 
 
@@ -183,3 +217,122 @@ def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(t
     assert "unknown key 'players'; env_config may hold preset, reward_illegal" in message(path)
     path.write_text(json.dumps(row))
     assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(path, Settings(players=3))
+
+
+@examples(deadline=None)
+@given(st.lists(SHARES, min_size=1, max_size=5), st.integers(0, 300), st.integers(1, 40))
+def test_any_stretch_of_deals_has_nearly_the_shares_and_a_whole_block_has_them_exactly(
+    shares: list[Fraction], start: int, length: int
+) -> None:
+    terms = tuple(Terms(share=share) for share in shares)
+    [phase] = plan_phases(terms)
+    block = len(phase.order)
+    counts = Counter(locate(terms, deal)[0] for deal in range(start, start + block))
+    total = sum(shares)
+    assert all(counts[row] == block * share / total for row, share in enumerate(shares))
+    part = Counter(locate(terms, deal)[0] for deal in range(start, start + length))
+    assert all(abs(part[row] - length * share / total) <= len(shares) for row, share in enumerate(shares))
+
+
+@examples(deadline=None)
+@given(
+    st.lists(st.tuples(SHARES, st.integers(0, 12), st.one_of(st.none(), st.integers(1, 12))), min_size=1, max_size=4)
+)
+def test_a_row_never_skips_or_repeats_a_visit_whatever_the_others_do(
+    given_terms: list[tuple[Fraction, int, int | None]],
+) -> None:
+    terms = tuple(
+        Terms(share=share, first=first, end=None if length is None else first + length)
+        for share, first, length in given_terms
+    )
+    seen: dict[int, list[int]] = {row: [] for row in range(len(terms))}
+    for deal in range(40):
+        covering = [row for row, one in enumerate(terms) if one.covers(deal)]
+        if not covering:
+            with pytest.raises(SettingsError, match=f"deal {deal}: no row of the dataset plays then"):
+                locate(terms, deal)
+            continue
+        row, visit = locate(terms, deal)
+        assert row in covering
+        seen[row].append(visit)
+    assert all(visits == list(range(len(visits))) for visits in seen.values())
+    assert all(a.first < b.first and a.end is not None for a, b in pairwise(plan_phases(terms)))
+
+
+def test_a_curriculum_moves_from_board_to_board_and_a_row_that_pauses_goes_on(tmp_path: Path) -> None:
+    rows = rows_of(
+        tmp_path,
+        {"preset": "laptop", "until_step": 2},
+        {"preset": "marshal-mini", "from_step": 2, "share": 3, "env_config": {"seeds": list(range(100))}},
+        {"preset": "mini", "from_step": 4, "until_step": 4},
+    )
+    settings = Settings(deals_per_step=8)
+    assert mix_line(rows, settings) == (
+        "step 1: laptop; step 2: laptop 25 %, marshal-mini 75 %; step 3: marshal-mini; "
+        "step 4: marshal-mini 75 %, mini 25 %; from step 5: marshal-mini"
+    )
+    counts = [Counter(played(rows, 8 * step, 8)) for step in range(4)]
+    assert counts == [
+        {"laptop": 8},
+        {"laptop": 2, "marshal-mini": 6},
+        {"marshal-mini": 8},
+        {"marshal-mini": 6, "mini": 2},
+    ]
+    chosen = [deal for deal in deals(rows, 0, 40) if deal["env_config"]["preset"] == "marshal-mini"]
+    assert [deal["seed"] for deal in chosen] == list(range(28))
+    assert [deal["seed"] for deal in deals(rows, 24, 8) if deal["env_config"]["preset"] == "mini"] == [26, 30]
+
+
+def test_shares_without_a_short_common_block_are_refused_and_the_finest_allowed_is_not(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"rows\.jsonl: shares 0\.123457, 1: .* in 1123457 deals, allowed are 10000"
+    ):
+        rows_of(tmp_path, {"share": 0.123457}, {"share": 1})
+    rows = rows_of(tmp_path, {"share": 0.9999}, {"preset": "mini", "share": 0.0001})
+    assert Counter(played(rows, 123, MAX_BLOCK)) == {"laptop": 9999, "mini": 1}
+
+
+def test_steps_that_no_row_plays_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no row plays in steps 1 to 4; let one end later"):
+        rows_of(tmp_path, {"from_step": 5})
+    with pytest.raises(SettingsError, match="no row plays in steps 11 to 19;"):
+        rows_of(tmp_path, {"until_step": 10}, {"from_step": 20})
+    rows = rows_of(tmp_path, {"until_step": 10})
+    settings = Settings(max_steps=11, dataset="my.jsonl")
+    with pytest.raises(
+        SettingsError, match=r"MAX_STEPS=11: no row of my\.jsonl plays after step 10\. Set MAX_STEPS=10"
+    ):
+        num_steps(settings, rows)
+    assert num_steps(Settings(max_steps=10), rows) == 10
+
+
+def test_an_epoch_with_shares_ends_when_every_row_has_played_all_its_seeds(tmp_path: Path) -> None:
+    def steps(*rows: dict[str, Any]) -> int:
+        return num_steps(Settings(num_train_epochs=1.0, deals_per_step=1), rows_of(tmp_path, *rows))
+
+    seeds = {"env_config": {"seeds": list(range(30))}}
+    assert steps({**seeds}, {**seeds}) == 60
+    assert steps({**seeds, "share": 3}, {**seeds, "share": 1}) == 120
+    assert steps({**seeds, "share": 3}, {"env_config": {"seeds": list(range(10))}}) == 40
+    with pytest.raises(
+        SettingsError, match=r"NUM_TRAIN_EPOCHS=1: .* count steps, not epochs\. Set MAX_STEPS instead\."
+    ):
+        steps({**seeds, "until_step": 5}, {**seeds, "from_step": 6})
+
+
+def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tmp_path: Path) -> None:
+    def seeds(**given: int) -> list[int]:
+        rows = rows_of(tmp_path, {}, settings=Settings(**given))  # type: ignore[arg-type]
+        return [deal["seed"] for deal in deals(rows, 0, 50)]
+
+    assert seeds(deal_seed=0) == list(range(50))
+    assert seeds(seed=7) == seeds(seed=3, deal_seed=7) == [7 * 2**32 + deal for deal in range(50)]
+    assert seeds() == seeds(seed=42)
+    fixed = rows_of(tmp_path, {"env_config": {"seeds": [4, 2]}}, settings=Settings(seed=7))
+    assert [deal["seed"] for deal in deals(fixed, 0, 4)] == [4, 2, 4, 2]
+    assert set(seeds(seed=1)).isdisjoint(seeds(seed=2))
+    shuffled_deck(make_spec("laptop"), "train", seeds(seed=2**31 - 1)[-1])
+    last = rows_of(tmp_path, {}, settings=Settings(seed=2**31 - 1))
+    assert deals(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
+    with pytest.raises(SettingsError, match="a run has 4294967296 fresh deals; set another HANABI_DEAL_SEED"):
+        deals(last, 2**32, 1)

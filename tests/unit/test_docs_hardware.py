@@ -14,7 +14,7 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.commands.doctor.model import server_bytes, trainer_bytes
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.settings.device import Device
+from hanabi_grpo.settings.defaults import Device
 
 TEXT = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
 PROFILES = {path.stem: path for path in sorted((ROOT / "tools" / "profiles").glob("*.env"))}

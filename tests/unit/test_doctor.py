@@ -227,7 +227,7 @@ from pathlib import Path
 from doctor_machines import find, make_model
 from hanabi_grpo.commands.doctor.machine import shared_memory_checks
 from hanabi_grpo.settings import load
-from hanabi_grpo.settings.device import Device
+from hanabi_grpo.settings.defaults import Device
 model = make_model(Path(sys.argv[1]))
 one = find(shared_memory_checks, MODEL=model)
 two = find(shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from bench_engine import engine_logprobs
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.server.assembly import prepare_environment
 from hanabi_grpo.server.engine import Engine, Pulse, SamplingConfig, _sample
@@ -94,7 +93,13 @@ def test_an_engine_that_stands_still_is_dead_to_those_who_wait_for_it_and_one_th
 
 
 def _choice(ids: list[int], logprobs: list[float], *, flat: bool) -> Any:
-    return SimpleNamespace(token_ids=ids, logprobs=engine_logprobs(ids, logprobs, flat=flat), finish_reason="stop")
+    """Sampled tokens as vLLM's own functions put them together, one by one."""
+    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+
+    kept = create_sample_logprobs(flat)
+    for rank, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
+        append_logprobs_for_next_position(kept, [token], [logprob], [None], rank, 0)
+    return SimpleNamespace(token_ids=ids, logprobs=kept, finish_reason="stop")
 
 
 def test_flat_logprobs_are_those_that_vllm_gives_as_one_mapping_for_each_token_and_of_no_other() -> None:

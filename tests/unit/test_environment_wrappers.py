@@ -13,8 +13,7 @@ from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.types import ReplyKind
 from toy_environments import DILEMMA, ToyConfig
 

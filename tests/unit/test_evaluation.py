@@ -15,7 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.lineups import SeatResolver, parse_line_up
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -33,10 +35,7 @@ from hanabi_grpo.evaluation.evaluate import (
 )
 from hanabi_grpo.evaluation.matches import Served, Table, check_replay, play_tables, start_numbers
 from hanabi_grpo.rollout.handshake import game_claims
-from hanabi_grpo.rollout.lineups import parse_line_up
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
-from hanabi_grpo.rollout.resolver import SeatResolver
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.evaluation_result import (
     EvaluationResult,
     read_result,

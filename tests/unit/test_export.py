@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.rollout.lineups import parse_line_up
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.runs.adapter_config import frozen_name
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, write_result

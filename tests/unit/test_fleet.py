@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_engine import deal
-from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
-from hanabi_grpo.client.rollout_client import RolloutClient, each_server, server_url
+from hanabi_grpo.client.fleet import check_alike, each_server, merge_shares, server_url, share_deals, side_by_side
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.settings import Settings, load_settings

@@ -18,8 +18,7 @@ from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.rules import Game, format_action, make_spec, shuffled_deck
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import IllegalActionError
-from hanabi_grpo.rollout.loop import play_episode, play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode, play_episodes_sync
 from hanabi_grpo.types import Reply
 
 REPLIES = (

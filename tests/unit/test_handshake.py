@@ -129,11 +129,6 @@ def _claim(config: EnvConfig = LAPTOP, **other: Any) -> dict[str, Any]:
     return {**game_claims([Setup(HANABI, config)])[0], **other}
 
 
-def test_a_trainer_that_fits_is_accepted() -> None:
-    check_fit(IDENTITY, _wanted())
-    check_fit(IDENTITY, _wanted(adapters=["shared"], games=[_claim(), _claim(FULL)]))
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -146,7 +141,6 @@ def test_a_trainer_that_fits_is_accepted() -> None:
             {"tokenizer_hash": "0000"},
             f"tokenizer differs: server {IDENTITY.tokenizer_hash} (test-model), trainer 0000; copy the tokenizer files",
         ),
-        ({"chat_hash": "0000"}, f"chat format differs: server {IDENTITY.chat_hash} (test-model), trainer 0000; use"),
         ({"dtype": "bfloat16"}, "number format differs: server float32 (test-model), trainer bfloat16; use the same"),
         ({"lora_rank": 64}, "LORA_RANK=64: this server was started with LORA_RANK=8. Restart it with LORA_RANK=64"),
         (
@@ -154,18 +148,12 @@ def test_a_trainer_that_fits_is_accepted() -> None:
             "3 adapters: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),
         ({"adapters": ["player_1", "player_0"]}, "adapters player_1, player_0: allowed are shared alone, or player_0"),
-        ({"adapters": ["player_0", "player_0"]}, "adapters player_0, player_0: allowed are"),
-        ({"adapters": ["shared", "player_0"]}, "adapters shared, player_0: allowed are"),
-        ({"adapters": ["alice"]}, "adapters alice: allowed are"),
         ({"adapters": ["player_0"]}, "games of 2 players, but 1 adapters (player_0): give each player one"),
         (
             {"games": [_claim(EnvConfig(preset="full", players=3))]},
             "games of 3 players: this server was started for 2 players; restart it with HANABI_PLAYERS=3.",
         ),
-        (
-            {"games": [_claim(version="0.0.1")]},
-            "package of the environment hanabi differs: server hanabi-grpo ",
-        ),
+        ({"games": [_claim(version="0.0.1")]}, "package of the environment hanabi differs: server hanabi-grpo "),
         (
             {"games": [_claim(spec_hash="0000")]},
             f"rules (hanabi laptop, 2 players) differs: server {LAPTOP.spec().hash}, trainer 0000; install the same",
@@ -179,6 +167,8 @@ def test_a_trainer_that_fits_is_accepted() -> None:
     ],
 )
 def test_what_differs_is_refused_with_both_values_and_the_remedy(other: dict[str, Any], message: str) -> None:
+    check_fit(IDENTITY, _wanted())
+    check_fit(IDENTITY, _wanted(adapters=["shared"], games=[_claim(), _claim(FULL)]))
     with pytest.raises(SettingsError) as caught:
         check_fit(IDENTITY, _wanted(**other))
     assert message in str(caught.value)
@@ -188,44 +178,26 @@ def _raw(**other: Any) -> bytes:
     return json.dumps({**session_body(IDENTITY), **other}).encode()
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"", "session request: the whole body"),
-        (b"[1]", "session request: the whole body"),
+def test_a_malformed_request_names_the_field_and_another_protocol_comes_first() -> None:
+    for body, message in (
         (b"[" * 5000, "session request: the whole body"),
         (_raw(protocol=7, new_field=1), "protocol differs: server 6, trainer 7"),
         (_raw(new_field=1), "session request: new_field=1"),
         (_raw(games=[]), "session request: games"),
-        (_raw(games=[_claim()] * 65), "session request: games"),
         (_raw(games=[_claim(env_config={})]), "session request: games.0.env_config"),
-        (_raw(adapters=[]), "session request: adapters"),
-        (_raw(run_id=""), "session request: run_id"),
         (_raw(run_id="a\nb"), "session request: run_id"),
-        (_raw(run_id="x" * 5000), "session request: run_id"),
         (_raw(trainer_id="X" * 32), "session request: trainer_id"),
         (_raw(lora_rank="8"), "session request: lora_rank='8'"),
-        (_raw(lora_rank=10**30), "session request: lora_rank"),
-        (_raw(version=-1), "session request: version=-1"),
-        (_raw(version=2**31), "session request: version=2147483648"),
         (_raw(replaces={"player_0": -1}), "session request: replaces.player_0=-1"),
-        (_raw(dtype="x" * 200), "session request: dtype"),
-    ],
-)
-def test_a_malformed_request_names_the_field(body: bytes, message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        read_session_request(IDENTITY, body)
-    assert message in str(caught.value)
-    assert len(str(caught.value)) < 600
+    ):
+        with pytest.raises(SettingsError) as caught:
+            read_session_request(IDENTITY, body)
+        assert message in str(caught.value) and len(str(caught.value)) < 600
 
 
 def test_the_route_answers_422_with_the_reason_and_opens_nothing() -> None:
     with running_app() as app:
-        for body, message in (
-            (_raw(model_fingerprint="0000"), "base model differs"),
-            (b"{", "session request"),
-            (_raw(games=[_claim(prompt_hash="0000")]), "prompts (hanabi laptop, 2 players) differs"),
-        ):
+        for body, message in ((_raw(model_fingerprint="0000"), "base model differs"), (b"{", "session request")):
             answer = httpx.post(f"{app.url}/session/", content=body, headers=JSON, trust_env=False)
             assert answer.status_code == 422
             assert message in answer.json()["detail"]

@@ -1,24 +1,14 @@
 import ast
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-import hanabi_grpo
-
 PACKAGE = Path(__file__).parents[2] / "src" / "hanabi_grpo"
 FILES = sorted(PACKAGE.rglob("*.py"))
-OWNERS = {
-    "vllm": ("server",),
-    "swift": ("training",),
-    "wandb": ("tracking",),
-    "matplotlib": ("report",),
-}
-"""Library to the rooms that may import it; a room is a folder or a file of the package."""
-
-
+OWNERS = {"vllm": "server", "swift": "training", "wandb": "tracking", "matplotlib": "report"}
+"""Library to the room that may import it; a room is a folder or a file of the package."""
 ROOMS = (
     ("", "errors", "logs", "processes", "types"),
     *(("envs",), ("settings",), ("runs",), ("tracking",), ("rollout",), ("client",), ("server",)),
@@ -50,15 +40,10 @@ def name(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def test_imports_inside_functions_and_from_imports_are_seen() -> None:
-    source = "def f():\n    import vllm.lora\n    from swift import x\n"
-    assert imported_modules(source) == {"vllm.lora", "swift", "swift.x"}
-
-
 def test_only_its_rooms_import_a_heavy_library() -> None:
     for path in FILES:
         libraries = {name.split(".")[0] for name in imported_modules(path.read_text())} & set(OWNERS)
-        assert all(room(path) in OWNERS[library] for library in libraries), path
+        assert all(room(path) == OWNERS[library] for library in libraries), path
 
 
 def test_a_room_imports_only_rooms_below_it() -> None:
@@ -97,22 +82,9 @@ def test_no_file_is_longer_than_400_lines() -> None:
     assert long_files == {}
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "hanabi_grpo",
-        "hanabi_grpo.cli",
-        "hanabi_grpo.settings",
-        "hanabi_grpo.rollout.datasets",
-        "hanabi_grpo.envs.registry",
-    ],
-)
+@pytest.mark.parametrize("module", ["cli", "settings", "rollout.datasets", "envs.registry"])
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     heavy = ("torch", "vllm", "swift", "transformers", "wandb", "matplotlib")
-    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, hanabi_grpo.{module}; print([name for name in {heavy} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
-
-
-def test_the_version_is_that_of_the_distribution() -> None:
-    assert hanabi_grpo.__version__ == metadata.version("hanabi-grpo")

@@ -15,14 +15,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from boards import ALL_BOARDS, random_game, swap_own_cards
-from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.lineups import RemotePolicy
 from hanabi_grpo.envs.base import Observation, Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI, HanabiGame
 from hanabi_grpo.envs.hanabi.prompts import turn_prompt
 from hanabi_grpo.envs.hanabi.rules import Card, Game, make_spec
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.players import Player
+from hanabi_grpo.rollout.loop import Player
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import CHAT_TEMPLATE, END, START

@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from fake_engine import deal
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError, VersionError
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats

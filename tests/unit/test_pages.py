@@ -29,8 +29,7 @@ from hanabi_grpo.report.hanabi.conventions_page import render_conventions
 from hanabi_grpo.report.hanabi.replay_page import board_data
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_report
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.evaluation_result import result_to_json
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.types import Episode, ReplyKind

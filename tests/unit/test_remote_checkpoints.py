@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from doctor_machines import find, only
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
@@ -135,7 +135,7 @@ def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.Mo
     assert line_up.words == (f"{folder}:player_1", "iggi")
     assert line_up.text == f"{word}:player_1,iggi", "tables say what was typed"
     first, second = parse_entries([f"ours={word}", "iggi"], LAPTOP)
-    assert (first.label, first.word, second.word) == ("ours", folder, "iggi")
+    assert (first.label, str(first.ref), str(second.ref)) == ("ours", folder, "iggi")
 
 
 def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(monkeypatch: pytest.MonkeyPatch) -> None:

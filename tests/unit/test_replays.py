@@ -18,8 +18,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply, visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games_screen import print_game
-from hanabi_grpo.rollout.loop import play_episodes_sync
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.recordings import (
     Selection,
     num_bad_replies,

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -34,7 +35,6 @@ from hanabi_grpo.report.charts.canvas import data_address
 from hanabi_grpo.report.charts.run import PICTURES, RunPictures, small_figure
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
 from hanabi_grpo.runs.history import IncidentLog
@@ -224,14 +224,6 @@ def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
     for words in ("None in the run folder", "No alarm was raised.", "No recorded game is shown.",
                   "The run folder has no settings.json."):  # fmt: skip
         assert words in text
-
-
-def test_games_that_do_not_replay_are_said_and_the_rest_is_there(tmp_path: Path) -> None:
-    run = whole_run(tmp_path / "run")
-    next((run / "episodes").iterdir()).write_text('{"a": 1}\n')
-    page, notes = run_page(read_report(run))
-    assert len(notes) == 1 and "step_000012.jsonl: episode" in notes[0]
-    assert "step_000012.jsonl: episode" in page and "<figure" in page and str(tmp_path) not in page
 
 
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:

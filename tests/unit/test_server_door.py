@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from fastapi.routing import APIRoute
 
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.door import Limits, problem
+from hanabi_grpo.server.serving import server_config
 from server_app import JSON, OWNER, POST_ROLLOUT, RunningApp, read_to_end, rollout_body, running_app, session_body
 
 KEY = "correct-horse-battery"
@@ -305,10 +307,11 @@ def test_what_is_no_http_gets_a_4xx_and_the_next_client_is_served(quick: Running
 
 
 def test_a_connection_over_the_cap_gets_503_and_far_more_are_dropped(quick: RunningApp) -> None:
-    with contextlib.ExitStack() as stack:
+    # Making a client takes a while, after which silent connections are hung up on.
+    with httpx.Client(trust_env=False) as http, contextlib.ExitStack() as stack:
         held = [stack.enter_context(quick.connect()) for _ in range(QUICK.connections)]
         time.sleep(0.1)
-        answer = httpx.get(f"{quick.url}/health/", trust_env=False)
+        answer = http.get(f"{quick.url}/health/")
         assert answer.status_code == 503
         assert answer.json()["detail"] == "6 connections are open, allowed are 6. Close some, or try again later."
         more = [stack.enter_context(quick.connect()) for _ in range(2 * QUICK.connections)]
@@ -435,3 +438,10 @@ def test_routes_answer_odd_input_with_4xx(app: RunningApp) -> None:
 
 def test_a_reason_that_quotes_what_is_no_text_is_still_an_answer() -> None:
     assert json.loads(bytes(problem(422, "suite='\ud800'").body)) == {"detail": "suite='\\ud800'"}
+
+
+def test_a_server_leaves_the_log_handlers_of_its_process_open(tmp_path: Path) -> None:
+    # absl's, which open_spiel brings, closes the stream that it found when it was imported, pytest's own here.
+    with contextlib.closing(logging.FileHandler(tmp_path / "run.log")) as handler:
+        server_config(lambda scope, receive, send: None, Limits())  # type: ignore[arg-type]
+        assert handler.stream is not None

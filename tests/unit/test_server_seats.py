@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from fake_engine import CHAT, LAPTOP, deal
-from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -19,8 +20,7 @@ from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import Conversation
-from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.types import Episode, Reply, Turn
 from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, rollout_body, running_app, word_reply
 from toy_environments import DILEMMA, GUESS

@@ -1,7 +1,9 @@
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
+from typer.testing import CliRunner
 
+from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import EnvConfig, EnvSpec
 from hanabi_grpo.envs.kuhn import Kuhn
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
+    PASSED_THROUGH,
     SECTIONS,
     LoadedSettings,
     Settings,
@@ -25,9 +30,10 @@ from hanabi_grpo.settings import (
     settings_table,
     variables,
 )
-from hanabi_grpo.settings import device as device_module
+from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
-from hanabi_grpo.settings.device import Device, installed_device
+from hanabi_grpo.settings.defaults import Device, installed_device
+from hanabi_grpo.settings.load import misspelt_names
 
 NOWHERE = Path("/nonexistent/.env")
 
@@ -70,24 +76,6 @@ def use_device(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind=kind, reason="a test says so"))
 
 
-def test_the_cpu_defaults_are_those_of_the_laptop_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_device(monkeypatch, "cpu")
-    settings = load({}).settings
-    assert (settings.model, settings.dataset, settings.preset) == ("data/tiny-model", None, "laptop")
-    assert (settings.deals_per_step, settings.per_device_train_batch_size, settings.nproc_per_node) == (8, 64, 1)
-    assert (settings.learning_rate, settings.dtype, settings.deepspeed) == (0.0015, "float32", "none")
-    assert (settings.max_completion_length, settings.observation, settings.max_model_len) == (4, "compact", 1024)
-
-
-def test_the_gpu_defaults_are_those_of_eight_gpus_split_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_device(monkeypatch, "gpu")
-    settings = load({}).settings
-    assert (settings.model, settings.dataset, settings.preset) == ("Qwen/Qwen3-4B", None, "full")
-    assert (settings.vllm_tensor_parallel_size, settings.nproc_per_node, settings.num_generations) == (4, 4, 16)
-    assert (settings.learning_rate, settings.dtype, settings.deepspeed) == (2e-05, "bfloat16", "zero2")
-    assert (settings.max_steps, settings.max_completion_length, settings.parity_tolerance) == (500, 512, 0.05)
-
-
 def test_the_installed_engine_decides_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: dict[str, str] = {}
 
@@ -105,26 +93,6 @@ def test_the_installed_engine_decides_the_device(monkeypatch: pytest.MonkeyPatch
     ):
         installed = found
         assert (installed_device().kind, installed_device().reason) == (kind, reason)
-
-
-def test_the_shell_beats_dotenv_which_beats_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_device(monkeypatch, "cpu")
-    dotenv = tmp_path / ".env"
-    dotenv.write_text("# mine\nexport PORT=8101\nSEED='7'\nBETA=\n")
-    loaded = load({"PORT": "8102", "SEED": "", "HANABI_PLAYERS": " 3 "}, dotenv)
-    assert (loaded.settings.port, loaded.settings.seed, loaded.settings.players) == (8102, 7, 3)
-    chosen = {name: loaded.origins[name] for name in ("port", "seed", "players", "beta", "model")}
-    assert chosen == {"port": "shell", "seed": ".env", "players": "shell", "beta": "default", "model": "default (cpu)"}
-    assert loaded.settings.model_fields_set == {"device", "device_reason", "port", "seed", "players"}
-
-
-def test_dotenv_variables_of_other_software_are_kept_apart_and_out_of_the_repr(tmp_path: Path) -> None:
-    dotenv = tmp_path / ".env"
-    dotenv.write_text("WANDB_API_KEY=topsecret\nHF_HOME=/data/hf\nHF_TOKEN=a\n")
-    loaded = load({"HF_TOKEN": "b"}, dotenv)
-    assert loaded.dotenv_environ == {"WANDB_API_KEY": "topsecret", "HF_HOME": "/data/hf"}
-    assert loaded.passed_through == {"HF_HOME": ("/data/hf", ".env")}
-    assert "topsecret" not in repr(loaded)
 
 
 def test_an_unknown_name_is_an_error_that_says_what_was_meant_or_to_which_environment_it_belongs() -> None:
@@ -258,14 +226,6 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path) -> None:
             read_settings(path)
 
 
-@given(st.dictionaries(st.sampled_from([v.env for v in variables()]), st.text(max_size=12)))
-def test_any_values_give_settings_or_a_settings_error(environ: dict[str, str]) -> None:
-    try:
-        load(environ)
-    except SettingsError as error:
-        assert str(error)
-
-
 def test_every_variable_is_described_once_in_a_known_section() -> None:
     for env in registry.names():
         found = variables(env)
@@ -276,22 +236,65 @@ def test_every_variable_is_described_once_in_a_known_section() -> None:
 
 
 def test_names_that_wandb_would_refuse_are_refused_before_it_is_asked() -> None:
-    settings = load({}).settings
-    assert (settings.wandb_project, settings.wandb_mode, settings.wandb_log_model) == (
-        "hanabi-grpo",
-        "online",
-        "checkpoint",
-    )
-    assert settings.upload_ckpt_to_wandb and settings.ckpt_artifact_aliases == ("latest", "end")
     bad = {
-        "WANDB_LOG_MODEL": ("true", "Checkpoint!"),
-        "WANDB_MODE": ("dryrun",),
         "WANDB_PROJECT": ("a/b", "a?b", "..", "p" * 129),
         "WANDB_ENTITY": ("../../..", ".."),
         "CKPT_ARTIFACT_NAME": ("..", "my team", "team:latest", "é"),
         "CKPT_ARTIFACT_ALIASES": ("latest,v3", "a/b", "a:b"),
-        "UPLOAD_CKPT_TO_WANDB": ("perhaps",),
     }
     for name, value in [(name, value) for name, values in bad.items() for value in values]:
         assert message({name: value}).startswith(f"{name}=")
     assert load({"CKPT_ARTIFACT_ALIASES": " best , end,best"}).settings.ckpt_artifact_aliases == ("best", "end")
+
+
+KNOWN = [*(variable.env for variable in variables()), *PASSED_THROUGH]
+ORDINARY = """
+EDITOR HOME HOST HOSTNAME LINES LOGNAME MODE MODELS NAME NODE PATH PORTS POST PROFILE REPLY RESUMED SEEDS SERVER SHELL
+SORT SPEED STEPS TASK TEMP TEST TERM USER VERSION port model seed RUNNER_OS JENKINS_HOME KUBERNETES_PORT REDIS_PORT
+SLURM_NNODES SLURM_NODEID RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT NNODES NODE_RANK NPROC_PER_NODE
+CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES NCCL_IB_HCA NCCL_P2P_LEVEL HF_TOKEN HF_HUB_OFFLINE WANDB_API_KEY WANDB_MODEL
+WANDB_NOTES WANDB_RESUME VLLM_API_KEY VLLM_MODEL VLLM_PORT LOG_LEVEL DEMO_SEED DEMO_STEPS RECIPE_SEED RECIPE_STEPS
+"""
+"""What shells, schedulers, containers, CI and the libraries of a trainer put into an environment."""
+
+
+@pytest.mark.parametrize("module", ["vllm.envs", "wandb.env", "huggingface_hub.constants", "torch.distributed.run"])
+def test_names_of_other_software_are_no_slips(module: str) -> None:
+    assert misspelt_names(ORDINARY.split()) == {}
+    package = find_spec(module.partition(".")[0])
+    assert package is not None and package.origin is not None
+    source = Path(package.origin).parents[0].joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+    names = set(re.findall(r"\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b", source))
+    assert len(names) > 10 and misspelt_names(names) == {}
+
+
+@given(st.data())
+def test_one_letter_off_a_long_name_is_found(data: st.DataObject) -> None:
+    right = data.draw(st.sampled_from([name for name in KNOWN if len(name) >= 10]))
+    at = data.draw(st.sampled_from([index for index, letter in enumerate(right) if letter != "_"]))
+    slip = data.draw(
+        st.sampled_from([right[:at] + right[at + 1 :], f"{right[:at]}X{right[at:]}", f"{right[:at]}X{right[at + 1 :]}"])
+    )
+    letters = slip.replace("_", "")
+    if letters not in {name.replace("_", "") for name in KNOWN}:
+        assert slip in misspelt_names([slip])
+        assert misspelt_names([slip, misspelt_names([slip])[slip]]) == {}
+
+
+def test_case_underscores_and_swapped_neighbours_count() -> None:
+    slips = {"MAXSTEPS": "MAX_STEPS", "max_steps": "MAX_STEPS", "PROT": "PORT", "MODLE": "MODEL"}
+    assert misspelt_names(slips) == slips
+
+
+@pytest.mark.parametrize("command", ["train", "serve"])
+def test_train_and_serve_stop_and_say_how_to_go_on(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MODEL", "outputs/none")  # where a run would end that was not stopped
+    (tmp_path / ".env").write_text("NUM_GENERATION=8\n")
+    result = CliRunner().invoke(app, [command], env={"MAX_STEP": "5"})
+    assert result.exit_code == 2
+    assert "MAX_STEP (from shell): no such setting; did you mean MAX_STEPS?" in result.stderr
+    assert "for other software, keep it from this command: unset MAX_STEP." in result.stderr
+    assert "did you mean NUM_GENERATIONS?" in result.stderr and "remove its line from .env." in result.stderr

@@ -12,9 +12,8 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.loop import play_episodes_sync
+from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.rollout.messages import RolloutAnswer
-from hanabi_grpo.rollout.players import make_script
 from hanabi_grpo.types import DroppedGame
 
 BOTS = ("hint-bot", "hint-bot")
@@ -62,10 +61,7 @@ def test_seats_of_the_request_are_those_of_tasks_that_name_none_as_far_as_they_h
         ({"env": "chess"}, "tasks.1: env='chess': no such environment"),
         ({"env_config": {}}, "tasks.1: env_config: key 'preset' is missing"),
         ({"seats": ["base"]}, r"tasks.1: seats=\('base',\): give a list of 2 seats"),
-        (
-            {"seats": ["base", "igi"]},
-            "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi",
-        ),
+        ({"seats": ["base", "igi"]}, "tasks.1: 'igi': the environment hanabi has no such script; its .*iggi"),
     ],
 )
 def test_a_task_that_cannot_be_played_is_refused_by_its_number(change: dict[str, Any], message: str) -> None:
@@ -94,30 +90,22 @@ def test_played_and_dropped_games_come_back_by_task() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            answer(game(4, 0), game(3, 1)),
-            "asked for game 0 of hanabi train/3 .*the answer is game 0 .*train/4",
-        ),
-        (answer(game(3, 1), game(3, 0)), "asked for game 0 of hanabi train/3 .*the answer is game 1 of hanabi train/3"),
+def test_a_swapped_doubled_missing_or_foreign_game_is_refused() -> None:
+    first = "asked for game 0 of hanabi train/3"
+    for given, message in (
+        (answer(game(4, 0), game(3, 1)), f"{first} .*the answer is game 0 .*train/4"),
+        (answer(game(3, 1), game(3, 0)), f"{first} .*the answer is game 1 of hanabi train/3"),
         (answer(game(3, 0), game(3, 0)), "asked for game 1 of hanabi train/3 .*the answer is game 0 of hanabi train/3"),
         (answer(game(3, 0, spec_hash="0000"), game(3, 1)), "the answer is .*rules 0000"),
         (answer(game(3, 0, preset="full"), game(3, 1)), "the answer is game 0 of hanabi train/3 on full"),
         (answer(game(3, 0, seats=("iggi", "iggi")), game(3, 1)), "the answer is .* iggi,iggi in its seats"),
-        (answer(game(3, 0, seats=()), game(3, 1)), "hint-bot,hint-bot in its seats, the answer is"),
         (answer(game(3, 0)), "1 games and 0 dropped ones for 2 that were asked for"),
-        (answer(), "0 games and 0 dropped ones for 2"),
         (answer(game(3, 0), game(3, 1), dropped=((0, 1),)), "2 games and 1 dropped ones for 2"),
         (answer(game(3, 0), dropped=((0, 2),)), "game 1 of hanabi train/3 is neither played nor dropped"),
-        (answer(game(3, 0), dropped=((1, 1),)), "game 1 of hanabi train/3 is neither played nor dropped"),
         (answer(dropped=((0, 0), (0, 0))), "game 1 of hanabi train/3 is neither played nor dropped"),
-    ],
-)
-def test_a_swapped_doubled_missing_or_foreign_game_is_refused(given: RolloutAnswer, message: str) -> None:
-    with pytest.raises(ServerError, match=message):
-        checked_games(given, tasks_of(deal(3), num_games=2, seats=BOTS))
+    ):
+        with pytest.raises(ServerError, match=message):
+            checked_games(given, tasks_of(deal(3), num_games=2, seats=BOTS))
 
 
 def test_tokens_without_a_logprob_each_are_refused_and_a_game_whose_return_overflows_is_dropped() -> None:

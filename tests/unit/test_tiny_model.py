@@ -23,8 +23,6 @@ from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.policies import hint_bot
-from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.hanabi.rules import make_spec
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
@@ -32,20 +30,17 @@ from hanabi_grpo.rollout.loop import play_episodes_sync
 from hanabi_grpo.runs.adapter_config import WIRE_KEYS, adapter_config_for_wire
 from hanabi_grpo.runs.fingerprint import damage_of, resolve_model
 from hanabi_grpo.runs.manifest import file_sha256
-from hanabi_grpo.settings.board import TINY_MODEL
-from hanabi_grpo.sft.batches import padded, reply_logits
-from hanabi_grpo.sft.samples import Sample
+from hanabi_grpo.settings.defaults import TINY_MODEL
+from hanabi_grpo.sft.samples import padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
 from hanabi_grpo.sft.tiny_model.network import single_turns
-from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, Reply, ReplyKind
 from small_models import SHIPPED
 
 LAPTOP = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", legal_moves=False))
 KUHN = registry.setup("kuhn", {})
-WORDS = compact_vocabulary(make_spec("laptop"))
-CHAT = ChatFormat.from_tokenizer(build_tokenizer(WORDS))
 QUICK = Recipe.of("hanabi", seed=3, steps=1, num_games=20)
+CHAT = QUICK.chat()
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +71,10 @@ def rebuilt(folder: Path, **changes: Any) -> bool:
     return weights.stat().st_mtime_ns != stamp
 
 
-def test_every_word_of_the_board_has_a_token_and_comes_back_and_so_do_think_tags() -> None:
-    text = " ".join(["<think>", "me", "</think>", *WORDS])
-    ids = CHAT.tokenizer.encode(text, add_special_tokens=False)
-    assert len(ids) == len(WORDS) + 3
-    assert CHAT.tokenizer.unk_token_id not in ids
-    assert CHAT.decode([*ids, CHAT.eos_id]) == text
-
-
 def test_a_sample_is_the_rollouts_conversation_and_each_turn_can_stand_alone() -> None:
     """What the bot says is worked out here turn by turn, prompts included."""
     recipe = Recipe.of("hanabi", seed=0)
-    [first, second] = recipe.samples(LAPTOP, CHAT, num_games=1)
+    [first, second] = recipe.samples(LAPTOP, CHAT, 1)
     referee = Referee(LAPTOP.task("train-warm-start", 0))
     seats = [hint_bot(0.4).seat(player, task=referee.task, game=0) for player in (0, 1)]
     conversations, alone = [Conversation(CHAT, ""), Conversation(CHAT, "")], ([], [])
@@ -115,17 +102,6 @@ def test_the_shipped_model_is_whole_small_and_what_the_recipe_of_today_makes() -
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 2.6e6
     card = (SHIPPED / "README.md").read_text()
     assert file_sha256(SHIPPED / "model.safetensors") in card and "| seed | 42 |" in card
-    assert {"torch", "transformers", "threads", "python"} < set(manifest["made_with"])
-
-
-def test_the_shipped_model_is_loaded_by_transformers_in_float32() -> None:
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert sum(parameter.numel() for parameter in model.parameters()) == 590_912 + 128 * len(tokenizer)
-    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
-    assert (model.generation_config.eos_token_id, model.generation_config.pad_token_id) == (2, 0)
-    chat = ChatFormat.from_tokenizer(tokenizer)
-    assert (chat.eos_id, chat.hash) == (2, CHAT.hash)
 
 
 def test_the_shipped_model_is_checked_and_stays_as_it_is(checkout: Path) -> None:
@@ -141,10 +117,9 @@ def test_the_shipped_model_is_checked_and_stays_as_it_is(checkout: Path) -> None
     assert {path.name: path.stat().st_mtime_ns for path in checkout.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "tiny_model.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tiny_model.json"])
 def test_a_damaged_file_is_named_with_the_way_back_before_anything_loads_it(checkout: Path, name: str) -> None:
-    content = (checkout / name).read_bytes()
-    (checkout / name).write_bytes(content[: len(content) // 2])
+    (checkout / name).write_bytes((checkout / name).read_bytes()[:-99])
     for command in (["tiny-model"], ["train"], ["warm-start", "iggi", "--out", "warm"]):
         answer = CliRunner().invoke(app, command)
         assert answer.exit_code == 2, answer.output
@@ -175,56 +150,33 @@ def test_a_torn_or_missing_file_or_another_recipe_is_built_again_and_the_same_is
     assert (folder / "model.safetensors").read_bytes() != content
     assert json.loads((folder / "tiny_model.json").read_text())["recipe"]["seed"] == 4
     assert [path.name for path in folder.parent.iterdir()] == ["model"], "nothing is left beside it"
-
-
-def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (folder / "tiny_model.json").unlink()
     with pytest.raises(RunFolderError, match="did not make"):
-        build_tiny_model(tmp_path, QUICK)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+        build_tiny_model(folder, QUICK)
 
 
-def test_a_recipe_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="steps=0"):
-        Recipe(steps=0)
+def test_a_recipe_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="--preset laptop: kuhn has kuhn"):
         Recipe.of("kuhn").setups()
-    for presets in (("laptop", "laptop"), ()):
-        with pytest.raises(SettingsError, match="name at least one preset, and each once"):
-            Recipe(presets=presets)
     with pytest.raises(HanabiGrpoError, match="'laptop' is for 2 players"):
-        build_tiny_model(tmp_path / "x", Recipe(presets=("mini", "laptop"), players=3))
+        Recipe(presets=("mini", "laptop"), players=3).setups()
+    answer = CliRunner().invoke(app, ["tiny-model", "--steps", "0"])
+    assert answer.exit_code == 2 and "--steps" in answer.stderr
+
+
+def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_many_games_of_each() -> None:
+    recipe = replace(QUICK, presets=("laptop", "marshal-full"))
+    chat = recipe.chat()
+    for setup in recipe.setups():
+        texts = [chat.tokenizer.decode(list(sample.ids)) for sample in recipe.samples(setup, chat, 20)]
+        assert 20 < len(texts) <= 40
+        assert not any("<unk>" in text for text in texts)
+    assert chat.tokenizer.encode("life1") == CHAT.tokenizer.encode("life1")
 
 
 def test_a_recipe_hash_follows_the_recipe_and_the_order_of_boards() -> None:
-    two = Recipe(presets=("laptop", "mini"))
-    recipes = (Recipe(), two, Recipe(presets=("mini", "laptop")), Recipe(legal_moves=True), Recipe(seed=1))
-    assert len({recipe.hash(recipe.chat()) for recipe in recipes}) == 5
-
-
-def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_many_games_of_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Sample] = []
-
-    def learn(model: object, samples: list[Sample], *args: object, **kwargs: object) -> None:
-        seen.extend(samples)
-
-    monkeypatch.setattr("hanabi_grpo.sft.tiny_model.network.warm_start", learn)
-    boards = ("laptop", "marshal-full")
-    out = build_tiny_model(tmp_path / "two", replace(QUICK, presets=boards))
-    tokenizer = AutoTokenizer.from_pretrained(out)
-    for board in boards:
-        words = compact_vocabulary(make_spec(board))
-        assert tokenizer.unk_token_id not in tokenizer.encode(" ".join(words), add_special_tokens=False)
-    assert tokenizer.encode("life1", add_special_tokens=False) == CHAT.tokenizer.encode("life1")
-    recipe = json.loads((out / "tiny_model.json").read_text())["recipe"]
-    assert (recipe["presets"], recipe["num_games"]) == (["laptop", "marshal-full"], 20)
-    texts = [tokenizer.decode(list(sample.ids)) for sample in seen]
-    full = [text for text in texts if "nextG" in text]
-    assert len(full) == 40
-    assert 20 < len(seen) - len(full) <= 40
-    assert not any("<unk>" in text for text in texts)
+    fields = ({}, {"presets": ("laptop", "mini")}, {"presets": ("mini", "laptop")}, {"legal_moves": True}, {"seed": 1})
+    assert len({recipe.hash(recipe.chat()) for recipe in (Recipe(**given) for given in fields)}) == 5
 
 
 class Talker:
@@ -269,19 +221,14 @@ def test_a_tiny_model_of_another_environment_is_made_soon_and_replies_legally_al
     assert "tiny-model --env kuhn --preset kuhn --seed 1" in card and "A tiny Kuhn player" in card
 
 
-def most_likely(folder: Path, samples: Sequence[Sample]) -> torch.Tensor:
-    """Return the most likely id at every token of a reply."""
-    with torch.no_grad():
-        logits, _ = reply_logits(AutoModelForCausalLM.from_pretrained(folder), *padded(samples, 0))
-    return logits.argmax(-1)
-
-
 @pytest.mark.rest
 def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_path: Path) -> None:
     again = build_tiny_model(tmp_path / "again", Recipe.of("hanabi", seed=42))
-    samples = list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, num_games=100))
-    same = most_likely(SHIPPED, samples) == most_likely(again, samples)
-    assert same.float().mean() > 0.9
+    batch = padded(list(Recipe.of("hanabi", seed=1000).samples(LAPTOP, CHAT, 100)))
+    with torch.no_grad():
+        models = (AutoModelForCausalLM.from_pretrained(folder) for folder in (SHIPPED, again))
+        first, second = (reply_logits(model, *batch)[0].argmax(-1) for model in models)
+    assert (first == second).float().mean() > 0.9
     ours, theirs = (
         [game.result["score"] for game in played(Talker(folder), LAPTOP, range(100))] for folder in (SHIPPED, again)
     )
@@ -294,9 +241,7 @@ def test_made_again_the_shipped_model_says_and_scores_the_same_within_error(tmp_
 def test_only_what_may_travel_is_left_of_a_peft_configuration() -> None:
     from peft import LoraConfig
 
-    config = LoraConfig(
-        r=8, target_modules=["v_proj", "q_proj"], task_type="CAUSAL_LM", base_model_name_or_path="/secret"
-    )
+    config = LoraConfig(r=8, target_modules=["v_proj", "q_proj"], base_model_name_or_path="/secret")
     wire = adapter_config_for_wire(config.to_dict())
     assert json.loads(json.dumps(wire)) == wire
     assert (wire["peft_type"], wire["r"], wire["target_modules"]) == ("LORA", 8, ["q_proj", "v_proj"])

@@ -9,8 +9,7 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer

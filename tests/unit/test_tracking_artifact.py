@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hanabi_grpo.errors import RunFolderError
-from hanabi_grpo.rollout.loop import play_group
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.runs.evaluation_result import write_result
 from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
@@ -104,7 +103,7 @@ def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -
     settings = read_settings(run / "settings.json")
     player = make_script(settings.setup(), "random")
     task = settings.setup().task("train", 3)
-    write_episodes(run, 3, [asyncio.run(play_group(task, [player] * 2, num_games=2))])
+    write_episodes(run, 3, [[asyncio.run(play_episode(task, [player] * 2, game=number)) for number in range(2)]])
     folder, metadata = build_artifact(run, add_checkpoint(run, 3), settings, None)
     assert (metadata["env"], metadata["preset"], metadata["players"]) == ("kuhn", "kuhn", 2)
     assert "# Players of kuhn" in (folder / "README.md").read_text()

@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl import GRPOTrainer
 
-from hanabi_grpo.settings import Settings, active_players, batch_plan, rates_of_each, steps_of_each
+from hanabi_grpo.settings import Settings, batch_plan
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.isolation import PlayerGuard, PlayerSchedule, player_groups
 from hanabi_grpo.training.updates import StepUpdates, game_log_ratios, game_weights, order_updates, player_order
 

@@ -13,17 +13,8 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.runs.resume_settings import check_compatible
-from hanabi_grpo.settings import (
-    Settings,
-    active_players,
-    batch_plan,
-    load_settings,
-    rates_of_each,
-    settings_values,
-    steps_of_each,
-    trained_players,
-    update_notes,
-)
+from hanabi_grpo.settings import Settings, batch_plan, load_settings, settings_values
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, trained_players
 from hanabi_grpo.training.advantages import ESTIMATORS
 
 
@@ -94,18 +85,6 @@ def test_values_out_of_range_are_refused() -> None:
     ):
         with pytest.raises(ValidationError):
             Settings(**values)
-
-
-def test_settings_without_effect_are_named() -> None:
-    settings = Settings(clip_high=0.3, kl="reward", sampler_correction_limit=3.0, alternate_every=5)
-    assert [note.split(":")[0] for note in update_notes(settings)] == [
-        "HANABI_CLIP_HIGH",
-        "HANABI_KL=reward",
-        "HANABI_SAMPLER_CORRECTION_LIMIT",
-        "HANABI_ALTERNATE_EVERY",
-    ]
-    assert update_notes(Settings(clip_high=0.3, updates_per_step=2)) == []
-    assert update_notes(Settings(clip_high=0.3, overlap=True)) == []
 
 
 CHANGED: dict[str, Any] = {

@@ -2,16 +2,14 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fake_engine import CHAT, LAPTOP, TOKENIZER, sample
+from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine
 from hanabi_grpo.envs.base import Setup, is_held_out
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
@@ -20,17 +18,14 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.lineups import parse_line_up
 from hanabi_grpo.rollout.loop import play_episode
 from hanabi_grpo.rollout.vocabulary import game_words
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
-from hanabi_grpo.sft.batches import length_batches, num_exact_replies, padded
-from hanabi_grpo.sft.encoding import Encoder, Replay
-from hanabi_grpo.sft.samples import Sample, data_digest, split_held_out
-from hanabi_grpo.sft.sources import Sources
-from hanabi_grpo.sft.teachers import SUITE, noisy_turns, teacher_games
+from hanabi_grpo.sft.encoding import Encoder
+from hanabi_grpo.sft.samples import Sample, data_digest, length_batches, num_exact_replies, padded, split_held_out
+from hanabi_grpo.sft.sources import SUITE, Sources
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
 from made_games import made_episode
@@ -40,32 +35,20 @@ SETUP = Setup(HANABI, LAPTOP)
 POKER = Setup(KUHN, KUHN.presets["kuhn"])
 
 
-class Speaker:
-    """An engine that says given texts, one per call."""
-
-    is_dead = False
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = list(texts)
-
-    async def generate(self, prompt_ids: list[int], sampling: SamplingConfig, lora: Any | None) -> Any:
-        return sample(self._texts.pop(0))
-
-
 def encoder(setup: Setup[Any] = SETUP, chat: ChatFormat = CHAT, **limits: int) -> Encoder:
     return Encoder(setup=setup, chat=chat, **{"max_model_len": 1024, "max_completion_length": 4, **limits})
 
 
 def taught_games(
     words: str = "hint-bot", noise: float = 0.0, num: int = 3, setup: Setup[Any] = SETUP
-) -> list[tuple[Episode, tuple[bool, ...]]]:
-    line_up = parse_line_up(words, 2, env=setup.env)
-    return list(teacher_games(line_up, setup, noise=noise, seeds=range(num)))
+) -> list[tuple[Episode, list[bool]]]:
+    sources = Sources(line_ups=(words,), num_deals=num, noise=noise)
+    return [(game.episode, list(is_own)) for game, is_own in sources._games(setup, 0, print)]
 
 
 def served_game(texts: Sequence[str], *, seed: int = 0, max_model_len: int = 1024) -> Episode:
     """A game of a served model that says these texts; its turns carry the rollout's own ids."""
-    model = Model(sampler=Speaker(texts), chat=CHAT, max_model_len=max_model_len)
+    model = Model(sampler=FakeEngine(texts), chat=CHAT, max_model_len=max_model_len)
     policy = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
     return asyncio.run(play_episode(SETUP.task(SUITE, seed), [policy] * 2))
 
@@ -77,16 +60,16 @@ def rollout_ids(episode: Episode, player: int) -> list[int]:
 def samples_of(episode: Episode, taught: Sequence[bool] | None = None, made: Encoder | None = None) -> list[Sample]:
     made = made or encoder()
     taught = [True] * len(episode.turns) if taught is None else taught
-    return made.samples(Replay.of(made.setup, episode), taught)
+    return made.samples(Recording(episode=episode), taught)
 
 
 def marked(one: Sample) -> list[int]:
     return [token for token, is_own in zip(one.ids, one.is_reply, strict=True) if is_own]
 
 
-def read(*paths: Path, line_ups: tuple[str, ...] = (), notes: list[str] | None = None, **chosen: Any) -> list[Sample]:
-    what = Sources(line_ups=line_ups, paths=paths, num_deals=5, noise=0.0, **chosen)
-    return what.samples(encoder(), seed=0, notes=[] if notes is None else notes)
+def read(*paths: Path, setup: Setup[Any] = SETUP, say: Callable[[str], None] = print, **chosen: Any) -> list[Sample]:
+    what = Sources(paths=paths, num_deals=5, noise=0.0, **chosen)
+    return [one for own in what.samples(encoder(setup), seed=0, say=say) for one in own]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
@@ -100,21 +83,17 @@ def test_a_scripts_game_has_the_ids_that_a_rollout_with_these_replies_has(noise:
 
 
 def test_random_moves_are_read_but_not_learned() -> None:
-    games = taught_games(noise=0.5, num=20)
-    drawn = 0
+    games = taught_games("blind", noise=0.5, num=20)
     for episode, taught in games:
-        assert taught == tuple(not flag for flag in noisy_turns(episode, 0.5))
-        drawn += taught.count(False)
+        own = [turn for turn, is_own in zip(episode.turns, taught, strict=True) if is_own]
+        assert {turn.action for turn in own} <= {"Play 0"}, "all that the script ever does"
         for one in samples_of(episode, taught):
-            own = zip(episode.turns, taught, strict=True)
-            kept = " ".join(turn.reply for turn, is_own in own if is_own and turn.player == one.player)
+            kept = " ".join(turn.reply for turn in own if turn.player == one.player)
             assert TOKENIZER.decode(marked(one)).replace("<|im_end|>", "").split() == kept.split()
             assert one.is_reply[-1] == 1, "nothing follows the last reply that is learned"
-    assert 0.3 < drawn / sum(len(episode.turns) for episode, _ in games) < 0.7
+    drawn = sum(taught.count(False) for _, taught in games)
+    assert 0.2 < drawn / sum(len(episode.turns) for episode, _ in games) < 0.7
     assert not is_held_out(SUITE)
-    for noise in (-0.1, 1.0, float("nan")):
-        with pytest.raises(SettingsError, match="--noise"):
-            taught_games(noise=noise)
 
 
 def test_any_environment_can_be_learned_from_and_all_who_act_at_once_are_asked() -> None:
@@ -196,28 +175,21 @@ def test_a_conversation_is_cut_where_the_rollout_would_cut_it_and_a_reply_that_n
 
 
 def test_recorded_games_are_read_back_as_they_were_played_and_one_seat_of_them_can_be_chosen(tmp_path: Path) -> None:
-    games = [
-        play_scripts(SETUP.task(SUITE, seed), {p: HANABI.policies["hint-bot"]() for p in (0, 1)}) for seed in range(5)
-    ]
-    write_recordings(tmp_path / "games.jsonl", [Recording(episode=one) for one in games])
+    write_recordings(tmp_path / "games.jsonl", [Recording(episode=one) for one, _ in taught_games(num=5)])
     assert data_digest(read(tmp_path)) == data_digest(read(line_ups=("hint-bot",)))
     mixed = tmp_path / "mixed.jsonl"
     write_recordings(mixed, [Recording(episode=one) for one, _ in taught_games("iggi,hint-bot")])
     assert {one.player for one in read(mixed, who="hint-bot")} == {1}
     assert {one.player for one in read(mixed)} == {0, 1}
-    with pytest.raises(SettingsError, match="nothing is left"):
-        read(mixed, who="piers")
+    assert read(mixed, who="piers") == []
 
 
 def test_held_out_suites_are_warned_of(tmp_path: Path) -> None:
     [(episode, _)] = taught_games(num=1)
-    write_recordings(
-        tmp_path / "games.jsonl", [Recording(episode=dataclasses.replace(episode, suite="eval", turns=()))]
-    )
+    spoiled = dataclasses.replace(episode, suite="eval", turns=())
+    write_recordings(tmp_path / "games.jsonl", [Recording(episode=spoiled)])
     notes: list[str] = []
-    with pytest.raises(SettingsError, match="nothing is left"):
-        read(tmp_path, notes=notes)
-    assert "held out" in notes[0]
+    assert (read(tmp_path, say=notes.append), "suite eval is held out" in notes[0]) == ([], True)
 
 
 def test_games_of_another_board_or_other_prompts_and_records_that_the_rules_forbid_are_refused(tmp_path: Path) -> None:
@@ -225,9 +197,8 @@ def test_games_of_another_board_or_other_prompts_and_records_that_the_rules_forb
     mini = Setup(HANABI, LAPTOP.model_copy(update={"preset": "mini"}))
     write_recordings(tmp_path / "games.jsonl", [Recording(episode=episode)])
     for setup in (mini, POKER):
-        what = Sources(paths=(tmp_path,), num_deals=1, noise=0)
         with pytest.raises(SettingsError, match=r"a game of laptop .* with 2 players, wanted (mini|kuhn)"):
-            what.samples(encoder(setup), seed=0, notes=[])
+            read(tmp_path, setup=setup)
     listed = Setup(HANABI, LAPTOP.model_copy(update={"legal_moves": True}))
     with pytest.raises(SettingsError, match="HANABI_LEGAL_MOVES"):
         samples_of(served_game(["Play 0"] * 20), made=encoder(listed))
@@ -261,24 +232,17 @@ GAME = samples_of(taught_games(num=1)[0][0])
 
 
 def test_a_batch_is_padded_on_the_right_and_pads_are_never_marked() -> None:
-    ids, marks = padded(GAME, 77)
+    ids, marks = padded(GAME)
     for row, one in enumerate(GAME):
-        assert ids[row].tolist() == [*one.ids, *[77] * (ids.shape[1] - len(one.ids))]
+        assert ids[row].tolist() == [*one.ids, *[0] * (ids.shape[1] - len(one.ids))]
         assert marks[row].tolist() == [*map(bool, one.is_reply), *[False] * (ids.shape[1] - len(one.ids))]
 
 
-@given(num=st.integers(1, 60), size=st.integers(1, 9), seed=st.integers(0, 5))
-def test_each_pass_holds_every_sample_once(num: int, size: int, seed: int) -> None:
-    batches = length_batches([dataclasses.replace(GAME[0], start=number) for number in range(num)], seed, size)
+@pytest.mark.parametrize(("num", "size"), [(1, 9), (60, 1), (59, 7), (300, 3)])
+def test_each_pass_holds_every_sample_once(num: int, size: int) -> None:
+    batches = length_batches([dataclasses.replace(GAME[0], start=number) for number in range(num)], 0, size)
     for _ in range(2):
         seen: list[int] = []
         while len(seen) < num:
             seen += [one.start for one in next(batches)]
         assert sorted(seen) == list(range(num))
-
-
-def test_the_digest_of_the_data_follows_every_id_and_mark() -> None:
-    marks = GAME[0].is_reply[:]
-    marks[-1] = 0
-    assert data_digest(GAME) == data_digest(list(GAME))
-    assert data_digest(GAME) != data_digest([dataclasses.replace(GAME[0], is_reply=marks), *GAME[1:]])

@@ -18,7 +18,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.tasks import read_tasks
+from hanabi_grpo.rollout.messages import read_tasks
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import Engine, SamplingConfig
 from hanabi_grpo.server.scheduler import Scheduler

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bench.row import Row, at_most
 
 if TYPE_CHECKING:
-    from hanabi_grpo.client.rollout_client import RolloutResult
+    from hanabi_grpo.client.answers import RolloutResult
     from hanabi_grpo.training.link import GamesRequest
 
 SHAPES = ((0.2, 0.2), (0.3, 0.1), (0.1, 0.3))
@@ -64,7 +64,7 @@ class SimulatedServer:
 
     def fetch(self, request: "GamesRequest") -> "RolloutResult":
         """Take the time that the games take."""
-        from hanabi_grpo.client.rollout_client import RolloutResult
+        from hanabi_grpo.client.answers import RolloutResult
 
         with self._engine:
             start = time.perf_counter()

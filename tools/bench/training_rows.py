@@ -221,8 +221,9 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
     """
     from hanabi_grpo.envs.base import Setup
     from hanabi_grpo.envs.hanabi.environment import HANABI
+    from hanabi_grpo.envs.recording import Recording
     from hanabi_grpo.envs.referee import play_scripts
-    from hanabi_grpo.sft.encoding import Encoder, Replay
+    from hanabi_grpo.sft.encoding import Encoder
     from hanabi_grpo.training.batching import TokenRow
 
     setup = Setup(HANABI, config)
@@ -231,7 +232,7 @@ async def bot_rows(policy: "Policy", config: EnvConfig, deals: Iterable[tuple[in
     rows: list[list[TokenRow]] = [[] for _ in policies]
     for seed, game in deals:
         episode = play_scripts(setup.task(SUITE, seed), policies, number=game)
-        for sample in encoder.samples(Replay.of(setup, episode), [True] * len(episode.turns)):
+        for sample in encoder.samples(Recording(episode=episode), [True] * len(episode.turns)):
             zeros = [0.0] * len(sample.ids)
             mask = [bool(said) for said in sample.is_reply]
             rows[sample.player].append(TokenRow(ids=list(sample.ids), mask=mask, logprobs=zeros, advantages=zeros))

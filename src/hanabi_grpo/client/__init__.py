@@ -1,1 +1,1 @@
-"""Talking to rollout servers: requests and their limits, sessions, several servers, a server of one's own."""
+"""Talking to rollout servers: requests and their limits, several servers, a server of one's own, who sits where."""

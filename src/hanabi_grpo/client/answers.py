@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.rollout.messages import RolloutAnswer
-from hanabi_grpo.rollout.tasks import RequestedTask
-from hanabi_grpo.runs.wire import episode_of
+from hanabi_grpo.rollout.messages import RequestedTask, RolloutAnswer
+from hanabi_grpo.runs.wire import EpisodeRow, episode_of
 from hanabi_grpo.types import DroppedGame, Episode, player_name
 
 
@@ -26,11 +25,7 @@ class RolloutResult:
 
 
 def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
-    """Return the games of an answer.
-
-    Raises:
-        ServerError: Too many or too few games, another game than was asked for, or tokens without a logprob each.
-    """
+    """Return the games of an answer; ServerError: others than those asked for, or tokens without a logprob each."""
     given_up = {(row.task, row.game): row.reason for row in answer.dropped}
     asked = sum(len(task.games) for task in tasks)
     if len(answer.episodes) + len(answer.dropped) != asked:
@@ -43,35 +38,21 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
     dropped = []
     for number, (task, group) in enumerate(zip(tasks, groups, strict=True)):
         for game in task.games:
-            if reason := given_up.pop((number, game), None):
+            reason = given_up.pop((number, game), "")
+            if not reason:
+                episode = _as_asked(next(rows, None), task, game)
+                reason = bad_return(episode)
+            if reason:
                 dropped.append(DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason))
-                continue
-            row = next(rows, None)
-            if row is None:
-                raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
-            group.append(episode_of(row))
-            _check_asked(group[-1], task, game)
-    return without_bad_numbers(RolloutResult(groups=groups, dropped=tuple(dropped)))
-
-
-def without_bad_numbers(result: RolloutResult) -> RolloutResult:
-    """Return a result without the games whose returns overflow: they are dropped, with the reason.
-
-    Raises:
-        ServerError: Tokens without a logprob each.
-    """
-    dropped = list(result.dropped)
-
-    def holds(episode: Episode) -> bool:
-        if reason := _bad_return(episode):
-            dropped.append(DroppedGame(suite=episode.suite, seed=episode.seed, game=episode.game, reason=reason))
-        return not reason
-
-    groups = [list(filter(holds, group)) for group in result.groups]
+            else:
+                group.append(episode)
     return RolloutResult(groups=groups, dropped=tuple(dropped))
 
 
-def _check_asked(episode: Episode, task: RequestedTask, game: int) -> None:
+def _as_asked(row: EpisodeRow | None, task: RequestedTask, game: int) -> Episode:
+    if row is None:
+        raise ServerError(f"game {game} of {task.where} is neither played nor dropped.")
+    episode = episode_of(row)
     spec = task.task.setup.spec
     asked: dict[str, Any] = {
         **{"env": spec.env, "suite": task.task.split, "seed": task.task.seed, "game": game},
@@ -84,6 +65,7 @@ def _check_asked(episode: Episode, task: RequestedTask, game: int) -> None:
             f"asked for {_named(asked)}, the answer is {_named(got)}; nothing is learned from it. "
             "Do server and client run the same version of hanabi_grpo? Restart the server."
         )
+    return episode
 
 
 def _named(fields: dict[str, Any]) -> str:
@@ -94,7 +76,7 @@ def _named(fields: dict[str, Any]) -> str:
     )
 
 
-def _bad_return(episode: Episode) -> str:
+def bad_return(episode: Episode) -> str:
     """Return what is wrong with the returns of a game, "" when they are finite; refuse one without its logprobs."""
     for index, turn in enumerate(episode.turns):
         if len(turn.logprobs) != len(turn.reply_ids):

@@ -1,4 +1,4 @@
-"""Several rollout servers behind one trainer: who plays which deals, and calls to all of them side by side.
+"""Where the rollout servers are, which of several plays which deals, and calls to all of them side by side.
 
 What one server does and what happens when it dies is `training.link`; here is only what is between them.
 """
@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hanabi_grpo.envs.registry import setup
-from hanabi_grpo.errors import ServerError
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.values import split_address
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +29,40 @@ _Answer = TypeVar("_Answer")
 _Item = TypeVar("_Item")
 
 
+def server_url(settings: Settings) -> str:
+    """Return the address of the server, or of the first of several, e.g. "http://127.0.0.1:8000"."""
+    return f"http://{server_name(each_server(settings)[0])}"
+
+
+def server_name(settings: Settings) -> str:
+    """Return the host and port of settings that name one server, e.g. "gpu7:8000"."""
+    host = f"[{settings.vllm_server_host}]" if ":" in settings.vllm_server_host else settings.vllm_server_host
+    return f"{host}:{settings.vllm_server_port}"
+
+
+def each_server(settings: Settings) -> tuple[Settings, ...]:
+    """Return the settings once for each server of VLLM_SERVER_HOST, each with one host and its port."""
+    found = []
+    try:
+        for word in settings.vllm_server_host.split(","):
+            host, port = split_address(word)
+            one = {"vllm_server_host": host, "vllm_server_port": port or settings.vllm_server_port}
+            found.append(settings.model_copy(update=one))
+    except ValueError as error:
+        raise SettingsError(f"VLLM_SERVER_HOST={settings.vllm_server_host!r}: {error}.") from error
+    names = [server_name(one) for one in found]
+    if len(set(names)) < len(names):
+        raise SettingsError(
+            f"VLLM_SERVER_HOST={settings.vllm_server_host!r} means {', '.join(names)}: name each server once."
+        )
+    return tuple(found)
+
+
 def share_deals(deals: Sequence[Mapping[str, Any]], num_servers: int) -> list[list[int]]:
     """Choose the server of each deal; a deal's whole group stays on one, and so does a deal that is named twice.
 
     Servers get equal work as far as whole deals allow: the deal of the longest game goes first, each to the server that
     has the least so far. A game counts as long as its board's bound on turns.
-
-    Args:
-        deals: Each with "env_config", "suite" and "seed".
-        num_servers: At least 1.
 
     Returns:
         Per server the positions of its deals in ascending order; none for a server that is not needed.
@@ -66,10 +93,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
     """Make calls at the same time, each in a thread of its own, and return their answers in order.
 
     All have ended before this returns, so that a server is never asked two things at once. A thread ends with the
-    process: Ctrl-C waits for none.
-
-    Raises:
-        BaseException: What the first of the calls that failed raised; the others' are in the log.
+    process: Ctrl-C waits for none. The error of the first call that failed is raised; the others' are in the log.
     """
     answers: dict[str, _Answer] = {}
     errors: dict[str, BaseException] = {}
@@ -78,13 +102,10 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
         try:
             answers[name] = call()
         except BaseException as error:
-            # Raised again where the calls were asked for, once the other servers are done.
             logger.warning("%s: %s: %s", name, type(error).__name__, error)
             errors[name] = error
 
-    threads = [
-        threading.Thread(target=make, args=call, name=f"server {call[0]}", daemon=True) for call in calls.items()
-    ]
+    threads = [threading.Thread(target=make, args=one, name=f"server {one[0]}", daemon=True) for one in calls.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -95,11 +116,7 @@ def side_by_side(calls: Mapping[str, Callable[[], _Answer]]) -> list[_Answer]:
 
 
 def check_alike(identities: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse servers that would play different games, and one that has two names.
-
-    Raises:
-        ServerError: What differs, on which servers, and what to do.
-    """
+    """Refuse servers that would play different games, and one that has two names, by a ServerError."""
     (first, reference), *others = identities.items()
     for name, identity in others:
         for field, what in SAME_ON_ALL.items():

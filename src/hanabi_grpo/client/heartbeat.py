@@ -3,13 +3,12 @@
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 import httpx
 
-from hanabi_grpo.client.http_bounds import bounded_client
+from hanabi_grpo.client.calls import bounded_client, detail_of
 from hanabi_grpo.client.rollout_client import RolloutClient
-from hanabi_grpo.errors import SettingsError
 
 logger = logging.getLogger(__name__)
 _EVERY = 5.0
@@ -23,13 +22,7 @@ class Heartbeat:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, every: float = _EVERY) -> None:
-        """Prepare; `start` begins.
-
-        Args:
-            url: Of the server.
-            headers: The key, and those of the session.
-            every: Seconds between two signs; also the time limit of one.
-        """
+        """Prepare; `every` is the number of seconds between two signs, and the time limit of one."""
         self._url, self._headers, self._every = url, dict(headers), every
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -37,19 +30,13 @@ class Heartbeat:
         """Why the server is no longer this trainer's; empty while it is. The trainer looks here between steps."""
         self.beats = 0
         """Signs that were answered."""
-        self.missed = 0
-        """Signs that were not: the server is away, being restarted, or does not know this run yet."""
-        self.last_problem = ""
+        self.missed = ""
+        """What became of the last sign that was not: the server is away, or does not know this run yet."""
 
     @classmethod
     def from_client(cls, client: RolloutClient) -> Self:
-        """Prepare for the client's session: several signs within the server's patience.
-
-        Raises:
-            SettingsError: The client has no session.
-        """
-        if client.session_timeout is None:
-            raise SettingsError(f"{client.url}: a heartbeat needs a session; call introduce() or open_session() first.")
+        """Prepare for the client's session: several signs within the server's patience."""
+        assert client.session_timeout is not None, "a heartbeat needs a session"
         return cls(client.url, client.headers, every=min(_EVERY, client.session_timeout / 4))
 
     def start(self) -> None:
@@ -62,39 +49,27 @@ class Heartbeat:
         if self._thread.is_alive():
             self._thread.join(timeout=_STOP_SECONDS)
 
-    def __enter__(self) -> Self:
-        """Begin."""
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End."""
-        self.stop()
-
     def _run(self) -> None:
         with bounded_client(headers=self._headers, timeout=self._every) as http:
             while not self.lost and not self._stop.wait(self._every):
                 self._beat(http)
 
     def _beat(self, http: httpx.Client) -> None:
-        status, text = 0, ""
+        status = 0
         try:
             answer = http.post(f"{self._url}/session/heartbeat")
-            status, text = answer.status_code, answer.text
-            data: Any = answer.json()
-            text = str(data["detail"])
+            status, text = answer.status_code, detail_of(answer)
         except Exception as error:
             # Whatever happens to a sign of life, the training goes on: the next real request tells.
-            text = text[:200] if status else f"{type(error).__name__}: {error}"
+            text = f"{type(error).__name__}: {error}"
         if self._stop.is_set():
             # A sign that crossed the release of the session says nothing.
             return
         if status == 200:
             self.beats += 1
         elif status == 409:
-            self.lost = f"{self._url}: {text[:1000]}"
+            self.lost = f"{self._url}: {text}"
             logger.warning("heartbeat refused: %s", self.lost)
         else:
-            self.missed += 1
-            self.last_problem = f"{status}: {text}" if status else text
-            logger.debug("heartbeat %d without an answer: %s", self.missed, self.last_problem)
+            self.missed = f"{status}: {text}"
+            logger.debug("no answer to a heartbeat: %s", self.missed)

@@ -40,15 +40,16 @@ def own_server(
         settings: HANABI_SERVER_TIMEOUT and the key; the server resolves the others itself, as in this shell.
         say: Where messages go.
         environ: Variables of the server that differ from this shell's.
-        command: What to start; it takes host and port from HANABI_HOST and PORT.
+        command: It takes host and port from HANABI_HOST and PORT.
         folder: Where its log goes.
         grace: Seconds from SIGTERM to SIGKILL.
 
     Raises:
-        ServerError: It died, or was not healthy in time; with the last lines of its log.
-        SettingsError: The log cannot be written.
+        ServerError: It died, with the last lines of its log, or was not healthy in time.
     """
-    port = _free_port()
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port = int(probe.getsockname()[1])
     here = settings.model_copy(update={"vllm_server_host": _HOST, "vllm_server_port": port})
     with _log_file(folder, port) as log:
         # What is a trainer's is not the server's: its addresses must not contradict each other.
@@ -67,34 +68,23 @@ def own_server(
             # Ctrl-C is for the command, which then ends the server in order.
             start_new_session=True,
         )
+
+        def look() -> None:
+            if server.poll() is not None:
+                _raise_dead(server, Path(log.name), None)
+
         try:
             say(f"own server: starting on port {port}, log {log.name}")
-            _wait(server, here, say, Path(log.name))
+            wait_for_server(here, say, server_command=None, poll=_LOOK_SECONDS, look=look)
             yield here
         except ServerGoneError as error:
             # Its connections close a moment before it has ended.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(_DYING_SECONDS)
                 _raise_dead(server, Path(log.name), error)
-            raise
+            raise ServerGoneError(f"{error} The log of the own server: {log.name}") from error
         finally:
             _end(server, grace)
-
-
-def _wait(server: "subprocess.Popen[bytes]", settings: Settings, say: Callable[[str], None], log: Path) -> None:
-    """Return once the server is healthy; its death ends the wait at once."""
-
-    def look() -> None:
-        if server.poll() is not None:
-            _raise_dead(server, log, None)
-
-    try:
-        wait_for_server(settings, say, server_command=None, poll=_LOOK_SECONDS, look=look)
-    except ServerGoneError as error:
-        raise ServerError(
-            f"the own server was not healthy after {settings.server_timeout:g} s; look at {log}, or allow more time: "
-            "HANABI_SERVER_TIMEOUT."
-        ) from error
 
 
 def _raise_dead(server: "subprocess.Popen[bytes]", log: Path, cause: BaseException | None) -> NoReturn:
@@ -135,9 +125,3 @@ def _log_file(folder: Path, port: int) -> IO[bytes]:
         return (folder / f"own-server-{datetime.now():%Y%m%d-%H%M%S}-{port}.log").open("xb")
     except OSError as error:
         raise SettingsError(f"{folder}: no log of the own server can be written there ({error.strerror}).") from error
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
-from hanabi_grpo.client.http_bounds import bounded_client
-from hanabi_grpo.client.rollout_client import server_url
+from hanabi_grpo.client.calls import bounded_client, detail_of
+from hanabi_grpo.client.fleet import server_url
 from hanabi_grpo.errors import ServerError, ServerGoneError
 from hanabi_grpo.rollout.handshake import STARTING
 from hanabi_grpo.settings import Settings
@@ -17,8 +16,7 @@ _ASK_SECONDS = 5.0
 _LONGEST_SILENCE = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class NotReady:
+class NotReady(NamedTuple):
     """Why there is no healthy server yet."""
 
     reason: str
@@ -45,17 +43,13 @@ def wait_for_server(
         poll: Seconds between questions.
         look: Called before each question; what it raises ends the wait.
 
-    Returns:
-        The server's answer: its instance_id, versions and counts.
-
     Raises:
         ServerGoneError: The time is up.
         ServerError: The server refuses the key, or the address is none.
     """
     base, limit = server_url(settings), settings.server_timeout
-    start = time.monotonic()
+    start = next_reminder = time.monotonic()
     said: bool | None = None
-    next_reminder = start
     with _client(settings) as client:
         while True:
             look()
@@ -69,15 +63,20 @@ def wait_for_server(
             if server_command is None and not answer.is_there:
                 answer = NotReady(f"is starting, {waited:.0f} s", is_there=True)
             if waited >= limit:
-                raise _gone(base, limit, answer, server_command)
+                raise ServerGoneError(
+                    f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its "
+                    "terminal or its log, or allow more time: HANABI_SERVER_TIMEOUT."
+                    if answer.is_there
+                    else f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start it in another "
+                    f"terminal: {server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
+                )
             if answer.is_there is not said or start + waited >= next_reminder:
-                if answer.is_there:
-                    say(f"the rollout server at {base} {answer.reason}")
-                else:
-                    say(
-                        f"waiting for the rollout server at {base} ({answer.reason}; {waited:.0f} of {limit:g} s). "
-                        f"Type in another terminal:\n    {server_command}"
-                    )
+                say(
+                    f"the rollout server at {base} {answer.reason}"
+                    if answer.is_there
+                    else f"waiting for the rollout server at {base} ({answer.reason}; {waited:.0f} of {limit:g} s). "
+                    f"Type in another terminal:\n    {server_command}"
+                )
                 said = answer.is_there
                 next_reminder = start + waited + remind
                 remind = min(2 * remind, _LONGEST_SILENCE)
@@ -85,11 +84,7 @@ def wait_for_server(
 
 
 def look_once(settings: Settings) -> dict[str, Any] | NotReady:
-    """Return what a server answers to one question, or why there is no healthy one.
-
-    Raises:
-        ServerError: See `wait_for_server`.
-    """
+    """Return what a server answers to one question, or why there is no healthy one; raises as `wait_for_server`."""
     with _client(settings) as client:
         return _ask(client, server_url(settings), _ASK_SECONDS)
 
@@ -99,31 +94,19 @@ def _client(settings: Settings) -> httpx.Client:
     return bounded_client(headers=headers, timeout=_ASK_SECONDS)
 
 
-def _gone(base: str, limit: float, answer: NotReady, server_command: str | None) -> ServerGoneError:
-    if answer.is_there:
-        return ServerGoneError(
-            f"the rollout server at {base} is not ready after {limit:g} s: it {answer.reason}. Look at its terminal or "
-            "its log, or allow more time: HANABI_SERVER_TIMEOUT."
-        )
-    return ServerGoneError(
-        f"no rollout server at {base} after {limit:g} s ({answer.reason}). Start it in another terminal: "
-        f"{server_command} — or allow more time: HANABI_SERVER_TIMEOUT."
-    )
-
-
 def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | NotReady:
     """Return the health of the server, or why it has none."""
     try:
         answer = client.get(f"{base}/health/", timeout=timeout)
     except httpx.InvalidURL as error:
         raise ServerError(f"{base}: not an address ({error}); set VLLM_SERVER_HOST to a host name.") from error
-    except (httpx.ReadTimeout, httpx.ReadError, httpx.RemoteProtocolError) as error:
-        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
-            return NotReady(f"{type(error).__name__}: {error}")  # it speaks, and not HTTP
-        # Also where the one that says "starting" has just made way for the one that serves.
-        return NotReady(f"accepts connections and does not answer yet ({type(error).__name__})", is_there=True)
     except httpx.RequestError as error:
-        return NotReady(f"{type(error).__name__}: {error}".removesuffix(": "))
+        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+        hung_up = isinstance(error, httpx.RemoteProtocolError) and "disconnected" in str(error)
+        if hung_up or isinstance(error, httpx.ReadTimeout | httpx.ReadError):
+            # Also where the one that says "starting" has just made way for the one that serves.
+            return NotReady(f"accepts connections and does not answer yet ({problem})", is_there=True)
+        return NotReady(problem)
     try:
         health = dict(answer.json())
     except (ValueError, TypeError, RecursionError):
@@ -131,7 +114,7 @@ def _ask(client: httpx.Client, base: str, timeout: float) -> dict[str, Any] | No
     if answer.status_code == 401:
         raise ServerError(f"{base} refuses this key (401): set the same HANABI_API_KEY in both terminals.")
     if answer.status_code == 403:
-        raise ServerError(f"{base} answers 403: {str(health.get('detail'))[:500]}")
+        raise ServerError(f"{base} answers 403: {detail_of(answer)}")
     if health.get("status") == STARTING:
         seconds = health.get("seconds")
         so_far = f", {seconds:.0f} s" if isinstance(seconds, int | float) else ""

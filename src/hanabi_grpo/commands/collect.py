@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, sayer, stderr_console
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.evaluation.collect import Collection, collect_games
-from hanabi_grpo.rollout.lineups import parse_line_up
 
 
 def collect(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hanabi_grpo.client.lineups import short_name
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.errors import HanabiGrpoError
@@ -16,7 +17,6 @@ from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summa
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import write_cross_play
-from hanabi_grpo.rollout.lineups import short_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.settings.refs import ScriptRef
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_files import dataset_row, write_dataset
-from hanabi_grpo.rollout.dataset_rows import SHARE_RULE
+from hanabi_grpo.rollout.dataset_rows import SHARE_RULE, dataset_row
+from hanabi_grpo.rollout.datasets import write_dataset
 from hanabi_grpo.settings import load_settings
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hanabi_grpo.client.rollout_client import each_server, server_url
+from hanabi_grpo.client.fleet import each_server, server_url
 from hanabi_grpo.commands.console import (
     SECTIONS,
     announce,

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 import typer
 from rich.progress import TaskID
 
+from hanabi_grpo.client.lineups import LineUp, parse_line_up
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import check_deals, evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.tables import evaluation_document, evaluation_sheets, reference_names, reference_results
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json, write_document
 from hanabi_grpo.runs.ledger import key_digest
 from hanabi_grpo.runs.run_folder import EVALUATIONS

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from hanabi_grpo.client.remote_seat import RemotePolicy
+from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
@@ -23,9 +23,7 @@ from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.lineups import parse_line_up, short_name
-from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.players import Player, make_script
+from hanabi_grpo.rollout.loop import Player, make_script, play_episode
 from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.settings.refs import HUMAN, Role, ScriptRef
 from hanabi_grpo.types import Reply, player_name

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from hanabi_grpo.client.lineups import SeatResolver
 from hanabi_grpo.client.own_server import own_server
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import sayer
@@ -17,7 +18,6 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 

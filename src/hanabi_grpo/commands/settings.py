@@ -7,20 +7,14 @@ import typer
 
 from hanabi_grpo.commands.console import show_settings
 from hanabi_grpo.settings import environment_markdown
-from hanabi_grpo.settings.pass_through import pass_through_markdown
 
 
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
-    pass_through: Annotated[
-        bool, typer.Option("--pass-through", help="The tables of docs/pass-through.md: options that are not handed on.")
-    ] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
-    if pass_through:
-        sys.stdout.write(pass_through_markdown())
-    elif as_markdown:
+    if as_markdown:
         sys.stdout.write(environment_markdown())
     else:
         show_settings(as_json=as_json)

@@ -9,7 +9,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.fingerprint import TINY_MANIFEST
 from hanabi_grpo.settings import load_settings
-from hanabi_grpo.settings.board import LAPTOP, TINY_MODEL, tiny_model_folder
+from hanabi_grpo.settings.defaults import LAPTOP, TINY_MODEL, tiny_model_folder
 
 
 def tiny_model(
@@ -19,8 +19,10 @@ def tiny_model(
         list[str] | None, typer.Option(help="Preset, may be repeated; HANABI_PRESET when left out.")
     ] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed; SEED when left out.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of the warm start; 900 in Hanabi, 300 elsewhere.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; SEED when left out.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the warm start; 900 in Hanabi, 300 elsewhere.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
     """Make the tiny model that trains on a laptop, for one preset or several; at once when it is there already.
@@ -34,7 +36,7 @@ def tiny_model(
     settings = load_settings().settings
     env = env or settings.env
     default = LAPTOP if env == "hanabi" else next(iter(registry.get(env).presets))
-    boards = tuple(preset or ()) or ((settings.preset if env == settings.env else None) or default,)
+    boards = tuple(dict.fromkeys(preset or ())) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
     if out is None and folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():

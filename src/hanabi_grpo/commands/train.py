@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from hanabi_grpo.client import waiting
-from hanabi_grpo.client.rollout_client import each_server, server_name
+from hanabi_grpo.client.fleet import each_server, server_name
 from hanabi_grpo.commands.console import (
     SECTIONS,
     TRAIN_SCRIPT,
@@ -40,10 +40,10 @@ from hanabi_grpo.runs.run_folder import (
     write_json_atomic,
 )
 from hanabi_grpo.settings import LoadedSettings, Settings, batch_plan, settings_json
-from hanabi_grpo.settings.batch import plan_line
-from hanabi_grpo.settings.board import tiny_model_command
-from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.defaults import tiny_model_command
+from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.pass_through import check_options
+from hanabi_grpo.settings.steps import plan_line
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used
 
 

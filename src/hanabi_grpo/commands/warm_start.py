@@ -30,14 +30,18 @@ def warm_start(
     env: Env = None,
     preset: Preset = None,
     players: Players = None,
-    deals: Annotated[int, typer.Option(help="Deals that each SOURCE plays.")] = 2000,
-    noise: Annotated[float, typer.Option(help="Share of scripts' moves that are random, and not learned.")] = 0.2,
+    deals: Annotated[int, typer.Option(min=1, help="Deals that each SOURCE plays.")] = 2000,
+    noise: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of scripts' moves that are random, and not learned.")
+    ] = 0.2,
     learn_noise: Annotated[
         bool, typer.Option("--learn-noise", help="Learn the random moves too: a start that explores all legal moves.")
     ] = False,
-    steps: Annotated[int, typer.Option(help="Updates of each adapter.")] = 300,
-    batch: Annotated[int, typer.Option(help="Conversations of one update.")] = 32,
-    learning_rate: Annotated[float | None, typer.Option(help="At its peak; chosen by size when left out.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Updates of each adapter.")] = 300,
+    batch: Annotated[int, typer.Option(min=1, help="Conversations of one update.")] = 32,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0, help="At its peak; chosen by size when left out.")
+    ] = None,
     min_score: Annotated[float | None, typer.Option(help="Learn from games of this score or more.")] = None,
     who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
@@ -54,7 +58,7 @@ def warm_start(
     # After these switches: libraries read them once.
     from transformers.utils.logging import disable_progress_bar
 
-    from hanabi_grpo.sft.run import WarmStart, Watcher
+    from hanabi_grpo.sft.run import StoppedError, WarmStart, Watcher
     from hanabi_grpo.sft.sources import Sources
 
     sources = Sources(
@@ -88,14 +92,15 @@ def warm_start(
                 tasks[what] = progress.add_task(text, total=total)
             progress.update(tasks[what], completed=done, total=total, description=text)
 
-        outcome = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
-    if not outcome.is_finished:
-        sayer(aside)(f"stopped: {outcome.stopped_at}; the same command with --resume goes on.")
-        raise typer.Exit(INTERRUPTED)
+        try:
+            rows = work.run(Watcher(say=sayer(aside), show=show, should_stop=should_stop))
+        except StoppedError as stopped:
+            sayer(aside)(f"stopped: {stopped}; the same command with --resume goes on.")
+            raise typer.Exit(INTERRUPTED) from None
     table = Table("learns", "after step", "held-out loss", "held-out accuracy", "replies")
-    for label, row in outcome.rows:
+    for label, row in rows:
         figures = f"{row['loss']:.4f}", f"{row['accuracy']:.3f}", str(row["num_replies"])
         table.add_row(f"{row['name']} ({label})", str(row["step"]), *figures)
     console.print(table)
-    for line in outcome.next_steps:
+    for line in work.next_steps():
         sayer(console)(line)

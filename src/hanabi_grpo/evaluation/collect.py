@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hanabi_grpo import __version__
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation.evaluate import line_up_key, line_up_score
 from hanabi_grpo.evaluation.matches import Served, Table, play_tables
-from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.runs.ledger import Ledger
 from hanabi_grpo.runs.run_folder import write_json_atomic
 from hanabi_grpo.runs.wire import episode_to_json

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
-from hanabi_grpo.rollout.lineups import LineUp
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.lineups import SeatResolver
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Setup
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
-from hanabi_grpo.rollout.resolver import SeatResolver
 from hanabi_grpo.settings.refs import NOT_HELD, Ref, ScriptRef
 from hanabi_grpo.types import Episode
 

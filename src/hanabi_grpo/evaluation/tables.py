@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
+from hanabi_grpo.client.lineups import parse_line_up, short_name
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup as setup_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
-from hanabi_grpo.rollout.lineups import parse_line_up, short_name
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
 from hanabi_grpo.settings.refs import is_frozen

@@ -1,1 +1,1 @@
-"""Playing: the loop over a game, conversations, deals and rows, who sits where."""
+"""Playing: the loop over a game, conversations, deals and rows, what client and server tell each other."""

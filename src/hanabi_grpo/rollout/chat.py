@@ -39,11 +39,7 @@ class ChatFormat:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, thinking: bool = False) -> "ChatFormat":
-        """Read the format from the tokenizer's chat template.
-
-        Raises:
-            SettingsError: The tokenizer has no chat template, or one that does not end a reply by the eos token.
-        """
+        """Read the format from the chat template; SettingsError: there is none, or it ends a reply by another token."""
         if not tokenizer.chat_template:
             raise SettingsError(
                 f"MODEL={tokenizer.name_or_path}: the tokenizer has no chat template; choose an instruction-tuned one."

@@ -1,10 +1,16 @@
-"""Dataset rows (JSON Lines) and the endless, repeatable list of deals that they stand for."""
+"""Datasets: files of rows (JSON Lines), and the endless, repeatable list of deals that they stand for.
 
+Which row a deal belongs to is a function of the rows (with shares, or playing in some steps only) and of the deal's
+number. A resumed run and every process therefore agree on it, and nothing has to be saved.
+"""
+
+import contextlib
 import functools
 import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,19 +18,50 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, parse_row
-from hanabi_grpo.rollout.deal_schedule import Phase, Terms, locate, plan_phases
+from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
+from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
 
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
 )
+MAX_BLOCK = 10_000
+"""Most deals in which shares come out exactly; 0.9999 and 0.0001 are just allowed."""
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
 
 
-def messages(env: str) -> list[dict[str, str]]:
-    """Return what a row says to other trainers; our players read the prompts of their environment."""
-    return [{"role": "user", "content": "Play Hanabi with your team." if env == "hanabi" else f"Play {env}."}]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """When a row plays, and how often: it may have deals `first` to `end` - 1 (None: it plays for ever)."""
+
+    share: Fraction
+    """Above 0; what counts is its ratio to the shares of the other rows that play then."""
+    first: int = 0
+    end: int | None = None
+
+    def covers(self, deal: int) -> bool:
+        """Tell whether the row may have this deal."""
+        return self.first <= deal and (self.end is None or deal < self.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of deals within which the same rows play, from `first` to before `end`."""
+
+    first: int
+    end: int | None
+    order: tuple[int, ...]
+    """Numbers of the rows of one block of deals, which is repeated: each row as often as its share says."""
+    before: tuple[int, ...]
+    """Per row, deals that it had before this phase."""
+
+    def visits(self, deal: int) -> tuple[int, ...]:
+        """Return per row how many deals it had before this deal."""
+        blocks, position = divmod(deal - self.first, len(self.order))
+        part = self.order[:position]
+        return tuple(
+            before + blocks * self.order.count(row) + part.count(row) for row, before in enumerate(self.before)
+        )
 
 
 def training_rows(settings: Settings) -> list[dict[str, Any]]:
@@ -53,10 +90,9 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
     """Read and check every row; what a row leaves open comes from the settings.
 
     Returns:
-        Per row: `messages` as read, `env` (name of the environment), `env_config` (every key of its config, checked),
-        `suite`, `seeds` (a list, or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a
-        fraction), and `first_deal` and `end_deal`, the numbers of deals between which the row plays (None: without
-        end).
+        Per row: `messages` as read, `env`, `env_config` (every key of its config, checked), `suite`, `seeds` (a list,
+        or None for fresh deals without end), `first_seed` (of fresh deals), `share` (a fraction), and `first_deal` and
+        `end_deal`, the numbers of deals between which the row plays (None: without end).
 
     Raises:
         SettingsError: File missing or empty, or a bad row; names file, line, problem and a right row. Or rows that
@@ -70,11 +106,44 @@ def load_rows(path: Path | str, settings: Settings) -> list[dict[str, Any]]:
             f"DATASET={str(path)!r}: cannot be read ({error.strerror}). Unset it for the board of HANABI_PRESET, or "
             f"make one: hanabi-grpo dataset --preset laptop --out {path}"
         ) from error
-    return parse_rows(content, path, settings)
+    return _parse_rows(content, path, settings)
 
 
-def parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str, Any]]:
-    """Do what `load_rows` does with the content of a file that need not be there."""
+def write_dataset(out: Path, rows: Sequence[dict[str, Any]], *, add: bool = False) -> str:
+    """Write rows to a new file, or behind those of an old one; returns what is played when.
+
+    The whole content is checked first, as training checks it; an old file is replaced in one step or stays.
+
+    Raises:
+        SettingsError: The file exists (with `add`: does not), cannot be written, or would hold rows that do not fit.
+    """
+    if add != out.exists():
+        problem = "exists already; choose another name, remove it, or put the rows behind its own with --add"
+        raise SettingsError(f"--out {out}: {'there is no such file to add to; leave out --add' if add else problem}.")
+    try:
+        content = out.read_bytes() if add else b""
+        content += b"" if not content or content.endswith(b"\n") else b"\n"
+        content += "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        settings = _fitting(content)
+        line = mix_line(_parse_rows(content, out, settings), settings)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text_atomic(out, content.decode())
+    except OSError as error:
+        raise SettingsError(f"--out {out}: cannot be written ({error.strerror}).") from error
+    return line
+
+
+def _fitting(content: bytes) -> Settings:
+    """Return settings of the environment and the number of players that rows name; what they are not is found later."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+        players = {row["env_config"]["players"] for row in rows if "players" in row["env_config"]}
+        given = {"players": max(players)} if players else {}
+        return Settings(env=rows[0].get("env", "hanabi"), **given)
+    return Settings()
+
+
+def _parse_rows(content: bytes, path: Path, settings: Settings) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(content.splitlines(), start=1):
         if line.strip():
@@ -126,12 +195,7 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
 
 
 def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse a weight of points that the estimator divides out again.
-
-    Raises:
-        SettingsError: HANABI_REWARD_SCORE, or a row's reward_score, is not 1 under HANABI_ADVANTAGE=turn with division
-            by the standard deviation.
-    """
+    """Refuse a weight of points that the estimator divides out again, by a SettingsError."""
     weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"].get("reward_score", 1) != 1]
     if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
         raise SettingsError(
@@ -191,16 +255,60 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
         when = f"steps {first} to {last}: " if last > first else f"step {first}: "
         if phase.end is None:
             when = f"from step {first}: " if len(phases) > 1 else ""
-        parts.append(when + _shares(phase, names))
+        counts = Counter(names[index] for index in sorted(phase.order))
+        shares = [f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items()]
+        parts.append(when + (", ".join(shares) if len(shares) > 1 else next(iter(counts))))
     return "; ".join(parts)
-
-
-def _shares(phase: Phase, names: Sequence[str]) -> str:
-    counts = Counter(names[index] for index in sorted(phase.order))
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} {100 * count / len(phase.order):.3g} %" for name, count in counts.items())
 
 
 def _terms(rows: Sequence[dict[str, Any]]) -> tuple[Terms, ...]:
     return tuple(Terms(share=Fraction(row["share"]), first=row["first_deal"], end=row["end_deal"]) for row in rows)
+
+
+def locate(terms: tuple[Terms, ...], deal: int) -> tuple[int, int]:
+    """Return the number of a deal's row, and how many deals that row had before; SettingsError: no row plays then."""
+    for phase in plan_phases(terms):
+        if phase.first <= deal and (phase.end is None or deal < phase.end):
+            row = phase.order[(deal - phase.first) % len(phase.order)]
+            return row, phase.visits(deal)[row]
+    raise SettingsError(f"deal {deal}: no row of the dataset plays then; give one of them no until_step.")
+
+
+@functools.lru_cache(maxsize=8)
+def plan_phases(terms: tuple[Terms, ...]) -> tuple[Phase, ...]:
+    """Return the phases in order, see `block_order`; deals that no row covers are in none of them."""
+    cuts = sorted({row.first for row in terms} | {row.end for row in terms if row.end is not None})
+    before = (0,) * len(terms)
+    phases: list[Phase] = []
+    for first, end in zip(cuts, [*cuts[1:], None], strict=True):
+        playing = [index for index, row in enumerate(terms) if row.covers(first)]
+        if not playing:
+            continue
+        order = tuple(playing[place] for place in block_order([terms[index].share for index in playing]))
+        phases.append(Phase(first=first, end=end, order=order, before=before))
+        if end is not None:
+            before = phases[-1].visits(end)
+    return tuple(phases)
+
+
+def block_order(shares: Sequence[Fraction]) -> list[int]:
+    """Return the shortest list in which each index occurs exactly as often as its share says, spread evenly.
+
+    The k-th of n occurrences belongs at (k + 1/2) / n of the list, so a step that is a part of it has nearly the shares
+    too (Webster's method, as a sequence). Equal shares give 0, 1, 2, …
+
+    Raises:
+        SettingsError: The list would have more than `MAX_BLOCK` entries.
+    """
+    scale = math.lcm(*(share.denominator for share in shares))
+    counts = [int(share * scale) for share in shares]
+    common = math.gcd(*counts)
+    counts = [count // common for count in counts]
+    if sum(counts) > MAX_BLOCK:
+        given = ", ".join(f"{float(share):g}" for share in shares)
+        raise SettingsError(
+            f"shares {given}: they come out exactly only in {sum(counts)} deals, allowed are {MAX_BLOCK}; "
+            "give rounder numbers, such as 3 and 1."
+        )
+    places = [(Fraction(2 * k + 1, 2 * count), index, k) for index, count in enumerate(counts) for k in range(count)]
+    return [index for _, index, _ in sorted(places)]

@@ -85,15 +85,8 @@ def game_claims(setups: Sequence[Setup[Any]]) -> list[dict[str, Any]]:
     claims = []
     for setup in dict.fromkeys(setups):
         source = origin(setup.env)
-        claims.append(
-            {
-                **setup.row(),
-                "distribution": source.distribution,
-                "version": source.version,
-                "spec_hash": setup.spec.hash,
-                "prompt_hash": prompt_hash(setup),
-            }
-        )
+        package = {"distribution": source.distribution, "version": source.version}
+        claims.append({**setup.row(), **package, "spec_hash": setup.spec.hash, "prompt_hash": prompt_hash(setup)})
     return claims
 
 
@@ -125,9 +118,6 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
     Vocabulary, merges, normalisation, added and special tokens count; the folder, and the truncation and padding that
     earlier calls left switched on, do not.
-
-    Args:
-        tokenizer: A transformers tokenizer.
     """
     parts: list[Any] = [
         sorted(tokenizer.get_vocab().items()),

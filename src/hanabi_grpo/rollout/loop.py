@@ -1,16 +1,78 @@
-"""The only loop over a game. Servers, evaluation, demos and people all play through `play_episode`."""
+"""The only loop over a game, and who plays in it: the contract with a model, a script or a person.
+
+Servers, evaluation, demos and people all play through `play_episode`.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from hanabi_grpo.envs.base import Setup, Task
+from hanabi_grpo.envs.base import Observation, Policy, Seat, Setup, Task
 from hanabi_grpo.envs.referee import Referee
-from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.players import Player
-from hanabi_grpo.types import Episode
+from hanabi_grpo.errors import SettingsError, shown
+from hanabi_grpo.types import Episode, Reply
 
-T = TypeVar("T")
+
+class PlayerSeat(Protocol):
+    """One player in one game, with its private state, e.g. a conversation."""
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Answer on this player's turn; the texts of `seen` are built when asked, so games of scripts stay fast."""
+        ...
+
+
+class Player(Protocol):
+    """A way to play, shared by any number of games."""
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> PlayerSeat:
+        """Return a fresh seat for `player` (from 0) in game number `game` of the task."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedPlayer:
+    """A script of an environment as a player."""
+
+    policy: Policy
+
+    @property
+    def name(self) -> str:
+        """Name of the script."""
+        return self.policy.name
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "ScriptedSeat":
+        """Return a fresh seat."""
+        return ScriptedSeat(self.policy.seat(player, task=task, game=game))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedSeat:
+    """A script as one player of one game."""
+
+    inner: Seat
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Return the script's action as text; no message is built."""
+        return Reply(text=self.inner.act(seen))
+
+
+def make_script(setup: Setup[Any], name: str) -> ScriptedPlayer:
+    """Return a script by its name; SettingsError where the environment has no such script."""
+    check_script(setup, name)
+    return ScriptedPlayer(setup.environment.policies[name]())
+
+
+def check_script(setup: Setup[Any], name: str) -> None:
+    """Refuse a script that the environment does not have, by a SettingsError."""
+    if name not in setup.environment.policies:
+        known = ", ".join(setup.environment.policies) or "none"
+        raise SettingsError(f"{shown(name)}: the environment {setup.env} has no such script; its scripts: {known}.")
 
 
 async def play_episode(
@@ -28,13 +90,10 @@ async def play_episode(
 
     Args:
         task: What is played.
-        players: One per seat, in turn order.
+        players: One per seat, in turn order; as many as the environment has, or it is a SettingsError.
         game: Number of this game within the task's group; feeds the randomness of scripts and replacing actions.
         names: Who sits in each seat, for the record; the players' own names when left out.
         instance_id: Which server process plays, for the record.
-
-    Raises:
-        SettingsError: The number of players is not that of the environment.
     """
     referee = Referee(task, number=game)
     if len(players) != referee.spec.num_players:
@@ -47,24 +106,13 @@ async def play_episode(
         if len(acting) == 1:
             replies = [await seats[acting[0]].reply(referee.see(acting[0]))]
         else:
-            replies = await _all_of([seats[seat].reply(referee.see(seat)) for seat in acting])
+            replies = await reply_together([(seats[seat], referee.see(seat)) for seat in acting])
         full = [seat for seat, reply in zip(acting, replies, strict=True) if reply.out_of_tokens]
         if full:
             referee.out_of_tokens(full[0])
         else:
             referee.step(dict(zip(acting, replies, strict=True)))
     return referee.episode(seats=names or [player.name for player in players], instance_id=instance_id)
-
-
-async def play_group(
-    task: Task[Any], players: Sequence[Player], *, num_games: int, first_game: int = 0, instance_id: str = ""
-) -> list[Episode]:
-    """Play `num_games` games of one task concurrently and return them in order of their numbers.
-
-    When one game raises, the others are cancelled and awaited, and the error of the first is raised.
-    """
-    games = range(first_game, first_game + num_games)
-    return await _all_of([play_episode(task, players, game=game, instance_id=instance_id) for game in games])
 
 
 def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str, seeds: Iterable[int]) -> list[Episode]:
@@ -76,8 +124,9 @@ def play_episodes_sync(setup: Setup[Any], players: Sequence[Player], suite: str,
     return asyncio.run(play_all())
 
 
-async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    tasks = [asyncio.create_task(one) for one in coroutines]
+async def reply_together(asked: Iterable[tuple[PlayerSeat, Observation]]) -> list[Reply]:
+    """Return all replies; when one raises, the others are cancelled and awaited first."""
+    tasks = [asyncio.ensure_future(seat.reply(seen)) for seat, seen in asked]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -1,14 +1,20 @@
 """What a client sends to have games played or a reply sampled, and what the server answers.
 
-Both sides use these structs. A field that is none of them is refused in a request and left alone in an answer; no value
-may nest deeper than its type says.
+Both sides use these structs, and read the games that a request asks for by the same rule. A field that is none of them
+is refused in a request and left alone in an answer; no value may nest deeper than its type says.
 """
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from hanabi_grpo.envs.base import Setup, Task
+from hanabi_grpo.envs.registry import setup
+from hanabi_grpo.errors import GameParameterError, SettingsError, shown
+from hanabi_grpo.rollout.loop import check_script
 from hanabi_grpo.runs.wire import EpisodeRow, TokenId
+from hanabi_grpo.settings.refs import check_seat, is_scripted
 from hanabi_grpo.types import MAX_PLAYERS
 
 MAX_TASKS = 16384
@@ -36,11 +42,7 @@ _Temperature = Annotated[float, Meta(ge=0.0, le=MAX_TEMPERATURE)]
 
 
 class TaskRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One task that is to be played.
-
-    Example:
-        TaskRequest(env="hanabi", env_config={"preset": "laptop"}, suite="train", seed=17, seats=("player_0@7", "iggi"))
-    """
+    """One task that is to be played."""
 
     env: Annotated[str, Meta(max_length=64)] = "hanabi"
     """Name of the environment, see `envs.registry`."""
@@ -65,10 +67,9 @@ class RolloutRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class DroppedRow(Struct, frozen=True, kw_only=True):
-    """A game that was given up; it has no episode."""
+    """A game that was given up; `task` is its number in the request."""
 
     task: Annotated[int, Meta(ge=0)]
-    """Number in the request."""
     game: Annotated[int, Meta(ge=0)]
     reason: Annotated[str, Meta(min_length=1)]
 
@@ -141,3 +142,69 @@ class ReplyAnswer(Struct, frozen=True, kw_only=True):
             raise ValueError(f"{len(self.logprobs)} logprobs for {len(self.reply_ids)} reply_ids")
         if self.out_of_tokens == bool(self.reply_ids):
             raise ValueError(f"out_of_tokens={self.out_of_tokens}, but {len(self.reply_ids)} reply_ids")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedTask:
+    """One task, who plays it and the numbers of its games."""
+
+    task: Task[Any]
+    seats: tuple[str, ...] | None
+    """Who sits in each seat; None: whoever is served now."""
+    games: range
+
+    @property
+    def where(self) -> str:
+        """What errors and logs call it, e.g. "hanabi train/17"."""
+        return f"{self.task.environment.name} {self.task.split}/{self.task.seed}"
+
+
+def read_tasks(request: RolloutRequest) -> list[RequestedTask]:
+    """Return the tasks of a request, in order.
+
+    A task that a request names twice goes on counting: its second group of 16 holds games 16 to 31. The same deal with
+    other seats is a task of its own.
+
+    Raises:
+        SettingsError: A task that cannot be played, by its number; or more games than a request may ask for.
+    """
+    if len(request.tasks) * request.num_games > MAX_GAMES:
+        raise SettingsError(
+            f"{len(request.tasks)} tasks, num_games={request.num_games}: a request may ask for {MAX_GAMES} games. "
+            "Ask for fewer at once."
+        )
+    setups: dict[str, Setup[Any]] = {}
+    seen: dict[tuple[Task[Any], tuple[str, ...] | None], int] = {}
+    tasks = []
+    for number, task in enumerate(request.tasks):
+        try:
+            # Most tasks of a request have the same.
+            given = repr((task.env, task.env_config))
+            if given not in setups:
+                setups[given] = setup(task.env, task.env_config)
+            seats = _seats(task, request.seats, setups[given])
+        except (SettingsError, GameParameterError) as error:
+            raise SettingsError(f"tasks.{number}: {error}") from error
+        start_of = setups[given].task(task.suite, task.seed)
+        first = seen.get((start_of, seats), 0)
+        seen[start_of, seats] = first + request.num_games
+        tasks.append(RequestedTask(task=start_of, seats=seats, games=range(first, first + request.num_games)))
+    return tasks
+
+
+def _seats(task: TaskRequest, default: tuple[str, ...] | None, found: Setup[Any]) -> tuple[str, ...] | None:
+    num_players = found.spec.num_players
+    if task.seats is None:
+        if default is None:
+            return None
+        if len(default) < num_players:
+            raise SettingsError(f"{num_players} players, but seats={shown(default)} names {len(default)}; name all.")
+        words = default[:num_players]
+    else:
+        words = task.seats
+        if len(words) != num_players:
+            raise SettingsError(f"seats={shown(words)}: give a list of {num_players} seats.")
+    for word in words:
+        if is_scripted(check_seat(word)):
+            check_script(found, word)
+    return tuple(words)

@@ -6,19 +6,14 @@ from typing import Any
 from hanabi_grpo.envs.base import Setup, random_policy
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
+from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
 
 _SHOWN = 5
 _GAMES = 20
-_MANY = 0.1
-"""Share of unknown words from which on text cannot be read by pieces of words."""
 
 
 def game_words(setup: Setup[Any], *, num_games: int = _GAMES) -> tuple[str, ...]:
-    """Return the different words of a game in the order in which they are met.
-
-    They are those of the system messages, and of what random play is shown and may do.
-    """
+    """Return the different words of the system messages, and of what random play is shown and may do, in order."""
     players = range(setup.spec.num_players)
     texts = dict.fromkeys(setup.environment.system(setup.config, player) for player in players)
     policy = random_policy()
@@ -43,40 +38,27 @@ def unknown_words(words: Sequence[str], tokenizer: Any) -> tuple[str, ...]:
 
 
 def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -> None:
-    """Return if the model can read every game.
-
-    Raises:
-        SettingsError: Words have no token: any where the tokenizer knows whole words only, as a tiny model's does, many
-            where it knows pieces of words.
-    """
+    """Return if the model can read every game; SettingsError where words of one have no token."""
     if tokenizer.unk_token_id is None:
         return
-    by_words = tokenizer.is_fast and type(tokenizer.backend_tokenizer.model).__name__ == "WordLevel"
     problems = []
     for setup in setups:
         words = game_words(setup)
-        missing = unknown_words(words, tokenizer)
-        if not missing or (not by_words and len(missing) < _MANY * len(words)):
-            continue
-        shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
-        style = f" ({setup.config.observation})" if setup.env == "hanabi" else ""
-        problems.append(f"{len(missing)} of {len(words)} words of {setup.spec.preset}{style}: {shown}")
+        if missing := unknown_words(words, tokenizer):
+            shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+            style = f" ({setup.config.observation})" if setup.env == "hanabi" else ""
+            problems.append(f"{len(missing)} of {len(words)} words of {setup.spec.preset}{style}: {shown}")
     if problems:
+        # Hanabi's tiny model knows the words of the compact style only.
+        full = any(setup.env == "hanabi" and setup.config.observation == "full" for setup in setups)
+        boards = boards_of(setups)
         raise SettingsError(
             f"MODEL={model}: its tokenizer does not know {'; '.join(problems)}. Players could not tell what they see. "
-            f"{_next_step(setups)}"
+            f"{'With HANABI_OBSERVATION=compact, make' if full else 'Make'} a model that knows them: "
+            f"{tiny_model_command(*boards)}, and set MODEL={tiny_model_folder(*boards)}; or choose another MODEL."
         )
 
 
 def boards_of(setups: Sequence[Setup[Any]]) -> tuple[tuple[str, ...], int, str]:
     """Return the different presets of a run's games, and what they share: the number of players, the environment."""
     return tuple(dict.fromkeys(setup.spec.preset for setup in setups)), setups[0].spec.num_players, setups[0].env
-
-
-def _next_step(setups: Sequence[Setup[Any]]) -> str:
-    # Hanabi's tiny model knows the words of the compact style only.
-    full = any(setup.env == "hanabi" and setup.config.observation == "full" for setup in setups)
-    boards = boards_of(setups)
-    make = f"{tiny_model_command(*boards)}, and set MODEL={tiny_model_folder(*boards)}"
-    style = "With HANABI_OBSERVATION=compact, make" if full else "Make"
-    return f"{style} a model that knows them: {make}; or choose another MODEL."

@@ -14,7 +14,7 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.settings.board import TINY_MODEL, is_local_model
+from hanabi_grpo.settings.defaults import TINY_MODEL, is_local_model
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from hanabi_grpo.server.plugin import PLUGIN_NAME
 from hanabi_grpo.server.scheduler import Scheduler
 from hanabi_grpo.server.seats import Model
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.board import LAPTOP, tiny_model_command
+from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.messages import DroppedRow, ReplyAnswer, ReplyRequest, RolloutRequest, ScoreRequest
-from hanabi_grpo.rollout.tasks import RequestedTask, read_tasks
+from hanabi_grpo.rollout.messages import (
+    DroppedRow,
+    ReplyAnswer,
+    ReplyRequest,
+    RequestedTask,
+    RolloutRequest,
+    ScoreRequest,
+    read_tasks,
+)
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.door import problem

@@ -24,8 +24,7 @@ from hanabi_grpo.errors import (
 )
 from hanabi_grpo.rollout.chat import Conversation
 from hanabi_grpo.rollout.loop import play_episode
-from hanabi_grpo.rollout.messages import ReplyRequest, ScoreAnswer, ScoredPrompt, ScoreRequest
-from hanabi_grpo.rollout.tasks import RequestedTask
+from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswer, ScoredPrompt, ScoreRequest
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices

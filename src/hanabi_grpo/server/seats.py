@@ -8,8 +8,8 @@ from typing import Any
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.errors import NonFiniteError, ServerError, VersionError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
-from hanabi_grpo.rollout.players import Player, make_script
-from hanabi_grpo.rollout.tasks import RequestedTask
+from hanabi_grpo.rollout.loop import Player, make_script
+from hanabi_grpo.rollout.messages import RequestedTask
 from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.engine import Engine, Sample, SamplingConfig
 from hanabi_grpo.server.pacing import Turnstile

@@ -99,6 +99,8 @@ def server_config(app: ASGIApp, limits: Limits, *, graceful_seconds: int = 5) ->
         app,
         # uvicorn makes one instance a connection and hands over nothing of ours.
         http=type("Limited", (GuardedProtocol,), {"limits": limits}),
+        # uvicorn's own would close every handler of the process first, the run's file and absl's stream among them.
+        log_config=None,
         ws="none",
         lifespan="off",
         log_level="warning",

@@ -23,11 +23,7 @@ _SHARED = ("preset", "players")
 
 @functools.cache
 def game_model(env: str) -> type[BaseModel]:
-    """Return an environment's settings as a model that also reads text; its defaults are only for tables.
-
-    Raises:
-        SettingsError: There is no such environment.
-    """
+    """Return an environment's settings as a model that also reads text; its defaults are only for tables."""
     defaults = {device: game_defaults({"env": env, "device": device}) for device in ("cpu", "gpu")}
     fields: dict[str, Any] = {}
     # A field that an environment overrides without a sentence keeps that of all environments.
@@ -52,11 +48,9 @@ def game_model(env: str) -> type[BaseModel]:
 
 
 def game_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default of every field of a game.
+    """Return the default of every field of a game from the settings that were given: those of INPUTS, and of the game.
 
-    Args:
-        given: Settings that were given, by field: those of INPUTS, and of the game. With a dataset, whose rows say what
-            is played, no preset is chosen.
+    With a dataset, whose rows say what is played, no preset is chosen.
     """
     environment = registry.get(given.get("env") or HANABI)
     fields = environment.Config.model_fields
@@ -75,10 +69,7 @@ def default_preset(given: Mapping[str, Any]) -> str:
 
 
 def game_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting of a game, and `players`, the number of its players.
-
-    Args:
-        given: See `game_defaults`; other settings are left alone.
+    """Return every setting of a game, and `players`, the number of its players; see `game_defaults`.
 
     Raises:
         ValidationError: A value is not what its field takes.

@@ -2,15 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.load import LoadedSettings
+from hanabi_grpo.settings.pass_through import Terminal
 from hanabi_grpo.settings.sources import PROFILE
 
-if TYPE_CHECKING:
-    from hanabi_grpo.settings.load import LoadedSettings
-
-Terminal = Literal["server", "trainer"]
 _BOTH = "CUDA_VISIBLE_DEVICES"
 _USED_BY: dict[Terminal, tuple[str, ...]] = {
     "server": ("VLLM_TENSOR_PARALLEL_SIZE", "VLLM_DATA_PARALLEL_SIZE"),
@@ -20,25 +17,21 @@ _USED_BY: dict[Terminal, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuShare:
-    """The GPUs of a terminal."""
+    """The GPUs of a terminal, as CUDA takes them (numbers or UUIDs), and where they were given."""
 
     names: tuple[str, ...]
-    """As CUDA takes them: numbers or UUIDs."""
     origin: str
-    """Where they were given: "shell", ".env" or "profile"."""
+    """One of `sources.ORIGINS`."""
     why: str = ""
     """One line for the terminal, where its GPUs are not those of CUDA_VISIBLE_DEVICES."""
 
 
-def gpu_share(loaded: "LoadedSettings", terminal: Terminal) -> GpuShare | None:
-    """Return the GPUs of a terminal; None where nobody chose.
+def gpu_share(loaded: LoadedSettings, terminal: Terminal) -> GpuShare | None:
+    """Return the GPUs of a terminal; None where nobody chose; SettingsError where one list is too short for both.
 
     CUDA_VISIBLE_DEVICES_SERVER and CUDA_VISIBLE_DEVICES_TRAINER win; only those of a profile yield to a list of the
     shell or `.env`. A list of more GPUs than the terminal uses is taken for one that both were given, as schedulers
     export it: the server takes its beginning, the trainer its end.
-
-    Raises:
-        SettingsError: Such a list is too short for both.
     """
     name = f"{_BOTH}_{terminal.upper()}"
     own, both = loaded.passed_through.get(name), loaded.passed_through.get(_BOTH)
@@ -65,7 +58,7 @@ def gpu_share(loaded: "LoadedSettings", terminal: Terminal) -> GpuShare | None:
     return GpuShare(names=names, origin=both[1], why=f"GPUs {','.join(names)}: {why}")
 
 
-def _uses(loaded: "LoadedSettings", terminal: Terminal) -> tuple[int, str, bool]:
+def _uses(loaded: LoadedSettings, terminal: Terminal) -> tuple[int, str, bool]:
     """Return how many GPUs a terminal uses, the settings that say so, and whether one of them was given."""
     sizes = {env: getattr(loaded.settings, env.lower()) for env in _USED_BY[terminal]}
     said = [f"{env}={size}" for number, (env, size) in enumerate(sizes.items()) if number == 0 or size > 1]

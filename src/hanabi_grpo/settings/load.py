@@ -1,12 +1,11 @@
-"""Find each setting's value: the shell over `.env` over the profile over the default."""
+"""Find each setting's value: the shell over `.env` over the profile over the default; refuse misspelt names."""
 
 import difflib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,21 @@ from pydantic import ValidationError
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
-from hanabi_grpo.settings.device import installed_device
+from hanabi_grpo.settings.defaults import installed_device
 from hanabi_grpo.settings.game import HANABI, game_values
 from hanabi_grpo.settings.model import Settings, variables
+from hanabi_grpo.settings.partners import read_pool
 from hanabi_grpo.settings.sources import DOTENV, PROFILE, SHELL, Source, find, read_sources
+from hanabi_grpo.settings.values import is_loopback
 from hanabi_grpo.settings.variables import PASSED_THROUGH, Variable
 
 ENV = "HANABI_ENV"
 _PREFIX = "HANABI_"
 _KEY_LENGTH = 16
+_SHORT = 7
+"""Letters below which only a moved letter counts: MODE, SPEED and PORTS are words of their own."""
+_OTHERS = frozenset({"VLLM_MODEL", "WANDB_MODEL"})
+"""Names of other software that are one letter from a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +44,7 @@ class LoadedSettings:
 
 
 def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> LoadedSettings:
-    """Resolve every setting. An empty value counts as unset.
-
-    Args:
-        environ: The shell's variables; None: this process's.
-        dotenv: File of NAME=value lines; may be missing.
+    """Resolve every setting of the shell (`environ`; None: this process's), `.env` and the profile that they name.
 
     Raises:
         SettingsError: A profile that is not there, unknown `HANABI_*` names and bad values, the latter two all in one
@@ -60,11 +61,9 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     given: dict[str, Any] = {"device": device.kind, "device_reason": device.reason}
     origins: dict[str, str] = {}
     for variable in known:
-        found = find(sources, variable.env)
-        same = variable.cpu == variable.gpu
-        origins[variable.field] = found[1].origin if found else "default" if same else f"default ({device.kind})"
-        if found:
-            given[variable.field] = found[0]
+        origins[variable.field] = "default" if variable.cpu == variable.gpu else f"default ({device.kind})"
+        if found := find(sources, variable.env):
+            given[variable.field], origins[variable.field] = found[0], found[1].origin
     settings, bad = _validate(given, known)
     problems += [_with_place(problem, sources) for problem in bad]
     if problems or settings is None:
@@ -85,11 +84,48 @@ def load_settings(environ: Mapping[str, str] | None = None, dotenv: Path = Path(
     )
 
 
-def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings that `write_settings` left in a run folder.
+def misspelt_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names that are one letter from a setting, and the setting that each was meant for.
 
-    The file holds no secrets; they are taken from the environment (None: this process's). Settings that came after it
-    have their defaults.
+    One letter is missing, added, wrong, or moved a little; case and underscores do not count. A setting that is itself
+    among the names was not meant: then the other name is there on purpose.
+
+    Example:
+        misspelt_names(["MAX_STEP", "PORTS", "PATH"]) == {"MAX_STEP": "MAX_STEPS"}
+    """
+    known = {_letters(env): env for env in (*(variable.env for variable in variables()), *PASSED_THROUGH)}
+    given = set(names)
+    found = {}
+    for name in sorted(given - set(known.values()) - _OTHERS):
+        letters = _letters(name)
+        meant = known.get(letters) if len(letters) >= _SHORT else None
+        meant = meant or next((env for right, env in known.items() if _is_slip(letters, right)), None)
+        if meant and meant not in given:
+            found[name] = meant
+    return found
+
+
+def check_names(environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)) -> None:
+    """Refuse variables of the shell (`environ`; None: this process's), `.env` and the profile that look misspelt."""
+    sources = read_sources(environ, dotenv)
+    places = {name: source for source in reversed(sources) for name in source.values}
+    lines = []
+    for name, meant in misspelt_names(places).items():
+        if not name.upper().startswith(_PREFIX):  # those are refused as unknown names
+            source = places[name]
+            away = f"unset {name}" if source.origin == SHELL else f"remove its line from {source.place}"
+            lines.append(
+                f"{name} (from {source.place}): no such setting; did you mean {meant}? Rename it; if it is meant for "
+                f"other software, keep it from this command: {away}."
+            )
+    if lines:
+        raise SettingsError("\n".join(lines))
+
+
+def read_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings that `write_settings` left in a run folder; those that came after it have their defaults.
+
+    The file holds no secrets; they are taken from the environment (None: this process's).
 
     Raises:
         SettingsError: The file is missing or not such a file.
@@ -161,11 +197,8 @@ def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> tuple[Sett
     except ValidationError as error:
         # pydantic makes no defaults once a given value is bad.
         bad |= {str(item["loc"][0]) for item in error.errors(include_input=False)} & given.keys()
-    problems = [
-        f"{one.env}={('********' if one.secret else given[one.field])!r}: {one.allowed}."
-        for one in known
-        if one.field in bad
-    ]
+    shown = {one: "********" if one.secret else given[one.field] for one in known if one.field in bad}
+    problems = [f"{one.env}={value!r}: {one.allowed}." for one, value in shown.items()]
     if problems or settings is None:
         return None, problems
     return settings, _cross_checks(settings, known)
@@ -190,15 +223,13 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
         given = {name: getattr(settings, name) for name in settings.model_fields_set}
         problems.append(_of_the_game(given, known, error))
     key = settings.api_key.get_secret_value() if settings.api_key else ""
-    if not _is_loopback(settings.host) and len(key) < _KEY_LENGTH:
+    if not is_loopback(settings.host) and len(key) < _KEY_LENGTH:
         has = f"one of {_KEY_LENGTH} characters or more; this one has {len(key)}" if key else "one"
         problems.append(
             f"HANABI_HOST={settings.host!r}: an address that other machines reach needs HANABI_API_KEY, {has}. Set the "
             'same in both terminals, e.g. export HANABI_API_KEY="$(openssl rand -hex 16)", or listen on 127.0.0.1.'
         )
     if settings.partners:
-        from hanabi_grpo.settings.partners import read_pool
-
         try:
             read_pool(settings)
         except SettingsError as error:
@@ -206,10 +237,16 @@ def _cross_checks(settings: Settings, known: Sequence[Variable]) -> list[str]:
     return problems
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
+def _letters(name: str) -> str:
+    return name.upper().replace("_", "")
+
+
+def _is_slip(name: str, right: str) -> bool:
+    """Tell whether a name is one letter from the right one: both are the same without one letter."""
+    if name == right or (len(right) < _SHORT and sorted(name) != sorted(right)):
         return False
+    return bool(_cut(name) & _cut(right))
+
+
+def _cut(name: str) -> set[str]:
+    return {name, *(name[:index] + name[index + 1 :] for index in range(len(name)))}

@@ -9,8 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorH
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.settings import board, values
-from hanabi_grpo.settings.device import REPLY_LIMIT, reply_limit
+from hanabi_grpo.settings import defaults, values
 from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
@@ -47,26 +46,20 @@ class Settings(BaseModel):
     dataset: str | None = run(
         "DATASET", "File of rows that say which boards are played (data/README.md); unset: the board below."
     )
-    env: str = game(
-        "HANABI_ENV",
-        "What is played; its own settings are below (docs/environments.md).",
-        HANABI,
-        both=True,
-        allowed="an environment",
-    )
+    env: str = game("HANABI_ENV", "What is played (docs/environments.md).", HANABI, both=True, allowed="an environment")
     preset: str | None = None
     players: int = 2
     """Both are variables of the environment, see `game`."""
 
     # run
-    model: str = run("MODEL", board.MODEL, board.TINY_MODEL, gpu=board.QWEN, both=True, factory=board.default_model)
+    model: str = run(
+        "MODEL", defaults.MODEL, defaults.TINY_MODEL, gpu=defaults.QWEN, both=True, factory=defaults.default_model
+    )
     output_dir: Path | None = run("OUTPUT_DIR", "Run folder; unset: outputs/(board or dataset)-(date and time).")
     profile: Path | None = run(
         "HANABI_PROFILE", "File of settings for a kind of machine, such as tools/profiles/gpu-1.env.", both=True
     )
-    seed: int = run(
-        "SEED", "Seeds sampling, adapters, training deals and a tiny model that is made.", 42, ge=0, le=2**31 - 1
-    )
+    seed: int = run("SEED", "Seeds sampling, adapters, training deals and tiny models.", 42, ge=0, le=2**31 - 1)
 
     # server
     host: str = server("HANABI_HOST", "Address to listen on; all but this machine need a key.", "127.0.0.1")
@@ -77,9 +70,7 @@ class Settings(BaseModel):
         allowed="printable ASCII without spaces",
         both=True,
     )
-    vllm_tensor_parallel_size: int = server(
-        "VLLM_TENSOR_PARALLEL_SIZE", "GPUs that share one copy of the model.", 1, gpu=4, ge=1
-    )
+    vllm_tensor_parallel_size: int = server("VLLM_TENSOR_PARALLEL_SIZE", "GPUs of a copy of the model.", 1, gpu=4, ge=1)
     vllm_data_parallel_size: int = server("VLLM_DATA_PARALLEL_SIZE", "Copies of the model.", 1, ge=1)
     max_model_len: int = server(
         "HANABI_MAX_MODEL_LEN", "Tokens of one private conversation, replies included.", 1024, gpu=40960, ge=64
@@ -91,9 +82,7 @@ class Settings(BaseModel):
     dtype: Literal["float32", "bfloat16", "float16"] = server(
         "HANABI_DTYPE", "Number format of the base model.", "float32", gpu="bfloat16", both=True
     )
-    die_with_parent: bool = server(
-        "HANABI_DIE_WITH_PARENT", "The server stops when the process that started it is gone.", False
-    )
+    die_with_parent: bool = server("HANABI_DIE_WITH_PARENT", "The server ends with the process that started it.", False)
     session_timeout: float = server(
         "HANABI_SESSION_TIMEOUT", "Seconds of silence after which another trainer may take over the server.", 60.0, gt=0
     )
@@ -102,15 +91,14 @@ class Settings(BaseModel):
         "HANABI_ENGINE_TIMEOUT", "Seconds without an answer until the engine counts as hung.", 300.0, gt=0
     )
     engine_restarts: int = server(
-        "HANABI_ENGINE_RESTARTS",
-        "Restarts after deaths without ten healthy minutes in between; 0: the server exits.",
-        3,
-        ge=0,
+        "HANABI_ENGINE_RESTARTS", "Restarts after deaths without ten healthy minutes in between; 0: it exits.", 3, ge=0
     )
 
     # game, beside what the environment adds
     thinking: bool = game("HANABI_THINKING", "Let the model think before it moves.", False, both=True)
-    max_completion_length: int = game("MAX_COMPLETION_LENGTH", REPLY_LIMIT, 4, gpu=512, ge=1, factory=reply_limit)
+    max_completion_length: int = game(
+        "MAX_COMPLETION_LENGTH", defaults.REPLY_LIMIT, 4, gpu=512, ge=1, factory=defaults.reply_limit
+    )
     temperature: float = game("TEMPERATURE", "Sampling temperature.", 1.0, ge=0.01, le=2)
 
     # trainer
@@ -176,12 +164,8 @@ class Settings(BaseModel):
     updates_per_step: int = trainer(
         "HANABI_UPDATES_PER_STEP", "Updates from one step's games; the clips act from the second on.", 1, ge=1, le=64
     )
-    clip_low: float = trainer(
-        "HANABI_CLIP_LOW", "How far below 1 a token's probability ratio still counts.", 0.2, gt=0, le=1
-    )
-    clip_high: float = trainer(
-        "HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio still counts.", 0.2, gt=0
-    )
+    clip_low: float = trainer("HANABI_CLIP_LOW", "How far below 1 a token's probability ratio counts.", 0.2, gt=0, le=1)
+    clip_high: float = trainer("HANABI_CLIP_HIGH", "How far above 1 a token's probability ratio counts.", 0.2, gt=0)
     clip_dual: float | None = trainer(
         "HANABI_CLIP_DUAL",
         "Largest probability ratio of a token with a negative advantage (dual clip); unset: none.",
@@ -206,18 +190,11 @@ class Settings(BaseModel):
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
     )
     update: Literal["independent", "alternating", "sequential"] = trainer(
-        "HANABI_UPDATE",
-        "Who moves: everybody in each step, one player for some steps, or one after the other.",
-        "independent",
+        "HANABI_UPDATE", "Who moves: everybody, one player for some steps, or one after the other.", "independent"
     )
-    alternate_every: int = trainer(
-        "HANABI_ALTERNATE_EVERY", "Steps of a player's turn with HANABI_UPDATE=alternating.", 10, ge=1
-    )
+    alternate_every: int = trainer("HANABI_ALTERNATE_EVERY", "Steps a turn with HANABI_UPDATE=alternating.", 10, ge=1)
     freeze: CommaList = trainer(
-        "HANABI_FREEZE",
-        "Players that play and are not trained.",
-        (),
-        allowed="a comma list of players, such as player_1",
+        "HANABI_FREEZE", "Players that play and are not trained.", (), allowed="a comma list of players, e.g. player_1"
     )
     start_from: CommaList = trainer(
         "HANABI_START_FROM",
@@ -241,22 +218,14 @@ class Settings(BaseModel):
         "HANABI_ADVANTAGE_SCALE",
         "Divide advantages by the deviation of what is compared; unset: as the estimator's source.",
     )
-    whiten: bool = trainer(
-        "HANABI_WHITEN", "Bring each player's advantages of a step to mean 0 and deviation 1.", False
-    )
-    loss_unit: Literal["token", "turn", "sequence"] = trainer(
-        "HANABI_LOSS_UNIT", "What has equal weight in the loss.", "token"
-    )
+    whiten: bool = trainer("HANABI_WHITEN", "Bring a player's advantages of a step to mean 0 and deviation 1.", False)
+    loss_unit: Literal["token", "turn", "sequence"] = trainer("HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token")
     length_penalty: float = trainer(
         "HANABI_LENGTH_PENALTY", "Taken off the reward for each token beyond HANABI_LENGTH_FREE.", 0.0, ge=0
     )
     length_free: int = trainer("HANABI_LENGTH_FREE", "Tokens of a reply that cost nothing.", 0, ge=0)
     parity_tolerance: float = trainer(
-        "HANABI_PARITY_TOLERANCE",
-        "Largest mean difference of trainer and sampler logprobs; beyond it a run stops.",
-        0.001,
-        gpu=0.05,
-        gt=0,
+        "HANABI_PARITY_TOLERANCE", "Mean logprob difference to the sampler that stops a run.", 0.001, gpu=0.05, gt=0
     )
     resume: str | None = trainer(
         "RESUME",
@@ -286,17 +255,13 @@ class Settings(BaseModel):
     wandb_project: values.ProjectName = tracking(
         "WANDB_PROJECT", "W&B project.", "hanabi-grpo", allowed=values.PROJECT_ALLOWED
     )
-    wandb_entity: values.ProjectName | None = tracking(
-        "WANDB_ENTITY", "W&B team or user.", allowed=values.PROJECT_ALLOWED
-    )
+    wandb_entity: values.ProjectName | None = tracking("WANDB_ENTITY", "W&B team/user.", allowed=values.PROJECT_ALLOWED)
     wandb_mode: Literal["online", "offline", "disabled"] = tracking("WANDB_MODE", "W&B mode.", "online")
     wandb_name: str | None = tracking("WANDB_NAME", "W&B run name; unset: the run folder's name.")
     wandb_log_model: Literal["checkpoint", "end", "false"] = tracking(
         "WANDB_LOG_MODEL", "Artifacts: every checkpoint, the last, or none by this setting.", "checkpoint"
     )
-    upload_ckpt_to_wandb: bool = tracking(
-        "UPLOAD_CKPT_TO_WANDB", "After training, the last adapters become an artifact.", True
-    )
+    upload_ckpt_to_wandb: bool = tracking("UPLOAD_CKPT_TO_WANDB", "The last adapters become an artifact.", True)
     ckpt_artifact_name: values.ArtifactName | None = tracking(
         "CKPT_ARTIFACT_NAME", "Its name; unset: after the run folder.", allowed=values.ARTIFACT_ALLOWED
     )
@@ -330,22 +295,14 @@ class Settings(BaseModel):
         return {name: values[name] for name in names}
 
     def setup(self) -> Setup[Any]:
-        """Return what is played, with the default preset where a dataset's rows name theirs.
-
-        Raises:
-            SettingsError: The fields of the game contradict each other.
-        """
+        """Return what is played, with the default preset where a dataset's rows name theirs."""
         preset = self.preset or default_preset(dict(self))
         return registry.setup(self.env, self.config_row({"preset": preset}))
 
 
 @functools.cache
 def variables(env: str = HANABI) -> tuple[Variable, ...]:
-    """Return every variable, those of an environment after HANABI_ENV.
-
-    Raises:
-        SettingsError: There is no such environment.
-    """
+    """Return every variable, those of an environment after HANABI_ENV."""
     found = variables_of(Settings)
     place = next(index for index, variable in enumerate(found) if variable.field == "env") + 1
     return (*found[:place], *variables_of(game_model(env)), *found[place:])

@@ -62,17 +62,7 @@ class Draw:
 
 
 def parse_pool(entries: Sequence[str], num_players: int, env: str = HANABI) -> tuple[Partner, ...]:
-    """Read HANABI_PARTNERS.
-
-    Args:
-        entries: Each a script, "base", "earlier" or a checkpoint, see `refs`; "player_1=" before any of them fixes the
-            seat.
-        num_players: Of the games.
-        env: Environment, whose scripts may be named.
-
-    Raises:
-        SettingsError: An entry that is none of these, or that is given twice.
-    """
+    """Read HANABI_PARTNERS: each entry a script, base, earlier or a checkpoint, perhaps with player_1= before it."""
     scripts = registry.get(env).policies
     found = [_parse(entry, num_players, scripts) for entry in entries]
     for (word, seat), count in Counter((partner.word, partner.seat) for partner in found).items():
@@ -90,23 +80,15 @@ def draw(pool: Sequence[Partner], deal: int, *, share: float, seed: int, num_pla
     and seat before one comes again, each time in another order: every partner plays equally often, and one without a
     fixed seat takes every seat equally often.
 
-    Args:
-        pool: Of `parse_pool`.
-        deal: Number of the deal in the run, from 0.
-        share: Of deals with a partner, above 0 and at most 1.
-        seed: Of the run.
-        num_players: Of the games.
+    `deal` is its number in the run, from 0; `seed` is the run's.
     """
     block = deal // BLOCK
     here = _partner_deals(block, share, seed)
     if not pool or deal not in here:
         return None
     number = _partner_deals_before(block, share) + here.index(deal)
-    pairs = [
-        Draw(partner=partner, seat=seat if partner.seat is None else partner.seat)
-        for partner in pool
-        for seat in range(num_players)
-    ]
+    seats = [(one, seat if one.seat is None else one.seat) for one in pool for seat in range(num_players)]
+    pairs = [Draw(partner=partner, seat=seat) for partner, seat in seats]
     cycle, position = divmod(number, len(pairs))
     order = sorted(range(len(pairs)), key=lambda index: _hash(seed, "pair", cycle, index))
     return pairs[order[position]]
@@ -136,11 +118,7 @@ def own_seats(num_players: int, adapters: Sequence[str], version: int) -> tuple[
 def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num_earlier: int) -> int:
     """Return how many different frozen adapters a pool may need at most.
 
-    Args:
-        pool: Of `parse_pool`.
-        num_players: Of the games.
-        shared: Whether this run has one adapter for all players.
-        num_earlier: Versions of it that are kept.
+    `shared`: this run has one adapter for all players. `num_earlier`: versions of it that are kept.
     """
     needed: set[tuple[str, object]] = set()
     for partner in pool:
@@ -161,12 +139,8 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
             which none is ever kept.
     """
     pool, deals = parse_pool(settings.partners, settings.players, settings.env), settings.deals_per_step
-    needed = num_adapters(
-        pool,
-        num_players=settings.players,
-        shared=settings.adapters == SHARED_ADAPTER,
-        num_earlier=settings.save_total_limit,
-    )
+    shared, kept = settings.adapters == SHARED_ADAPTER, settings.save_total_limit
+    needed = num_adapters(pool, num_players=settings.players, shared=shared, num_earlier=kept)
     if min(needed, deals) > MAX_LENT:
         raise SettingsError(
             f"HANABI_PARTNERS: up to {min(needed, deals)} different frozen adapters in one step ({needed} in the pool, "
@@ -183,10 +157,7 @@ def read_pool(settings: Settings) -> tuple[Partner, ...]:
 
 def describe_pool(pool: Sequence[Partner], share: float) -> str:
     """Return one sentence for the log."""
-    shown = [
-        partner.word + (" (any seat)" if partner.seat is None else f" as {player_name(partner.seat)}")
-        for partner in pool
-    ]
+    shown = [one.word + (" (any seat)" if one.seat is None else f" as {player_name(one.seat)}") for one in pool]
     return f"partners: {share:.0%} of the deals (HANABI_PARTNER_SHARE={share:g}) with one of {', '.join(shown)}"
 
 

@@ -42,7 +42,7 @@ _PART = r"[^/:,\s]{1,128}"
 _ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
 _SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
 _CHOSEN = re.compile(rf"(.+):({_PLAYER})", re.ASCII)
-_WANDB = re.compile(rf"wandb:(?:({_PART})/)?({_PART})/({_PART})(?::({_PART}))?")
+_WANDB = re.compile(rf"wandb:(?:(?P<entity>{_PART})/)?(?P<project>{_PART})/(?P<name>{_PART})(?::(?P<alias>{_PART}))?")
 _HUB = re.compile(r"hf:([A-Za-z0-9][\w.-]{0,95})/([A-Za-z0-9][\w.-]{0,95})(?:@([\w./-]{1,200}))?", re.ASCII)
 _SCRIPT = re.compile(r"[a-z][a-z0-9.-]{0,63}", re.ASCII)
 _VERSION = re.compile(r"v(0|[1-9][0-9]{0,8})", re.ASCII)
@@ -82,14 +82,12 @@ class AdapterRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WandbPlace:
-    """An artifact at W&B, as it was typed."""
+    """An artifact at W&B, as it was typed; no entity: the one of this shell or of the key, no alias: latest."""
 
     entity: str = ""
-    """Team or user; empty: the one of this shell or of the key."""
     project: str
     name: str
     alias: str = ""
-    """Empty: latest."""
 
     def __post_init__(self) -> None:
         """Refuse parts that would name another folder than one below the downloads; W&B's answers are asked too."""
@@ -101,8 +99,8 @@ class WandbPlace:
                 )
 
     def __str__(self) -> str:
-        alias = f":{self.alias}" if self.alias else ""
-        return f"wandb:{'/'.join(part for part in (self.entity, self.project, self.name) if part)}{alias}"
+        path = self.path
+        return f"wandb:{path if self.alias else path.removesuffix(f':{LATEST}')}"
 
     @property
     def path(self) -> str:
@@ -173,8 +171,8 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
         text: One reference.
         where: For errors, e.g. "HANABI_PARTNERS".
         roles: Which of them are allowed here, beside scripts and checkpoints.
-        scripts: Names of the environment's scripts.
-        adapters: Whether the server's own adapters are.
+        scripts: Of the environment.
+        adapters: Whether the server's own are allowed.
 
     Raises:
         SettingsError: It is none; says what is allowed and what is near.
@@ -189,44 +187,38 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     if "/" in text or is_remote(text) or (text and Path(text[:255]).is_dir()):
         return parse_checkpoint(text, where=f"{where}: ")
     known = (*scripts, *roles)
+    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
+    nearest = f" Did you mean {str(close[0])!r}?" if close else ""
     served = ", an adapter of the server (player_0@latest)" if adapters else ""
     raise SettingsError(
         f"{where}: {text[:_SHOWN]!r} is unknown; allowed are {', '.join(known)}{served}, or a checkpoint: a folder "
         "with a slash in it (./checkpoint-50), wandb:team/project/name:alias or hf:org/repo, perhaps with :player_1 "
-        f"behind it.{_nearest(text, known)}"
+        f"behind it.{nearest}"
     )
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
     """Read a folder, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1` behind it.
 
-    Args:
-        text: One reference.
-        where: What errors begin with.
-
     Raises:
-        SettingsError: A `wandb:` or `hf:` reference that is none.
+        SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
     """
     match = _CHOSEN.fullmatch(text)
-    place, adapter = (match[1], match[2]) if match else (text, None)
-    if not is_remote(place):
-        return CheckpointRef(place=Path(place), adapter=adapter)
-    if found := _WANDB.fullmatch(place):
-        entity, project, name, alias = (part or "" for part in found.groups())
-        return CheckpointRef(place=WandbPlace(entity=entity, project=project, name=name, alias=alias), adapter=adapter)
-    if found := _HUB.fullmatch(place):
-        return CheckpointRef(place=HubPlace(org=found[1], repo=found[2], revision=found[3]), adapter=adapter)
-    wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
-    form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
-    raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+    typed, adapter = (match[1], match[2]) if match else (text, None)
+    place: Place = Path(typed)
+    if found := _WANDB.fullmatch(typed):
+        place = WandbPlace(**{part: text or "" for part, text in found.groupdict().items()})
+    elif found := _HUB.fullmatch(typed):
+        place = HubPlace(org=found[1], repo=found[2], revision=found[3])
+    elif is_remote(typed):
+        wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
+        form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
+        raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+    return CheckpointRef(place=place, adapter=adapter)
 
 
 def split_player(entry: str) -> tuple[str | None, str]:
-    """Return the player before `=`, None where there is none, and the rest.
-
-    Example:
-        split_player("player_1=hf:org/repo") == ("player_1", "hf:org/repo")
-    """
+    """Return the player before `=` and the rest, e.g. ("player_1", "hf:org/repo"); None where there is no player."""
     match = _SEATED.fullmatch(entry)
     return (match[1], match[2]) if match else (None, entry)
 
@@ -237,11 +229,7 @@ def is_remote(text: str) -> bool:
 
 
 def seat_adapter(seat: str) -> tuple[str, int] | None:
-    """Return adapter and version of a seat on the wire, None when no adapter sits there.
-
-    Example:
-        seat_adapter("player_0@7") == ("player_0", 7); seat_adapter("iggi") is None
-    """
+    """Return adapter and version of a seat on the wire, e.g. ("player_0", 7); None when no adapter sits there."""
     match = _ADAPTER.fullmatch(seat)
     return (match[1], int(match[2])) if match and match[2] not in (None, LATEST) else None
 
@@ -257,19 +245,10 @@ def is_frozen(seat: str) -> bool:
 
 
 def check_seat(seat: object) -> str:
-    """Return a seat on the wire as it is.
-
-    Raises:
-        SettingsError: It is none.
-    """
+    """Return a seat on the wire as it is; SettingsError where it is none."""
     if isinstance(seat, str) and (seat == BASE or is_scripted(seat) or seat_adapter(seat)):
         return seat
     raise SettingsError(
         f"seat {str(seat)[:_SHOWN]!r}: allowed are adapter@version (player_0@7), {BASE}, or the name of a script of "
         "the environment, in small letters."
     )
-
-
-def _nearest(text: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
-    return f" Did you mean {str(close[0])!r}?" if close else ""

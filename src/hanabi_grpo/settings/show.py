@@ -45,7 +45,9 @@ def settings_json(loaded: LoadedSettings) -> dict[str, Any]:
 
 def settings_values(settings: Settings) -> dict[str, Any]:
     """Return every value by its variable's name, ready for JSON; secrets are masked."""
-    return {variable.env: _jsonable(getattr(settings, variable.field)) for variable in variables(settings.env)}
+    found = {variable.env: getattr(settings, variable.field) for variable in variables(settings.env)}
+    plain = (bool, int, float, type(None))
+    return {env: value if isinstance(value, plain) else typed(value) for env, value in found.items()}
 
 
 def environment_markdown() -> str:
@@ -66,7 +68,3 @@ def environment_markdown() -> str:
 
 def _code(value: str) -> str:
     return f"`{value}`" if value else "unset"
-
-
-def _jsonable(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float) else typed(value)

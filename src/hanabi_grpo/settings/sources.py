@@ -1,6 +1,5 @@
 """Where values come from: the shell over `.env` over the profile. Files hold NAME=value lines."""
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,15 +31,11 @@ class Source:
 def read_sources(
     environ: Mapping[str, str] | None = None, dotenv: Path = Path(DOTENV)
 ) -> tuple[Source, Source, Source]:
-    """Read the shell's variables, `.env`, and the profile that either of them names.
-
-    Args:
-        environ: The shell's variables; None: this process's.
-        dotenv: May be missing; a profile may not.
+    """Read the shell's variables (`environ`; None: this process's), `.env`, and the profile that either of them names.
 
     Raises:
         SettingsError: A file that cannot be read, a line that is no assignment, a profile that is not there or that
-            names a profile itself.
+            names a profile itself; `.env` may be missing.
     """
     shell = Source(origin=SHELL, place=SHELL, values=_given(os.environ if environ is None else environ))
     file = Source(origin=DOTENV, place=str(dotenv), values=_read(dotenv) if dotenv.is_file() else {})
@@ -59,20 +54,12 @@ def _read_profile(named: str, place: str) -> Source:
     path = Path(named)
     said = f"{PROFILE_VARIABLE}={named!r} (from {place})"
     if not os.path.isfile(path):
-        raise SettingsError(f"{said}: no such file; {_hint(path)}")
+        there = ", ".join(sorted(map(str, PROFILES.glob("*.env")))) or f"none in {PROFILES} below this folder"
+        raise SettingsError(f"{said}: no such file; there are {there}; any file of NAME=value lines will do.")
     values = _read(path)
     if values.pop(PROFILE_VARIABLE, None):
         raise SettingsError(f"{said}: names a profile itself; one profile holds, so take that line out of {path}.")
     return Source(origin=PROFILE, place=named, values=values)
-
-
-def _hint(path: Path) -> str:
-    there = sorted(str(file) for file in PROFILES.glob("*.env"))
-    if not there:
-        return "give a file of NAME=value lines, by its path from the folder in which the command runs."
-    close = difflib.get_close_matches(path.stem, [Path(file).stem for file in there], n=1)
-    meant = f"did you mean {PROFILES / close[0]}.env? " if close else ""
-    return f"{meant}There are {', '.join(there)}; any other file of NAME=value lines will do."
 
 
 def _read(path: Path) -> dict[str, str]:

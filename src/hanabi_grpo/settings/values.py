@@ -5,6 +5,7 @@ W&B's rules are those of its `wandb/sdk/artifacts/_validators.py`.
 
 import re
 from collections.abc import Callable
+from ipaddress import ip_address
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
@@ -24,6 +25,7 @@ PROJECT_ALLOWED = "1 to 128 characters, none of / \\ # ? % :, and not dots alone
 ARTIFACT_ALLOWED = "1 to 128 letters, digits, dots, dashes and underscores"
 ALIASES_ALLOWED = "a comma list of words without / and :, none of them a version such as v3, which W&B gives itself"
 _LARGEST_PORT = 65535
+_ADDRESS = re.compile(r"(\[[^]]+\]|[^:\[\]]+)(?::([0-9]{1,6}))?", re.ASCII)
 
 
 def where(is_right: Callable[[Any], object]) -> AfterValidator:
@@ -41,28 +43,23 @@ def split_address(word: str) -> tuple[str, int | None]:
     """Return the host and the port of one server of VLLM_SERVER_HOST; None where it names no port.
 
     A server is a host, or a host and its port: gpu7, 10.0.0.7:8001, ::1, [::1]:8001. One with two colons or more and no
-    brackets is an IPv6 address.
-
-    Raises:
-        ValueError: No such word.
+    brackets is an IPv6 address. ValueError: no such word, or a port that is none.
     """
     word = word.strip()
-    if word.startswith("["):
-        host, closed, rest = word[1:].partition("]")
-        if not closed or (rest and not rest.startswith(":")):
-            raise ValueError(f"{word!r}: brackets enclose an address, and a port follows them")
-        port = rest[1:] if rest else None
-    elif word.count(":") == 1:
-        host, _, port = word.partition(":")
-    else:
-        host, port = word, None
-    if not host:
-        raise ValueError(f"{word!r}: no host")
-    if port is None:
-        return host, None
-    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= _LARGEST_PORT):
-        raise ValueError(f"{word!r}: a port is a whole number from 1 to {_LARGEST_PORT}")
-    return host, int(port)
+    if word.count(":") > 1 and not word.startswith("["):
+        return word, None
+    match = _ADDRESS.fullmatch(word)
+    if match is None or not 1 <= int(match[2] or 1) <= _LARGEST_PORT:
+        raise ValueError(f"{word!r}: give host or host:port, the port from 1 to {_LARGEST_PORT}, as in [::1]:8001")
+    return match[1].strip("[]"), int(match[2]) if match[2] else None
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host name is this machine by its loopback address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _travels_in_a_header(key: SecretStr) -> bool:

@@ -44,7 +44,7 @@ class Variable:
     allowed: str
     """What a value must be, as the end of a sentence."""
     both: bool = False
-    """True when the server and the trainer must be given the same value."""
+    """The server and the trainer must be given the same value."""
     secret: bool = False
     """The value must never be printed."""
 
@@ -66,13 +66,13 @@ def setting(
     Args:
         env: Name in the environment.
         description: One sentence for the README.
-        default: Default; on CPU only, when `gpu` is given too.
+        default: On CPU only, when `gpu` is given too.
         section: One of SECTIONS.
         gpu: Default where the GPU engine is installed; left out when it is the same.
-        allowed: What a value must be; derived from the type and `constraints` when empty.
-        both: True when both terminals must agree.
+        allowed: What a value must be; derived from the type and `constraints` (ge, gt, le) when empty.
+        both: Both terminals must agree.
         factory: Makes the default from the fields before it; `default` is then only what tables show.
-        **constraints: ge, gt, le as in pydantic.
+        **constraints: As in pydantic.
     """
     on_gpu = default if gpu is ... else gpu
     extra = {"env": env, "section": section, "cpu": default, "gpu": on_gpu, "allowed": allowed, "both": both}

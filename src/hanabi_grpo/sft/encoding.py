@@ -9,31 +9,11 @@ from itertools import groupby
 from typing import Any
 
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Game, Observation, Setup
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.types import Episode, ReplyKind, Turn, player_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
-    """An episode with what it takes to play it again."""
-
-    episode: Episode
-    game: Game
-    """At its start; it is played to its end."""
-    start_id: str
-    """See `Environment.start_id`."""
-    where: str
-    """What errors call the episode."""
-
-    @classmethod
-    def of(cls, setup: Setup[Any], episode: Episode, where: str = "game") -> "Replay":
-        """Return an episode of this setup ready to be played again."""
-        start: dict[str, Any] = {"split": episode.suite, "seed": episode.seed}
-        game = setup.environment.reset(setup.config, **start)
-        start_id = setup.environment.start_id(setup.config, **start)
-        return cls(episode=episode, game=game, start_id=start_id, where=where)
+from hanabi_grpo.types import ReplyKind, Turn, player_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +41,24 @@ class Encoder:
             f"{cut}"
         )
 
-    def samples(self, replay: Replay, is_taught: Sequence[bool]) -> list[Sample]:
+    def samples(self, game: Recording, is_taught: Sequence[bool]) -> list[Sample]:
         """Return a sample for each player who has something to teach.
 
-        Args:
-            replay: The game.
-            is_taught: For each turn whether its reply is learned; the others are only read.
+        `is_taught` says for each turn whether its reply is learned; the others are only read.
 
         Raises:
             SettingsError: A game of other prompts, or one that the rules forbid.
         """
-        turns = replay.episode.turns
-        played = self._replay(replay)
-        start = int.from_bytes(hashlib.sha256(replay.start_id.encode()).digest()[:8])
+        turns = game.episode.turns
+        begun, start_id = self.setup.environment.recorded(self.setup.config, game)
+        played = list(zip(turns, _replay(begun, game, self.setup.config.memory), is_taught, strict=True))
+        start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:8])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
-            own = [one for one in zip(turns, played, is_taught, strict=True) if one[0].player == player]
+            own = [one for one in played if one[0].player == player]
             for part in [[one] for one in own] if self.setup.config.memory == "turn" else [own]:
-                ids, marks = self._conversation(player, part, replay.where)
+                ids, marks = self._conversation(player, part, game.where)
                 if any(marks):
                     samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
         return samples
@@ -122,28 +101,28 @@ class Encoder:
         text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
-    def _replay(self, replay: Replay) -> list[tuple[str, str]]:
-        """Play a game again; returns for each turn what its player was shown, and the action in today's words."""
-        game = replay.game
-        played: list[tuple[str, str]] = []
-        for _, group in groupby(replay.episode.turns, lambda turn: turn.step):
-            actions = {}
-            for turn in (turns := list(group)):
-                where = f"{replay.where}, turn {len(played)}"
-                if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
-                    raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
-                seen = Observation(game, turn.player, self.setup.config.memory)
-                shown, legal = seen.message(), seen.legal()
-                if turn.prompt and turn.prompt != shown:
-                    raise SettingsError(
-                        f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "
-                        "variables of the game as they were, such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
-                    )
-                is_known = legal is None or turn.action in (FORFEIT, SKIP)
-                action = turn.action if is_known else game.parse(turn.player, turn.action)
-                if action is None or not (is_known or action in (legal or ())):
-                    raise SettingsError(f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged.")
-                actions[turn.player] = action
-                played.append((shown, action))
-            game.step(actions)
-        return played
+
+def _replay(game: Game, recording: Recording, memory: str) -> list[tuple[str, str]]:
+    """Play a game again from its start; returns what was shown at each turn, and the action in today's words."""
+    played: list[tuple[str, str]] = []
+    for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
+        actions = {}
+        for turn in (turns := list(group)):
+            where = f"{recording.where}, turn {len(played)}"
+            if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
+                raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
+            seen = Observation(game, turn.player, memory)
+            shown, legal = seen.message(), seen.legal()
+            if turn.prompt and turn.prompt != shown:
+                raise SettingsError(
+                    f"{where}: recorded with the prompt {turn.prompt[:60]!r}, here it is {shown[:60]!r}; set the "
+                    "variables of the game as they were, such as HANABI_OBSERVATION and HANABI_LEGAL_MOVES."
+                )
+            is_known = legal is None or turn.action in (FORFEIT, SKIP)
+            action = turn.action if is_known else game.parse(turn.player, turn.action)
+            if action is None or not (is_known or action in (legal or ())):
+                raise SettingsError(f"{where}: {turn.action[:40]!r} is not legal here; the record is damaged.")
+            actions[turn.player] = action
+            played.append((shown, action))
+        game.step(actions)
+    return played

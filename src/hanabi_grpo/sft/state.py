@@ -7,7 +7,7 @@ that a resume needs, `warm_start.json` the held-out figures so far.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from safetensors.torch import load_file, save_file
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.checkpoints import find_checkpoint, recover_checkpoints, write_checkpoint
 from hanabi_grpo.runs.run_folder import make_run_folder, new_folder, write_json_atomic
-from hanabi_grpo.sft.learning import HeldOut
-from hanabi_grpo.sft.students import WHOLE_MODEL, Student
+from hanabi_grpo.sft.learning import WHOLE_MODEL, Student
 from hanabi_grpo.training.model.adapters import save_adapter
 
 LAST, MODEL, FIGURES = "last", "model", "warm_start.json"
 _STATE, _INDEX = "warm_start", "state.json"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS, _COUNTS = ("exp_avg", "exp_avg_sq"), ("step", "best_step", "best_loss")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,20 +37,16 @@ class Kept:
     history: list[dict[str, Any]]
     """Held-out figures of every student, oldest first."""
 
-    def add(self, figures: Sequence[HeldOut]) -> None:
-        """Append an evaluation."""
-        self.history += [asdict(figure) for figure in figures]
-
-    def save(self, model: Any, tokenizer: Any, students: Sequence[Student], *, dtype: torch.dtype) -> None:
+    def save(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
         """Write the best so far, if there is one, and the newest state.
 
         Raises:
-            RunFolderError: The disk is full, or another reason of the file system; what was there before stays.
+            RunFolderError: The disk is full, for example; what was there before stays.
         """
         if all(student.best is not None for student in students):
             with _best_in_place(students):
                 if students[0].name == WHOLE_MODEL:
-                    self._save_model(model, tokenizer, students, dtype)
+                    self._save_model(model, tokenizer, students)
                 else:
                     self._save_adapters(self.out, model, students, with_state=False)
         last = self.out / LAST
@@ -72,11 +67,10 @@ class Kept:
         recover_checkpoints(last)
         folder = find_checkpoint(last, needs=_STATE).folder / _STATE
         saved = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        now = json.loads(json.dumps(self.key))
         changed = [
-            f"{name} was {_short(saved['key'].get(name))}, is {_short(now.get(name))}"
-            for name in sorted({*saved["key"], *now})
-            if saved["key"].get(name) != now.get(name)
+            f"{name} was {saved['key'].get(name)!s:.80}, is {self.key.get(name)!s:.80}"
+            for name in sorted({*saved["key"], *self.key})
+            if saved["key"].get(name) != self.key.get(name)
         ]
         if changed:
             raise SettingsError(
@@ -86,8 +80,8 @@ class Kept:
         for student in students:
             own = saved["students"][student.name]
             _put_back(student, load_file(folder / f"{student.name}.safetensors"), own["step"])
-            student.best_step = own["best_step"]
-            student.best_loss = float("inf") if own["best_loss"] is None else own["best_loss"]
+            if student.best:
+                student.best_step, student.best_loss = own["best_step"], own["best_loss"]
         self.history[:] = saved["history"]
         return True
 
@@ -98,29 +92,20 @@ class Kept:
             for name in names:
                 save_adapter(model, name, partial / name)
             if with_state:
-                self._write_state(partial / _STATE, students)
+                (state := partial / _STATE).mkdir()
+                for one in students:
+                    save_file(_tensors(one), state / f"{one.name}.safetensors", metadata={"format": "pt"})
+                counts = {one.name: {name: getattr(one, name) for name in _COUNTS} for one in students}
+                write_json_atomic(state / _INDEX, {"key": self.key, "students": counts, "history": self.history})
 
         size = sum(value.numel() * 4 for student in students for value in student.parameters.values())
         facts = {"adapters": names, **self.facts, "warm_start": self._about(students)}
         write_checkpoint(folder, 0, fill, facts, needed_bytes=size * (5 if with_state else 1))
 
-    def _write_state(self, folder: Path, students: Sequence[Student]) -> None:
-        folder.mkdir()
-        for student in students:
-            save_file(_tensors(student), folder / f"{student.name}.safetensors", metadata={"format": "pt"})
-        index = {
-            "key": self.key,
-            "students": {
-                one.name: {"step": one.step, "best_step": one.best_step, "best_loss": one.best and one.best_loss}
-                for one in students
-            },
-            "history": self.history,
-        }
-        write_json_atomic(folder / _INDEX, index)
-
-    def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student], dtype: torch.dtype) -> None:
+    def _save_model(self, model: Any, tokenizer: Any, students: Sequence[Student]) -> None:
         """Write a Hugging Face folder in the place of the old one."""
         target = self.out / MODEL
+        dtype = getattr(torch, self.key["dtype"])
         converted: dict[int, torch.Tensor] = {}
         # Tied weights stay one tensor, so that they are written once.
         state = {
@@ -134,12 +119,10 @@ class Kept:
                 model.save_pretrained(new, state_dict=state)
                 # It names the format that was trained in; loaders take the file's word for it.
                 config = json.loads((new / "config.json").read_text(encoding="utf-8"))
-                write_json_atomic(new / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
+                write_json_atomic(new / "config.json", {**config, "dtype": self.key["dtype"]})
                 tokenizer.save_pretrained(new)
                 write_json_atomic(new / FIGURES, {**self.facts, **self._about(students)})
         except OSError as error:
-            if isinstance(error, RunFolderError):
-                raise
             raise RunFolderError(
                 f"{target}: cannot be written ({error.strerror or error}). Make room, then give the same command with "
                 "--resume."
@@ -184,20 +167,14 @@ def _tensors(student: Student) -> dict[str, torch.Tensor]:
 
 
 def _put_back(student: Student, saved: Mapping[str, torch.Tensor], step: int) -> None:
-    def part(kind: str) -> dict[str, torch.Tensor]:
-        return {key.partition("|")[2]: value for key, value in saved.items() if key.startswith(f"{kind}|")}
-
-    _copy(student, part("weight"))
-    student.best = part("best") or None
-    for moment in _MOMENTS:
-        for name, value in part(moment).items():
+    _copy(student, {key.removeprefix("weight|"): value for key, value in saved.items() if key.startswith("weight|")})
+    student.best = {key.removeprefix("best|"): value for key, value in saved.items() if key.startswith("best|")} or None
+    for key, value in saved.items():
+        moment, _, name = key.partition("|")
+        if moment in _MOMENTS:
             parameter = student.parameters[name]
-            state = student.optimizer.state[parameter]
-            state["step"] = torch.tensor(float(step))
-            state[moment] = value.to(parameter.device)
-    student.skip_to(step)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:80] + "…"
+            own = {"step": torch.tensor(float(step)), moment: value.to(parameter.device)}
+            student.optimizer.state[parameter].update(own)
+    student.step = step
+    for _ in range(step):
+        next(student.batches)

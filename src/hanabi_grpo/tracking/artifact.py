@@ -30,7 +30,7 @@ from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.runs.run_folder import EVALUATIONS as KEPT
 from hanabi_grpo.runs.run_folder import sync_folder, write_json_atomic, write_text_atomic
 from hanabi_grpo.settings import Settings, settings_values
-from hanabi_grpo.settings.board import is_local_model
+from hanabi_grpo.settings.defaults import is_local_model
 from hanabi_grpo.tracking.record import RunningScore
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 from peft import PeftModel
 
-from hanabi_grpo.client.fleet import check_alike, merge_shares, share_deals, side_by_side
-from hanabi_grpo.client.rollout_client import RolloutResult, each_server, server_name
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.client.fleet import check_alike, each_server, merge_shares, server_name, share_deals, side_by_side
 from hanabi_grpo.runs.history import IncidentLog
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.partners import own_seats

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import torch
 from peft import PeftModel
 
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.heartbeat import Heartbeat
-from hanabi_grpo.client.rollout_client import RolloutClient, RolloutResult
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from hanabi_grpo.client.rollout_client import RolloutResult
+from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.errors import ServerError, VersionError
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.link import GamesRequest, says_so

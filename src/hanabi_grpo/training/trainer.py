@@ -30,16 +30,9 @@ from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
-from hanabi_grpo.settings import (
-    Settings,
-    active_players,
-    batch_plan,
-    deepspeed_stage,
-    rates_of_each,
-    steps_of_each,
-    update_notes,
-)
+from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
 from hanabi_grpo.training.deals import step_deals
@@ -95,8 +88,6 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
         self._base_checksum = adapters.base_checksum(self.model)
-        for note in update_notes(self.settings):
-            logger.warning("%s", note)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""

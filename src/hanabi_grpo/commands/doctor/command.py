@@ -16,7 +16,7 @@ from hanabi_grpo.commands.doctor.check import Check, Role, fail, ok, print_check
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.settings import LoadedSettings, load_settings, variables
-from hanabi_grpo.settings.misspelt import check_names
+from hanabi_grpo.settings.load import check_names
 from hanabi_grpo.settings.sources import DOTENV
 
 _SETTINGS = ".venv/bin/hanabi-grpo settings --markdown   # every variable, and what is allowed"

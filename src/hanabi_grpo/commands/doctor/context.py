@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hanabi_grpo.client.rollout_client import each_server
+from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import NotReady, look_once
 from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
@@ -21,7 +21,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes
 from hanabi_grpo.settings import LoadedSettings, Settings
-from hanabi_grpo.settings.board import is_local_model
+from hanabi_grpo.settings.defaults import is_local_model
 
 if TYPE_CHECKING:
     from hanabi_grpo.rollout.chat import ChatFormat

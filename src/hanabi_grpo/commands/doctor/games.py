@@ -8,9 +8,9 @@ from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_rewards, mix_line, num_steps, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
-from hanabi_grpo.settings import batch_plan, check_updates, update_notes
-from hanabi_grpo.settings.batch import plan_line
-from hanabi_grpo.settings.board import tiny_model_command, tiny_model_folder
+from hanabi_grpo.settings import batch_plan
+from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
+from hanabi_grpo.settings.steps import check_updates, plan_line
 
 _ORIGINS = ".venv/bin/hanabi-grpo settings   # shows what holds now, and where it comes from"
 
@@ -40,8 +40,6 @@ def batch_checks(context: Context) -> Iterator[Check]:
     except SettingsError as error:
         yield fail("batch", str(error), _ORIGINS)
         return
-    for note in update_notes(settings):
-        yield warn("batch", note, _ORIGINS)
     yield ok("batch", plan_line(settings, plan, steps))
 
 

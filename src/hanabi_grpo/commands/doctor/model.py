@@ -11,8 +11,8 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.fingerprint import damage_of, model_fingerprint, resolve_model, way_back
 from hanabi_grpo.server.adapter_files import linear_shapes
-from hanabi_grpo.settings.batch import tokens_per_micro_batch
-from hanabi_grpo.settings.board import LAPTOP, is_local_model, tiny_model_command
+from hanabi_grpo.settings.defaults import LAPTOP, is_local_model, tiny_model_command
+from hanabi_grpo.settings.steps import tokens_per_micro_batch
 
 _GIB = 1 << 30
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

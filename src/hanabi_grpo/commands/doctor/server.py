@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from hanabi_grpo.client.rollout_client import RolloutClient, server_name
+from hanabi_grpo.client.fleet import server_name
+from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import NotReady
 from hanabi_grpo.commands.console import server_command
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn

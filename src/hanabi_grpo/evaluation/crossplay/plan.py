@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.client.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, line_up_key
 from hanabi_grpo.evaluation.matches import Served
-from hanabi_grpo.rollout.lineups import LineUp, parse_line_up, short_name
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, read_result, result_to_json, write_document
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings.refs import CheckpointRef, Ref

@@ -1,19 +1,38 @@
 """The architecture of a tiny model and its supervised start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hanabi_grpo.sft.batches import length_batches, padded, reply_logits
-from hanabi_grpo.sft.samples import Sample
+import torch
+from rich.progress import Progress
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from hanabi_grpo.rollout.chat import ChatFormat
+from hanabi_grpo.sft.samples import Sample, length_batches, padded, reply_logits
 from hanabi_grpo.sft.tiny_model.recipe import Recipe
+from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 
 
-def new_model(tokenizer: Any) -> Any:
+def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
+    """Return the model that a recipe makes; `chat` is that of `Recipe.chat`."""
+    samples: list[Sample] = []
+    bar = progress.add_task("games of the teacher", total=recipe.num_games * len(recipe.presets))
+    for setup in recipe.setups():
+        samples += recipe.samples(setup, chat, recipe.num_games)
+        progress.update(bar, advance=recipe.num_games)
+    bar = progress.add_task("warm start", total=recipe.steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        model = _new_model(chat.tokenizer)
+        for loss in warm_start(model, samples, recipe):
+            progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")
+    return model
+
+
+def _new_model(tokenizer: Any) -> Any:
     """Return an untrained Qwen3 of about 0.6 M parameters in float32."""
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -26,27 +45,20 @@ def new_model(tokenizer: Any) -> Any:
         tie_word_embeddings=True,
         # About 1/sqrt(hidden_size), as a narrow model needs it; from the usual 0.02 it learns little for 200 steps.
         initializer_range=0.07,
-        bos_token_id=None,
         dtype="float32",
         **ends,
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(bos_token_id=None, **ends)
+    model.generation_config = GenerationConfig(**ends)
     return model
 
 
-def warm_start(
-    model: Any, samples: Sequence[Sample], recipe: Recipe, *, pad_id: int, on_step: Callable[[int, float], None]
-) -> None:
-    """Train `model` in place on the reply tokens of `samples`.
+def warm_start(model: Any, samples: Sequence[Sample], recipe: Recipe) -> Iterator[float]:
+    """Train `model` in place on the reply tokens of `samples`; yield the loss of each step.
 
     AdamW under a one-cycle schedule; single turns first, then whole conversations, as the recipe says. Two runs
     agree bit for bit only with the same number of threads: sums over threads are rounded in another order.
     """
-    import torch
-
-    from hanabi_grpo.training.model.shared_prefixes import share_prefixes
-
     share_prefixes(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.learning_rate, total_steps=recipe.steps)
@@ -57,15 +69,14 @@ def warm_start(
     conversations = length_batches(samples, recipe.seed, recipe.batch_size)
     for step in range(1, recipe.steps + 1):
         batch = next(one_by_one if step <= recipe.single_turn_share * recipe.steps else conversations)
-        logits, targets = reply_logits(model, *padded(batch, pad_id))
+        logits, targets = reply_logits(model, *padded(batch))
         loss = torch.nn.functional.cross_entropy(logits, targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        on_step(step, float(loss.detach()))
-    model.eval()
+        yield float(loss.detach())
 
 
 def single_turns(sample: Sample) -> list[Sample]:

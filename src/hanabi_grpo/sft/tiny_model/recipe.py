@@ -8,25 +8,25 @@ from typing import Any
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Policy, Setup
+from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat
-from hanabi_grpo.rollout.players import make_script
+from hanabi_grpo.rollout.loop import make_script
 from hanabi_grpo.rollout.vocabulary import game_words
-from hanabi_grpo.sft.encoding import Encoder, Replay
+from hanabi_grpo.settings.game import HANABI
+from hanabi_grpo.sft.encoding import Encoder
 from hanabi_grpo.sft.samples import Sample
-from hanabi_grpo.sft.sources import SEEDS_APART
-from hanabi_grpo.sft.teachers import SUITE, NoisyPolicy
+from hanabi_grpo.sft.sources import SUITE, NoisyPolicy, starts_of
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
-from hanabi_grpo.types import Episode, ReplyKind
+from hanabi_grpo.types import ReplyKind
 
 _VERSION = 1
 """Raised when the architecture, the loss or the schedule changes, none of which a probe of the data would show."""
 _NO_LIMIT = 1 << 30
 _WORD_GAMES = 500
 """Random games from which the words of an environment are read."""
-HANABI = "hanabi"
-DEFAULTS: dict[str, dict[str, Any]] = {HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4}}
+_DEFAULTS: dict[str, dict[str, Any]] = {HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4}}
 """Fields of a recipe that an environment has of its own.
 
 A Hanabi observation is the whole state and there is no system message, so a move can be learnt without the turns
@@ -44,7 +44,7 @@ class Recipe:
 
     env: str = HANABI
     presets: tuple[str, ...] = ("laptop",)
-    """In Hanabi the boards, in the order in which their words are numbered."""
+    """In the order in which their words are numbered."""
     players: int = 2
     """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
@@ -67,18 +67,7 @@ class Recipe:
     def of(cls, env: str, **fields: Any) -> "Recipe":
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
-        return cls(env=env, **{**DEFAULTS.get(env, {}), **given})
-
-    def __post_init__(self) -> None:
-        """Check the numbers and the names.
-
-        Raises:
-            SettingsError: `steps` or `seed` is out of range, or not every preset is named once.
-        """
-        if self.steps < 1 or self.seed < 0:
-            raise SettingsError(f"steps={self.steps} seed={self.seed}: steps are 1 or more, a seed is 0 or more.")
-        if not self.presets or len(set(self.presets)) < len(self.presets):
-            raise SettingsError(f"--preset {' '.join(self.presets)}: name at least one preset, and each once.")
+        return cls(env=env, **{**_DEFAULTS.get(env, {}), **given})
 
     def setups(self) -> list[Setup[Any]]:
         """Return what is played.
@@ -89,52 +78,46 @@ class Recipe:
         environment = registry.get(self.env)
         fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
         given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
-        if self.env != HANABI and (unknown := set(self.presets) - set(environment.presets)):
+        if unknown := set(self.presets) - set(environment.presets):
             raise SettingsError(
                 f"--preset {' '.join(sorted(unknown))}: {self.env} has {', '.join(environment.presets)}."
             )
-        presets = {preset: environment.presets.get(preset) for preset in self.presets}
-        return [
-            registry.setup(self.env, {**(config.model_dump() if config else {}), "preset": preset, **given})
-            for preset, config in presets.items()
-        ]
+        return [registry.setup(self.env, environment.presets[name].model_dump() | given) for name in self.presets]
 
     def chat(self) -> ChatFormat:
         """Return the chat format of a tokenizer that knows the words of all presets."""
-        return ChatFormat.from_tokenizer(build_tokenizer(self.words()))
+        return ChatFormat.from_tokenizer(build_tokenizer(self._words()))
 
-    def samples(self, setup: Setup[Any], chat: ChatFormat, *, num_games: int | None = None) -> Iterator[Sample]:
-        """Play games of the teacher and yield a sample per player that had a turn, every reply of it learned."""
+    def samples(self, setup: Setup[Any], chat: ChatFormat, num_games: int) -> Iterator[Sample]:
+        """Play games of the teachers in turn; yield a sample per player that had a turn, every legal reply learned."""
         encoder = Encoder(setup=setup, chat=chat, max_model_len=_NO_LIMIT, max_completion_length=_NO_LIMIT // 2)
-        for episode in self._games(setup, self.num_games if num_games is None else num_games):
+        teachers = _teachers(setup, self.noise)
+        for number, start in enumerate(starts_of(self.seed, num_games)):
+            policies = dict.fromkeys(range(setup.spec.num_players), teachers[number % len(teachers)])
+            episode = play_scripts(setup.task(SUITE, start), policies)
             is_taught = [turn.kind is ReplyKind.LEGAL for turn in episode.turns]
-            yield from encoder.samples(Replay.of(setup, episode), is_taught)
+            yield from encoder.samples(Recording(episode=episode), is_taught)
 
     def hash(self, chat: ChatFormat) -> str:
         """Return a short sha256 over the recipe, its words and the first conversation of each preset."""
-        probes = [list(next(self.samples(setup, chat, num_games=1)).ids) for setup in self.setups()]
+        probes = [list(next(self.samples(setup, chat, 1)).ids) for setup in self.setups()]
         fields = asdict(self)
         if self.env == HANABI:
             # Spelt so that a recipe of one board has the same hash in every version of the package.
             del fields["env"]
             first, *others = fields.pop("presets")
             fields |= {"preset": first, "more_presets": others} if others else {"preset": first}
-        text = json.dumps([_VERSION, fields, [list(self.words()), *probes]], sort_keys=True)
+        text = json.dumps([_VERSION, fields, [list(self._words()), *probes]], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def words(self) -> tuple[str, ...]:
+    def _words(self) -> tuple[str, ...]:
         """Return the words of all presets, in the order in which the tokenizer numbers them."""
         return tuple(dict.fromkeys(word for setup in self.setups() for word in _words(setup)))
-
-    def _games(self, setup: Setup[Any], num_games: int) -> Iterator[Episode]:
-        teachers = _teachers(setup, self.noise)
-        for number, seed in enumerate(range(self.seed * SEEDS_APART, self.seed * SEEDS_APART + num_games)):
-            teacher = teachers[number % len(teachers)]
-            yield play_scripts(setup.task(SUITE, seed), dict.fromkeys(range(setup.spec.num_players), teacher))
 
 
 def _words(setup: Setup[Any]) -> tuple[str, ...]:
     if setup.env == HANABI:
+        # In the order of the shipped tokenizer, which random games would not meet them in.
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
         return compact_vocabulary(setup.config.spec())
@@ -144,6 +127,7 @@ def _words(setup: Setup[Any]) -> tuple[str, ...]:
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
     """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts."""
     if setup.env == HANABI:
+        # It draws its noise itself, as when the shipped model was made.
         from hanabi_grpo.envs.hanabi.policies import hint_bot
 
         return [hint_bot(noise)]

@@ -6,10 +6,8 @@ from typing import Any
 PAD = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
-UNKNOWN = "<unk>"
-THINK = ("<think>", "</think>")
-ROLES = ("system", "user", "assistant")
-
+_UNKNOWN = "<unk>"
+_THINK = ("<think>", "</think>")
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}"
@@ -28,17 +26,16 @@ def build_tokenizer(vocabulary: Sequence[str]) -> Any:
     from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = dict.fromkeys((PAD, START, END, UNKNOWN, *THINK, *ROLES, *vocabulary))
-    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=UNKNOWN))
+    words = dict.fromkeys((PAD, START, END, _UNKNOWN, *_THINK, "system", "user", "assistant", *vocabulary))
+    core = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=_UNKNOWN))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     core.add_special_tokens([AddedToken(word, special=True) for word in (PAD, START, END)])
-    core.add_tokens([AddedToken(word, special=False) for word in THINK])
-    tokenizer = PreTrainedTokenizerFast(
+    core.add_tokens([AddedToken(word, special=False) for word in _THINK])
+    return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
-        unk_token=UNKNOWN,
+        unk_token=_UNKNOWN,
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer

