@@ -136,12 +136,15 @@ def test_without_a_key_pages_of_a_browser_are_refused_and_programs_of_this_machi
                 f"host {host!r}: a server without a key answers to 127.0.0.1, localhost, [::1]. Name it so in "
                 "VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals."
             )
+    for site, status in (("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)):
+        answer = httpx.get(f"{app.url}/health/", headers={"sec-fetch-site": site}, trust_env=False)
+        assert answer.status_code == status and (status == 200 or f"sec-fetch-site {site!r}" in answer.text)
     for path in ("/rollout/", "/reply/", "/session/"):
         answer = httpx.post(f"{app.url}{path}", content=b"{}", trust_env=False)
         assert answer.status_code == 415, "what a page can post without asking first"
         assert "a body without content-type; send content-type: application/json." in answer.json()["detail"]
         assert httpx.post(f"{app.url}{path}", trust_env=False).status_code == 422
-    sent = {"host": "evil.example", "authorization": f"Bearer {KEY}"}
+    sent = {"host": "evil.example", "sec-fetch-site": "cross-site", "authorization": f"Bearer {KEY}"}
     assert httpx.get(f"{locked.url}/health/", headers=sent, trust_env=False).status_code == 200
 
 
