@@ -111,9 +111,9 @@ def test_what_could_not_be_trained_on_is_refused_and_nothing_is_written(tmp_path
         (("--preset", "laptop=0"), "share=0: Expected"),
         (("--preset", "laptop=much"), "--preset 'laptop=much': a share is"),
         (("--preset", "labtop=3"), "did you mean 'laptop'"),
-        (("--preset", "laptop", "--until-step", 0), "until_step=0: must be the number of a step"),
+        (("--preset", "laptop", "--until-step", 0), "until_step=0: Expected"),
         (("--preset", "laptop", "--observation", "long"), "observation='long'"),
         (("--preset", "mini", "--players", 3, "--preset", "laptop"), "preset 'laptop' is for 2 players"),
     ):
         code, output = command(*words, "--out", out)
-        assert code == 2 and problem in output and not out.exists()
+        assert code == 2 and problem in output and not out.exists(), output
