@@ -22,7 +22,6 @@ from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
-from hanabi_grpo.tracking.checkpoints import pinned
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
 from hanabi_grpo.training.model.start_from import recorded_start
@@ -331,12 +330,3 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
         Path("run/settings.json").write_text(text)
         with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
             recorded(Path("run"))
-
-
-def test_the_version_behind_a_word_that_moves_is_named() -> None:
-    for word, folder, version in (
-        ("wandb:hanabi/laptop:best", "outputs/downloads/wandb/-/hanabi/laptop/v3", "wandb:hanabi/laptop:v3"),
-        ("wandb:hanabi/laptop:best", "outputs/one/artifacts/step_2", "wandb:hanabi/laptop:best"),
-        ("hf:org/repo@main", "cache/snapshots/0123", "hf:org/repo@0123"),
-    ):
-        assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version

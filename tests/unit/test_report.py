@@ -110,17 +110,6 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_pa
     assert command(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
 
 
-def test_a_limit_needs_two_evaluations_and_files_elsewhere_may_be_named(tmp_path: Path) -> None:
-    evaluated_run(tmp_path)
-    run = tracked_run(tmp_path / "run", steps=1, games=False)
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    answer = command(run, "--evaluation", before, "--min-rise", 0)
-    assert answer.exit_code == 2 and "two evaluations of the same deals, and there are 1" in answer.stderr
-    assert command(run, "--evaluation", before, "--evaluation", after, "--min-rise", 0.5).exit_code == 0
-    (tmp_path / "torn.json").write_text("{")
-    assert command(run, "--evaluation", tmp_path / "torn.json").exit_code == 2
-
-
 def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refused(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=2, games=False)
     (tmp_path / "file").write_text("")

@@ -3,12 +3,12 @@
 import asyncio
 from typing import Any
 
-from fake_engine import TOKENIZER, FakeEngine
+from fake_engine import FakeEngine
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.rollout.chat import ChatFormat, Conversation
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.server.engine import Sample, SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
@@ -16,7 +16,6 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode
 
 FULL = EnvConfig(preset="full", observation="compact", legal_moves=False)
-SYSTEM = "life1 info3"
 
 
 class Counting:
@@ -79,21 +78,3 @@ def test_every_turn_of_a_long_game_is_tokenised_once_and_alone() -> None:
     assert [len(turn.prompt_ids) for turn in turns] == sizes
     history = sum(len(turn.prompt_ids) for turn in turns if turn.player == turns[-1].player)
     assert history > 20 * len(turns[-1].prompt_ids), "it is long, and was not tokenised again"
-
-
-def test_games_that_begin_with_the_same_messages_tokenise_them_once_and_share_no_list() -> None:
-    counting = Counting(TOKENIZER)
-    chat = ChatFormat.from_tokenizer(counting)
-    counting.num_rendered = 0
-    first, second = Conversation(chat, SYSTEM), Conversation(chat, SYSTEM)
-    added = first.ask("life1")
-    added.append(7)
-    first.answer([1, chat.eos_id])
-    assert (len(counting.encoded), counting.num_rendered) == (1, 1)
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "life1"}]
-    text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert second.ask("life1") == second.ids == TOKENIZER.encode(text, add_special_tokens=False)
-    assert (len(counting.encoded), counting.num_rendered) == (1, 1)
-    other = Conversation(ChatFormat.from_tokenizer(counting, thinking=True), SYSTEM)
-    other.ask("life1")
-    assert len(counting.encoded) == 2, "another format is another text"

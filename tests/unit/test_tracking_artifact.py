@@ -16,7 +16,6 @@ from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations, write_sample_games
-from hanabi_grpo.tracking.publisher import RunReader
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -27,7 +26,7 @@ from hanabi_grpo.tracking.record import (
     write_record,
 )
 from hanabi_grpo.types import Episode
-from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import PLAYERS, SECRET, add_checkpoint, scripted_games, tracked_run
 from training_runs import LAPTOP as SETUP
 from training_runs import evaluate_scripted
 
@@ -112,23 +111,6 @@ def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no
     assert (first / "player_1/adapter_model.safetensors").read_bytes() == b"player_1 at 3"
     assert newest_checkpoint(first) == first
     assert [path.name for path in (run / "artifacts").iterdir()] == ["step_3"]
-
-
-def test_a_reader_finds_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
-    reader = RunReader(tmp_path, from_step=1)
-    assert reader.new_rows() == []
-    add_row(tmp_path, 1)
-    add_row(tmp_path, 2)
-    path = tmp_path / "metrics.jsonl"
-    with path.open("ab") as file:
-        file.write(b'\xff\n[1]\n{"step": "4", "games": 1}\n{"step": 3, "games": 1.0')
-    assert [row["step"] for row in reader.new_rows()] == [2]
-    assert reader.new_rows() == []
-    with path.open("ab") as file:
-        file.write(b"}\n")
-    assert [row["step"] for row in reader.new_rows()] == [3]
-    # What was known before counts for the running score.
-    assert [row["step"] for row in reader.history()] == [1, 2, 3]
 
 
 def test_an_alias_belongs_to_one_artifact_and_the_same_step_keeps_its_own() -> None:
