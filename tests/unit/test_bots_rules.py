@@ -1,6 +1,6 @@
 """What bots work out, and the two rules that are easy to get wrong, on positions made by hand; ranks count from 0.
 
-What the other rules do, `test_hanabi_environment` holds move for move and `test_bot_scores` by published scores.
+The other rules: `test_hanabi_environment`, move for move, and `conformance/test_bot_scores`, by published scores.
 """
 
 import random
