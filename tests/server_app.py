@@ -221,10 +221,15 @@ def session_body(identity: ServerIdentity, **other: Any) -> dict[str, Any]:
     return SessionRequest(**{**given, **other}).model_dump(mode="json")
 
 
+def open_session(client: RolloutClient, app: RunningApp, **other: Any) -> dict[str, Any]:
+    """Claim to have the app's own model instead of hashing a folder."""
+    given = session_body(app.identity, **other)
+    return client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+
+
 def push_to(client: RolloutClient, app: RunningApp, version: int = 1) -> dict[str, bytes]:
     """Open a session of a new run and serve an adapter of its own for each player; returns their bytes."""
-    given = session_body(app.identity, run_id=client.trainer_id)
-    client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+    open_session(client, app, run_id=client.trainer_id)
     bodies = {name: adapter_bytes(0.25 + number + version) for number, name in enumerate(PLAYERS)}
     client.push(version, {name: (body, PEFT_CONFIG) for name, body in bodies.items()})
     return bodies

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hanabi_grpo import __version__
-from hanabi_grpo.errors import HanabiGrpoError
+from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 
 GROUPS = {
     "Train": ("doctor", "serve", "train", "warm-start", "tiny-model", "dataset", "settings"),
@@ -16,6 +16,15 @@ GROUPS = {
     "Share": ("export", "upload", "hanab-live"),
 }
 """Commands by what people want, in the order of --help. Their functions are in the module of their name."""
+RENAMED = {
+    "report-page": "report RUN --html PAGE.html",
+    "chart": "report RUN --png FOLDER",
+    "dynamics": "report RUN --alarms",
+    "conventions": "report GAMES --conventions PAGE.html",
+    "export-hanab-live": "hanab-live export",
+    "import-hanab-live": "hanab-live import",
+}
+"""Commands of version 0.1, and what takes their place."""
 _PANELS = {name: panel for panel, names in GROUPS.items() for name in names}
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -51,6 +60,8 @@ class _Commands(Group):
         return list(_PANELS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in RENAMED:
+            raise SettingsError(f"hanabi-grpo {cmd_name}: is now hanabi-grpo {RENAMED[cmd_name]}.")
         if cmd_name in _PANELS and cmd_name not in self.commands:
             self.commands[cmd_name] = _load(cmd_name)
         return self.commands.get(cmd_name)

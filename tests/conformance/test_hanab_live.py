@@ -145,16 +145,6 @@ def imported(**changes: Any) -> tuple[Episode, list[str]]:
     return recording.episode, notes
 
 
-def test_a_game_is_replayed_move_by_move() -> None:
-    episode, notes = imported()
-    assert [turn.action for turn in episode.turns] == ["Play 0", "Hint player_0 2", "Play 2"]
-    assert [turn.player for turn in episode.turns] == [0, 1, 0]
-    assert [turn.rewards for turn in episode.turns] == [({"score": 1.0},) * 2, ({}, {}), ({"score": 1.0},) * 2]
-    assert (episode.result["score"], episode.status) == (2, EpisodeStatus.TRUNCATED_TURNS)
-    assert all(turn.version is None and not turn.reply_ids for turn in episode.turns)
-    assert notes == ["game: stops after 3 moves, before its end."]
-
-
 def test_what_others_add_is_left_alone() -> None:
     actions = [{"type": 0, "target": 0, "value": 0}, {"type": 3, "target": 0, "value": 2, "x": 1}]
     episode, _ = imported(

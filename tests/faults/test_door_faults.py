@@ -299,3 +299,77 @@ def _peak() -> int:
     status = Path("/proc/self/status").read_text()
     Path("/proc/self/clear_refs").write_text("5")
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) << 10  # type: ignore[index]
+
+
+# --- requests that are odd ---
+
+DEEP, DEEP_ENOUGH = "[" * 100_000, "[" * 40 + "]" * 40
+
+
+def changed(**task: Any) -> str:
+    body = rollout_body()
+    body["tasks"][0] |= task
+    return json.dumps(body)
+
+
+def asked(**other: Any) -> str:
+    return json.dumps({**rollout_body(), **other})
+
+
+def test_a_rollout_that_cannot_be_played_is_422_with_the_reason(door: Guarded) -> None:
+    for body, reason in (
+        ("", "rollout request: not JSON"),
+        (b'{"tasks": [{"suite": "\xff"}]}', "rollout request: not UTF-8 text"),
+        ("[]", "rollout request: all of it=[]: Expected `object`, got `array`"),
+        (asked(tasks=[]), "tasks=[]: Expected `array` of length >= 1"),
+        (asked(top_p=0.9), "top_p=0.9: no such field"),
+        (changed(player=0), "tasks.0.player=0: no such field"),
+        ('{"tasks": NaN}', "rollout request: not JSON"),
+        (asked().replace('ture": 1.0', 'ture": 1e999'), "temperature: Number out of range"),
+        ('{"tasks": ' + DEEP, "tasks.0: Expected `object`, got `array`"),
+        ('{"tasks": ' + DEEP_ENOUGH + "}", "tasks.0=[[["),
+        (changed(env_config={"preset": [[]]}), "tasks.0.env_config={'preset': [[]]}: Expected"),
+        (changed(suite="a/b"), "tasks.0.suite='a/b': Expected `str` matching regex"),
+        (changed(seed=-1), "tasks.0.seed=-1: Expected `int` >= 0"),
+        (changed(env_config={"preset": "labtop"}), "did you mean"),
+        (asked(num_games=32769), "num_games=32769: Expected `int` <= 32768"),
+        (asked(max_tokens=512), "MAX_COMPLETION_LENGTH=512: a reply must be shorter than the conversation"),
+        (asked(temperature=2.5), "temperature=2.5: Expected `float` <= 2"),
+        (asked(seats=["player_0", "base"]), "tasks.0: seat 'player_0': allowed are adapter@version"),
+        (asked(seats=["../x@1", "base"]), "seat '../x@1'"),
+        (asked(seats=["base"]), "tasks.0: 2 players, but seats=('base',) names 1; name all."),
+        (json.dumps(rollout_body(num_deals=16385)), "Expected `array` of length <= 16384"),
+        (
+            json.dumps(rollout_body(num_deals=2, num_games=16385)),
+            "2 tasks, num_games=16385: a request may ask for 32768 games. Ask for fewer at once.",
+        ),
+    ):
+        answer = httpx.post(f"{door.app.url}/rollout/", content=body, headers=JSON, timeout=30, trust_env=False)
+        assert answer.status_code == 422, answer.text
+        detail = answer.json()["detail"]
+        assert reason in detail and len(detail) < 2100, detail
+
+
+def test_routes_answer_odd_input_with_4xx(door: Guarded) -> None:
+    valid = json.dumps(session_body(door.app.identity, version=SERVED_VERSION))
+    with httpx.Client(base_url=door.app.url, trust_env=False) as client:
+        assert client.get("/rollout/").status_code == 405
+        assert client.get("/nothing").json()["detail"] == "GET /nothing: Not Found"
+        assert client.get("/log/?after=x").json()["detail"].startswith("query.after: ")
+        assert client.post("/session/", content=valid, headers=JSON).status_code == 200
+        for body in ("", "[]", DEEP, valid.replace(":", ": NaN,", 1), '{"run_id": "\\ud800"}', "9" * 5000):
+            answer = client.post("/session/", content=body, headers=JSON)
+            assert 400 <= answer.status_code < 500, body[:50]
+        for config in ("", "[]", "[" * 30000, "NaN", "1e999", "9" * 5000, '"x"', "{}", '{"r": 8, "r": 8}'):
+            headers = {**OWNER, "x-sha256": "0" * 64, "x-peft-config": config}
+            answer = client.put(
+                "/adapters/player_0", params={"version": SERVED_VERSION + 1}, content=b"x", headers=headers
+            )
+            assert answer.status_code == 422, config[:50]
+        for version in ("-1", "x", "9" * 5000, "1e3", str(2**63), ""):
+            answer = client.put("/adapters/player_0", params={"version": version}, content=b"x", headers=OWNER)
+            assert answer.status_code == 422, version[:50]
+            assert client.post("/adapters/commit", params={"version": version}, headers=OWNER).status_code in (409, 422)
+        for name in ("player_9", "..%2f..%2fetc", "%00", "%ff%fe", "x" * 4000):
+            answer = client.put(f"/adapters/{name}?version=1", content=b"x", headers=OWNER)
+            assert 400 <= answer.status_code < 500, name[:50]

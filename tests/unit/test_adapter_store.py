@@ -5,10 +5,8 @@ import errno
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from hanabi_grpo.errors import AdapterError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import session_headers
 from hanabi_grpo.runs.adapter_config import config_digest
 from hanabi_grpo.server import adapter_loader
-from hanabi_grpo.server.adapter_loader import LOCK, HeldAdapter, OwnedFolder
+from hanabi_grpo.server.adapter_loader import HeldAdapter
 from hanabi_grpo.server.adapter_store import AdapterStore
 from store_parts import CONFIG, PLAYERS, A, B, Loads, folders_on_disk, push, sent, served, stage, upload, wanted
 
@@ -374,45 +372,3 @@ async def test_the_version_that_is_served_meanwhile_bounds_an_upload_that_began_
     with pytest.raises(VersionError, match="player_0@1 is older than the served version 2"):
         await old
     assert folders_on_disk(store) == [f"{name}@2" for name in PLAYERS]
-
-
-# --- folders of other processes ---
-
-HOLD = """
-import sys
-from pathlib import Path
-from hanabi_grpo.server.adapter_loader import OwnedFolder
-print(OwnedFolder(Path(sys.argv[1])).path, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_folder_lives_as_long_as_the_process_that_holds_its_lock(
-    tmp_path: Path, start_process: Callable[..., Any]
-) -> None:
-    holder = start_process([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    theirs = Path(holder.stdout.readline().strip())
-    ours = OwnedFolder(tmp_path)
-    assert theirs.is_dir()
-    holder.kill()
-    holder.wait()
-    later = OwnedFolder(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([ours.path, later.path])
-    for one in (later, later, ours):
-        one.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_no_leftover_stays(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / LOCK).touch()
-    (tmp_path / "hanabi-adapters-link").symlink_to(elsewhere)
-    (tmp_path / "hanabi-adapters-without-lock").mkdir()
-    (tmp_path / "hanabi-adapters-file").touch()
-    linked_lock = tmp_path / "hanabi-adapters-linked-lock"
-    linked_lock.mkdir()
-    (linked_lock / LOCK).symlink_to(elsewhere / LOCK)
-    before = sorted(tmp_path.rglob("*"))
-    OwnedFolder(tmp_path).close()
-    assert sorted(tmp_path.rglob("*")) == before

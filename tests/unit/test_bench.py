@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import math
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
-from bench.growth import log_slope, slopes
-from bench.pairing import Measure, Pair, measure_pairs, ratios_of
 from bench.prefix_trie import sharing
 from bench.recording import Call, ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
@@ -21,7 +17,7 @@ from bench.run import measure_all
 from bench.show import as_json, markdown
 from bench.training_rows import made_rows, sequences_against_turns, small_model
 from fake_engine import FakeEngine
-from hanabi_grpo.errors import ServerError, SettingsError
+from hanabi_grpo.errors import ServerError
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.settings import load_settings
 
@@ -32,40 +28,6 @@ SAMPLING = SamplingConfig(max_tokens=4)
 def call(prompt: list[int], reply: list[int], start: float, end: float, *, adapter: str = "", cached: int = 0) -> Call:
     told = {"prompt_ids": tuple(prompt), "reply_ids": tuple(reply), "logprobs": (0.0,) * len(reply)}
     return Call(**told, adapter=adapter, num_cached=cached, started=start, ended=end)
-
-
-def test_ratios_are_divided_by_what_each_arm_did() -> None:
-    first = Measure(seconds=2.0, cpu_seconds=3.0, amount=100)
-    pair = Pair(first=first, second=Measure(seconds=1.0, cpu_seconds=1.0, amount=25))
-    assert (pair.speed, pair.time, pair.cpu) == (2.0, 0.5, 0.75)
-    assert ratios_of([pair]) == ((2.0,), (0.75,))
-    assert ratios_of([pair], of_time=True) == ((0.5,), (0.75,))
-
-
-def test_arms_are_run_a_b_b_a_and_the_first_pair_is_thrown_away() -> None:
-    order: list[str] = []
-
-    def arm(name: str) -> Callable[[], Awaitable[Measure]]:
-        async def run() -> Measure:
-            order.append(name)
-            return Measure(seconds=1.0, cpu_seconds=1.0, amount=len(order))
-
-        return run
-
-    pairs = asyncio.run(measure_pairs(arm("A"), arm("B"), pairs=3))
-    assert "".join(order) == "BAABBAAB"
-    # The amounts are the places in the order: none of the warm-up's is kept, and each arm is in its own place.
-    assert [(pair.first.amount, pair.second.amount) for pair in pairs] == [(3, 4), (6, 5), (7, 8)]
-
-
-def test_a_row_says_median_quartiles_and_whether_the_target_is_met() -> None:
-    ratios, target = (0.8, 1.0, 0.9, 1.3), at_least(0.9)
-    row = Row(id="R1", name="a ÷ b", arms=("a", "b"), ratios=ratios, cpu_ratios=(2.0,), target=target)
-    assert row.median == pytest.approx(0.95)
-    assert row.quartiles == pytest.approx((0.875, 1.075))
-    assert (row.cpu_ratio, row.met) == (2.0, True)
-    assert at_most(0.9).met_by(0.95) is False
-    assert at_least(0.9).met_by(math.nan) is False
 
 
 def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_come_back() -> None:
@@ -82,14 +44,6 @@ def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_co
     ]
     found = sharing(games, block_size=2)
     assert (found.prompt, found.sharable, found.sharable_in_blocks, found.cached) == (19, 5 + 3, 4 + 2, 6)
-
-
-def test_a_slope_is_the_exponent_of_the_growth() -> None:
-    sizes = [2.0, 4.0, 8.0]
-    assert log_slope(sizes, [3 * size**2 for size in sizes]) == pytest.approx(2.0)
-    assert slopes([{1.0: 5.0, 10.0: 50.0}, {1.0: 5.0, 10.0: 5.0}]) == pytest.approx((1.0, 0.0))
-    with pytest.raises(SettingsError, match="slope"):
-        log_slope([1.0, 2.0], [math.nan, 1.0])
 
 
 def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:

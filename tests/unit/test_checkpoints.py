@@ -27,19 +27,6 @@ def flipped(data: bytes, position: int, bit: int) -> bytes:
     return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
 
 
-def test_a_checkpoint_holds_its_files_and_a_manifest_with_their_hashes(tmp_path: Path) -> None:
-    folder = write(tmp_path, 50, "hello")
-    manifest = check_checkpoint(folder)
-    assert folder == tmp_path / "checkpoint-50" and names(tmp_path) == ["checkpoint-50"]
-    assert (manifest.step, manifest.facts, tuple(manifest.files)) == (50, {"text": "hello"}, FILES)
-    data = json.loads((folder / "manifest.json").read_text())
-    assert list(data) == ["format", "step", "text", "created", "files", "manifest_sha256"] and data["format"] == 1
-    state = folder / "trainer" / "state.json"
-    assert data["files"]["trainer/state.json"]["bytes"] == state.stat().st_size
-    assert len(data["files"]["trainer/state.json"]["sha256"]) == 64
-    assert data["created"].endswith("+00:00")
-
-
 def test_a_link_in_the_place_of_a_checkpoint_is_passed_over_and_what_it_points_to_stays(tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     for folder in (run, elsewhere):
@@ -237,16 +224,6 @@ def save_adapter(folder: Path, name: str, rank: int = 8) -> None:
     (folder / name / "adapter_model.safetensors").write_bytes(name.encode())
 
 
-def test_every_players_adapter_is_read_with_rank_and_step(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint-60"
-    for name in ("player_1", "player_0"):
-        save_adapter(folder, name)
-    saved = read_adapters(folder)
-    assert (saved.step, saved.lora_rank) == (60, 8)
-    config = {"peft_type": "LORA", "r": 8}
-    assert list(saved.adapters.items()) == [("player_0", (b"player_0", config)), ("player_1", (b"player_1", config))]
-
-
 def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no such folder"):
         read_adapters(tmp_path / "best")
@@ -266,13 +243,6 @@ def saved_checkpoint(run_folder: Path) -> Path:
         (partial / "trainer" / "moments.safetensors").write_bytes(b"moments")
 
     return write_checkpoint(run_folder, 60, fill, {}, needed_bytes=0)
-
-
-def test_what_training_needs_may_be_missing_from_a_checkpoint_that_is_only_played(tmp_path: Path) -> None:
-    folder = saved_checkpoint(tmp_path)
-    (folder / "trainer" / "moments.safetensors").unlink()
-    assert list(read_adapters(folder).adapters) == ["player_0", "player_1"]
-    assert read_adapters(folder.rename(tmp_path / "best")).step == 60
 
 
 def test_adapters_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) -> None:

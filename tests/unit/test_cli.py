@@ -65,6 +65,11 @@ def test_commands_stand_in_groups_and_help_and_version_of_each_start_nothing() -
         assert (result.exit_code, result.output) == (0, f"hanabi-grpo {metadata.version('hanabi-grpo')}\n")
 
 
+def test_the_name_of_an_earlier_version_is_answered_with_the_new_one() -> None:
+    answer = CliRunner().invoke(app, ["chart", "outputs/run"])
+    assert answer.exit_code == 2 and "hanabi-grpo chart: is now hanabi-grpo report RUN --png FOLDER." in answer.stderr
+
+
 def test_the_help_of_a_command_names_what_it_reads_and_no_variable_that_does_not_exist() -> None:
     assert set(COMMANDS) == NAMED.keys() | WITHOUT and not NAMED.keys() & WITHOUT
     for name, command in COMMANDS.items():

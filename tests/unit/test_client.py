@@ -17,7 +17,15 @@ from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.errors import ServerError, ServerGoneError, SettingsError
 from hanabi_grpo.runs.adapter_config import config_digest, frozen_name
 from hanabi_grpo.settings import Settings
-from server_app import PEFT_CONFIG, PLAYERS, adapter_bytes, push_to, running_app, session_body, upload_headers
+from server_app import (
+    PEFT_CONFIG,
+    PLAYERS,
+    adapter_bytes,
+    open_session,
+    push_to,
+    running_app,
+    upload_headers,
+)
 
 QUICK = ClientTimeouts(connect=0.2, health=0.2, answer=0.2, rollout=0.2)
 GONE = "http://127.0.0.1:1"
@@ -74,8 +82,7 @@ def test_a_receipt_that_is_not_for_what_was_sent_is_an_error(
 def test_headers_name_the_run_from_the_opening_to_the_release_and_the_key_is_always_there() -> None:
     with running_app(api_key="k") as app, RolloutClient(app.url, api_key="k") as client:
         assert client.headers == {"authorization": "Bearer k"}
-        given = session_body(app.identity, run_id="/runs/jürgen")
-        client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+        open_session(client, app, run_id="/runs/jürgen")
         assert client.headers == {
             "authorization": "Bearer k",
             "x-run-id": "/runs/j%C3%BCrgen",

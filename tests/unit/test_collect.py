@@ -80,13 +80,6 @@ def test_prompts_of_scripts_are_those_that_a_model_is_shown(setup: Setup[Any], n
             referee.step({turn.player: turn.action})
 
 
-def test_a_held_out_suite_is_played_with_a_warning_and_the_options_leave_out_prompts_and_rotation() -> None:
-    answer = collect("iggi,random", *ON_LAPTOP, "--deals", "4", "--suite", "eval", "--no-prompts", "--no-rotate")
-    assert answer.exit_code == 0 and "training on these games spoils evaluations" in answer.stderr
-    assert {turn.prompt for one in episodes() for turn in one.turns} == {""}
-    assert {one.seats for one in episodes()} == {("iggi", "random")}
-
-
 def test_the_same_command_again_does_nothing_more_deals_are_added_and_other_games_refused() -> None:
     words = ["random", *ON_LAPTOP, "--games", "2"]
     shard = Path("games/games_000000.jsonl")

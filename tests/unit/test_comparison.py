@@ -210,27 +210,6 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
         assert [round(255 * part) for part in to_rgb(color)] in pixels
 
 
-def test_runs_of_different_length_are_cut_at_the_common_step_and_it_is_said(tmp_path: Path) -> None:
-    short = made_run(tmp_path / "short", [1.0, 2.0, 3.0], preset=None)
-    long = made_run(tmp_path / "long", [1.0, 2.0, 3.0, 9.0, 9.0], preset=None, games=128)
-    made_evaluation(long / "sampled.json", [1.0, 2.0])
-    words = ["compare", f"a={short}", f"b={long}", "--window", "1", f"--out-json={tmp_path}/c.json"]
-    answer = CliRunner().invoke(app, words)
-    assert answer.exit_code == 0, answer.output
-    assert "up to step 3" in answer.output and "9.000" not in answer.output
-    for note in (
-        "Runs have 3 to 5 steps: curves and training means use the first 3.",
-        "--x games compares them at equal games",
-        "sampled.json: 0 of 1 runs of a have it.",
-        "One run only, so nothing is known about other seeds: a, b.",
-    ):
-        assert note in answer.output
-    assert json.loads((tmp_path / "c.json").read_text())["arms"][0]["training"]["standard_error"] is None
-    answer = CliRunner().invoke(app, [*words, "--x", "games"])
-    assert "Runs have 192 to 640 games: curves and training means use the first 192." in answer.output
-    assert "--x games compares" not in answer.output
-
-
 def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
     for words, message in (

@@ -39,24 +39,6 @@ def report_of(policy: str, spec: GameSpec, num_games: int) -> ConventionReport:
     return convention_report(policy, some_counts(num_games, policy=policy, spec=spec))
 
 
-def test_a_game_made_by_hand_is_counted_as_by_hand() -> None:
-    game = golden_game()
-    assert of_seat(game, 0) == {"turns": 3, "hints": 2, "discards": 1, "unhinted_turns": 3}
-    found = of_seat(game, 1)
-    assert found.pop("bits") == pytest.approx(math.log2(5 / 3) + math.log2(4 / 1) + math.log2(3 / 1))
-    assert found.pop("chance") == pytest.approx(2 / 3 + 1 + 0)
-    assert found == {
-        "turns": 3, "plays": 3, "misplays": 1, "certain_plays": 1, "unhinted_turns": 1, "unhinted_plays": 1,
-    }  # fmt: skip
-    both = {"hints": 1, "touched": 2, "playable": 1, "answered": 1, "plays": 1, "plays_touched": 1,
-            "touched_scored": 1, "choices": 1}  # fmt: skip
-    assert counted(game, 1, 0) == both | {"newest": 1}
-    assert counted(game, 1, 3) == both | {"oldest": 1}
-    assert counted(game, 1, 1) == counted(game, 1, 2) == counted(game, 0, 0) == {}
-    # Seat, its move, the next move: play 0 to 2, discard 0 to 2, then R, Y, 1, 2.
-    assert counted(game, "pair") == {(0, 6, 1): 1, (0, 8 + 1, 0): 1, (0, 3, 0): 1, (1, 1, 9): 1, (1, 0, 3): 1}
-
-
 def test_the_figures_of_that_game() -> None:
     counts = ConventionCounts(LAPTOP)
     counts.add(golden_game())
@@ -164,12 +146,3 @@ def test_standard_errors_of_single_games_are_the_textbook_ones() -> None:
     error = standard_error(sums[:, 1] / sums[:, 0], np.ones(8))
     assert error == pytest.approx(statistics.stdev(values) / 8**0.5)
     assert np.isnan(standard_error(np.array([0.5, 0.5]), np.array([3])))
-
-
-def test_a_seat_that_does_not_listen_shows() -> None:
-    counts = ConventionCounts(LAPTOP)
-    for seed in range(200):
-        counts.add(scripted_game(EnvConfig(preset="laptop"), ["hint-bot", "random"], seed=seed))
-    listener, deaf = convention_report("mixed", counts).seats
-    assert (listener.hints["any"]["play_signal"].value or 0) > 0.1
-    assert (deaf.hints["any"]["play_signal"].value or 0) < 0

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.settings import Settings, load_settings
+from hanabi_grpo.settings import load as load_module
+from hanabi_grpo.settings.defaults import Device
 
 RUNNER = CliRunner()
 LAPTOP = setup("hanabi", {"preset": "laptop", "players": 2, "observation": "compact", "legal_moves": False})
@@ -221,35 +224,21 @@ def test_threads_and_disk_are_compared_with_the_machine(folder: Path, tmp_path: 
     assert only(find(machine.disk_checks, MODEL=tmp_path / "none", OUTPUT_DIR=tmp_path)).status == "skip"
 
 
-_SMALL = """
-import sys
-from pathlib import Path
-from doctor_machines import find, make_model
-from hanabi_grpo.commands.doctor.machine import shared_memory_checks
-from hanabi_grpo.settings import load
-from hanabi_grpo.settings.defaults import Device
-model = make_model(Path(sys.argv[1]))
-one = find(shared_memory_checks, MODEL=model)
-two = find(shared_memory_checks, role="server", MODEL=model, VLLM_TENSOR_PARALLEL_SIZE=2)
-load.installed_device = lambda: Device(kind="gpu", reason="a test says so")
-unknown = find(shared_memory_checks, MODEL="no/such", VLLM_TENSOR_PARALLEL_SIZE=1, NPROC_PER_NODE=1)
-for [check] in (one, two, unknown):
-    print(check.status, check.finding.partition(" free in /dev/shm")[2])
-"""
-
-
-def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(tmp_path: Path) -> None:
-    mounted = "mount -t tmpfs -o size=64m tmpfs /dev/shm"
-    if subprocess.run(["unshare", "-m", "sh", "-c", mounted], capture_output=True, check=False).returncode:
-        pytest.skip("mounting a /dev/shm of its own is not allowed here")
-    command = ["unshare", "-m", "sh", "-c", f'{mounted} && exec "$@"', "sh", sys.executable, "-c", _SMALL]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    done = subprocess.run([*command, str(tmp_path / "model")], env=environ, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [
-        "ok , adapters take up to 21.5 kB",
-        "fail , adapters take up to 21.5 kB, parallel processes about 1.07 GB",
-        "fail , adapters of a model for GPUs take at least 200 MB",
-    ], done.stderr
+def test_a_containers_64_mb_of_shared_memory_are_too_small_for_a_model_on_gpus(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda home: SimpleNamespace(free=64 << 20))
+    small = {"MODEL": folder, "VLLM_TENSOR_PARALLEL_SIZE": 1}
+    adapters = only(find(machine.shared_memory_checks, **small))
+    parallel = only(find(machine.shared_memory_checks, role="server", **{**small, "VLLM_TENSOR_PARALLEL_SIZE": 2}))
+    monkeypatch.setattr(load_module, "installed_device", lambda: Device(kind="gpu", reason="a test says so"))
+    unknown = only(find(machine.shared_memory_checks, NPROC_PER_NODE=1, **{**small, "MODEL": "no/such"}))
+    said = [(one.status, one.finding.partition(" free in /dev/shm")[2]) for one in (adapters, parallel, unknown)]
+    assert said == [
+        ("ok", ", adapters take up to 21.5 kB"),
+        ("fail", ", adapters take up to 21.5 kB, parallel processes about 1.07 GB"),
+        ("fail", ", adapters of a model for GPUs take at least 200 MB"),
+    ]
 
 
 def dataset(path: Path, **env_config: object) -> Path:
@@ -283,12 +272,6 @@ def test_a_missing_model_names_the_command_that_makes_or_fetches_it(
     for given, shell, status, remedy in (
         # The script of terminal 1 makes the default one.
         ({}, {}, "warn", f"{tiny} laptop --players 2 --out data/tiny-model"),
-        (
-            {"HANABI_PRESET": "mini", "HANABI_PLAYERS": 3},
-            {},
-            "warn",
-            f"{tiny} mini --players 3 --out outputs/tiny-mini",
-        ),
         ({"MODEL": "outputs/mine"}, {}, "fail", f"{tiny} laptop --players 2 --out outputs/mine"),
         ({"MODEL": "nobody/nothing"}, {}, "warn", ".venv/bin/hf download nobody/nothing"),
         ({"MODEL": "nobody/nothing"}, offline, "fail", "HF_HUB_OFFLINE=0 .venv/bin/hf download nobody/nothing"),
@@ -304,13 +287,9 @@ def test_weights_that_are_not_whole_and_models_that_cannot_be_used_fail(tmp_path
     (torn / "model.safetensors").write_bytes((torn / "model.safetensors").read_bytes()[:-10])
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (shards / "model.safetensors.index.json").write_text(json.dumps(index))
-    empty = make_model(tmp_path / "empty")
-    (empty / "model.safetensors").unlink()
     for path, finding in (
         (torn, "not a whole safetensors file"),
         (shards, "model-00002-of-00002.safetensors: missing"),
-        (empty, "no config.json with *.safetensors weights"),
-        (make_model(tmp_path / "code", auto_map={"AutoModel": "x.Y"}), "auto_map"),
     ):
         check = only(find(model.model_checks, MODEL=path))
         assert check.status == "fail" and finding in check.finding
@@ -329,13 +308,8 @@ def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_w
     endless = dataset(tmp_path / "endless.jsonl")
     check = only(find(games.batch_checks, DATASET=endless))
     assert check.finding.startswith("500 steps of 8 deals × 16 games = 128 games")
-    for settings, said in (
-        ({"NUM_GENERATIONS": 5, "PER_DEVICE_TRAIN_BATCH_SIZE": 64}, "games do not divide by NPROC_PER_NODE="),
-        ({"NPROC_PER_NODE": 2}, "several processes need DEEPSPEED=zero1, zero2 or zero3"),
-        ({"NUM_TRAIN_EPOCHS": 1}, "so an epoch has no end"),
-    ):
-        check = only(find(games.batch_checks, DATASET=endless, **settings))
-        assert check.status == "fail" and said in check.finding
+    check = only(find(games.batch_checks, DATASET=endless, NUM_TRAIN_EPOCHS=1))
+    assert check.status == "fail" and "so an epoch has no end" in check.finding
 
 
 def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folder: Path) -> None:

@@ -111,12 +111,6 @@ def test_a_wrong_key_a_dead_engine_and_strangers_fail(folder: Path) -> None:
         assert check.status == "fail" and said in check.finding
 
 
-def test_no_server_is_skipped_with_the_command_that_starts_one() -> None:
-    check = only(find(server_checks, VLLM_SERVER_PORT=free_port(), HANABI_PLAYERS=3))
-    assert check.status == "skip" and check.remedy.startswith("HANABI_PLAYERS=3 PORT=")
-    assert only(find(server_checks, VLLM_SERVER_HOST="no-such-host.invalid")).status == "warn"
-
-
 def test_a_server_that_says_that_it_is_starting_is_believed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, starting_server(listener):
         port = listener.getsockname()[1]

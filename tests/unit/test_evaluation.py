@@ -353,6 +353,8 @@ def test_an_interrupted_command_says_so_and_goes_on_to_the_same_result(
     other = evaluate("hint-bot,iggi", *words[1:])
     assert other.exit_code == 2 and "other work (line_up: there hint-bot,simple-bot, here hint-bot,iggi" in other.stderr
     assert evaluate(*words).exit_code == 0
-    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), Setup(HANABI, EnvConfig(preset="full")), 600)
-    assert dataclasses.replace(read_result(Path("a.json")), label=expected.label) == expected
+    found = read_result(Path("a.json"))
+    setup = Setup(HANABI, EnvConfig.parse(found.env_config))
+    expected = evaluate_line_up(parse_line_up("hint-bot,simple-bot", 2), setup, 600)
+    assert dataclasses.replace(found, label=expected.label) == expected and setup.spec.preset == "full"
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["a.json"]

@@ -22,7 +22,7 @@ from hanabi_grpo.training import fleet_link
 from hanabi_grpo.training.fleet_link import FleetLink, make_link
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.types import Episode
-from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app, session_body
+from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, open_session, running_app
 
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
 DEALS = [{**deal(seed), "deal": seed} for seed in range(5)]
@@ -69,8 +69,7 @@ def introduces(client: RolloutClient, app: RunningApp) -> Callable[..., dict[str
     """Claim to have the app's own model instead of hashing a folder; all else is what the link says."""
 
     def introduce(settings: Settings, **claims: Any) -> dict[str, Any]:
-        given = session_body(app.identity, **{name: claims[name] for name in ("run_id", "secret", "version")})
-        return client.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+        return open_session(client, app, **{name: claims[name] for name in ("run_id", "secret", "version")})
 
     return introduce
 
@@ -190,8 +189,7 @@ def test_a_server_that_refuses_is_named_and_the_others_are_free_for_the_next_tra
     apps: tuple[RunningApp, RunningApp], fleet: Callable[..., FleetLink]
 ) -> None:
     with RolloutClient(apps[1].url) as stranger:
-        given = session_body(apps[1].identity, run_id="outputs/other")
-        stranger.open_session(**{name: given[name] for name in given if name not in ("protocol", "trainer_id")})
+        open_session(stranger, apps[1], run_id="outputs/other")
         link = fleet()
         with pytest.raises(ServerError, match=rf":{apps[1].port}: .*works for run outputs/other"):
             link.connect(0)

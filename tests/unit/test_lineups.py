@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_engine import LAPTOP
-from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_line_up, short_name
+from hanabi_grpo.client.lineups import RemotePolicy, SeatResolver, parse_line_up
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
@@ -36,18 +36,6 @@ def test_one_reference_fills_every_seat_and_a_list_is_rotated_through_its_differ
     assert len(parse_line_up("iggi,iggi,served", 3).orders()) == 3
     assert len(parse_line_up("iggi,served,iggi,served", 4).orders()) == 2
     assert parse_line_up("iggi,served", 2).orders(rotate=False) == [(iggi, served)]
-
-
-def test_only_models_need_a_server(tmp_path: Path) -> None:
-    for text in ("iggi", "iggi,random", "human,iggi"):
-        assert not parse_line_up(text, 2, human=True).needs_server
-    for text in ("served", "base", "player_1,iggi", "shared@0", f"{tmp_path},iggi"):
-        assert parse_line_up(text, 2).needs_server
-
-
-def test_a_checkpoint_is_called_by_its_last_two_folders() -> None:
-    assert short_name("/x/a:run/checkpoint-50:player_1") == "a:run/checkpoint-50:player_1"
-    assert (short_name("iggi"), short_name("player_0@7"), short_name("???")) == ("iggi", "player_0@7", "???")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hanabi_grpo.types import Episode, Turn, player_names
 from made_games import made_episode, made_turn
 
 OWN = own_seats(2, player_names(2), 3)
-OWN3 = own_seats(3, player_names(3), 3)
 FROZEN = "frozen_0123456789abcdef@50"
 
 
@@ -102,24 +101,6 @@ def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: A
     # The same tokens in the run's own seat do change its batch: the comparison can fail.
     trained = [replace(episode, seats=OWN) for episode in with_frozen(token=11)]
     assert not same(flat(batches, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
-
-
-def test_a_script_in_the_middle_of_three_trains_the_two_beside_it() -> None:
-    seats = (OWN3[0], "iggi", OWN3[2])
-    group = [
-        game(seats, turn(0, 4, 5), script(1, score=1.0), turn(2, 6, 6), turn(0, 4), score=1),
-        game(seats, turn(0, 5, 5), script(1), turn(2, 7, 7, illegal=-0.5), script(1), number=1),
-    ]
-    assert usable_groups([group], ()) == ([group], [])
-    assert moving([group], OWN3) == {"player_0", "player_2"}
-    batches = plan([group], OWN3)
-    assert [batch["grpo_batch"].player for batch in batches] == ["player_0", "player_1", "player_2"]
-    assert [int(batch["grpo_batch"].completion_mask.sum()) for batch in batches] == [5, 0, 4]
-    assert [int(batch["grpo_batch"].num_items_in_batch) for batch in batches] == [5, 1, 4]
-    # The point that the script made is the team's: both trained players are compared by it.
-    for batch in (batches[0], batches[2]):
-        assert batch["grpo_batch"].advantages.max() > 0
-    check_stamps(group, seats, "here")
 
 
 def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() -> None:

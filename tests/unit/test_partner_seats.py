@@ -19,7 +19,7 @@ from hanabi_grpo.settings.partners import choose_step, draw, own_seats, parse_po
 from hanabi_grpo.settings.refs import is_frozen
 from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, push_to, running_app, session_body
+from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, open_session, push_to, running_app
 
 OWN = own_seats(2, PLAYERS, 7)
 DATASET = Path(__file__).parents[2] / "data/hanabi.laptop.jsonl"
@@ -67,18 +67,6 @@ def seated(
     partners: PartnerSeats, version: int = 7, instance: str = "here", own: tuple[str, ...] = OWN
 ) -> list[list[str] | None]:
     return [one.get("seats") for one in partners.seat(DEALS, own, version, instance)]
-
-
-def test_scripts_and_the_base_model_need_no_adapter_and_take_one_seat_each(tmp_path: Path) -> None:
-    lender = Lender()
-    partners = make(tmp_path, "iggi", "base", lender=lender)
-    partners.load({}, "here")
-    found = seated(partners)
-    for seats in found:
-        assert seats is not None
-        assert sum(one == own for one, own in zip(seats, OWN, strict=True)) == 1
-    assert {one for seats in found if seats for one in seats} == {*OWN, "iggi", "base"}
-    assert (lender.given, partners.names) == ([], {"iggi": "iggi", "base": "base"})
 
 
 def test_a_checkpoint_s_adapter_of_the_seat_is_lent_once(tmp_path: Path) -> None:
@@ -225,8 +213,7 @@ def connectable(app: RunningApp, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     link = ServerLink(settings, folder)
 
     def introduce(_: Settings, **claims: Any) -> dict[str, Any]:
-        given = session_body(app.identity, run_id=claims["run_id"], secret=claims["secret"])
-        return link.client.open_session(**{key: given[key] for key in given if key not in ("protocol", "trainer_id")})
+        return open_session(link.client, app, run_id=claims["run_id"], secret=claims["secret"])
 
     monkeypatch.setattr(link.client, "introduce", introduce)
     return link

@@ -19,7 +19,6 @@ from hanabi_grpo.settings.partners import (
     Partner,
     choose_step,
     draw,
-    num_adapters,
     own_seats,
     parse_pool,
     read_pool,
@@ -32,13 +31,8 @@ from hanabi_grpo.settings.refs import (
     Role,
     ScriptRef,
     WandbPlace,
-    check_seat,
-    is_frozen,
-    is_scripted,
     parse_checkpoint,
     parse_ref,
-    seat_adapter,
-    split_player,
 )
 from hanabi_grpo.types import is_trained
 from made_games import made_episode
@@ -170,20 +164,6 @@ def test_a_seat_is_trained_only_when_it_holds_this_version_of_this_run() -> None
     assert trained("base", "player_1@7", "base") == [False, True, False]
 
 
-def test_frozen_adapters_are_counted_as_a_server_must_hold_them() -> None:
-    def count(*entries: str, players: int = 3, shared: bool = False, kept: int = 3) -> int:
-        pool = parse_pool(entries, players)
-        return num_adapters(pool, num_players=players, shared=shared, num_earlier=kept)
-
-    assert count("iggi", "base") == 0
-    assert count("earlier") == 9
-    assert count("earlier", shared=True) == 3
-    assert count("player_1=earlier") == 3
-    assert count("a/checkpoint-1") == 3
-    assert count("a/checkpoint-1:player_0", "player_0=a/checkpoint-1") == 1
-    assert count("player_1=a/checkpoint-1", "b/checkpoint-1:shared") == 2
-
-
 def test_a_pool_that_one_step_cannot_hold_on_the_server_is_refused() -> None:
     many = {"partners": ("earlier",), "players": 5, "save_total_limit": 4}
     assert len(read_pool(Settings(**many, deals_per_step=16))) == 1
@@ -271,19 +251,3 @@ def test_no_name_of_this_shell_or_of_an_answer_leads_out_of_the_downloads() -> N
     for text in ("wandb:a/../c:v1", "hf:../x", "hf:a/.."):
         with pytest.raises(SettingsError, match=r"names no folder|give hf:"):
             parse_checkpoint(text)
-
-
-def test_a_player_before_an_equals_sign_is_a_seat() -> None:
-    assert split_player("player_1 = hf:org/repo") == ("player_1", "hf:org/repo")
-    assert split_player("outputs/lr=3e-3") == (None, "outputs/lr=3e-3")
-
-
-def test_seats_on_the_wire_are_scripts_the_base_model_and_adapters_at_a_version() -> None:
-    for seat in ("iggi", "base", "player_0@7", "shared@0", "frozen_0123456789abcdef@50"):
-        assert check_seat(seat) == seat
-    for seat in ("player_0", "player_0@latest", "served", "", None, 7, "x" * 10_000):
-        with pytest.raises(SettingsError, match=r"allowed are adapter@version .*the name of a script"):
-            check_seat(seat)
-    assert (seat_adapter("player_0@7"), seat_adapter("iggi")) == (("player_0", 7), None)
-    assert (is_scripted("iggi"), is_scripted("equilibrium-0.1"), is_scripted("base")) == (True, True, False)
-    assert (is_frozen("frozen_0123456789abcdef@50"), is_frozen("player_0@7")) == (True, False)

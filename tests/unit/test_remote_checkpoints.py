@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from doctor_machines import find, only
 from hanabi_grpo.client.lineups import parse_line_up
-from hanabi_grpo.commands.doctor import runs
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.runs.checkpoints import write_checkpoint
@@ -24,12 +22,10 @@ from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
-from hanabi_grpo.tracking.checkpoints import pinned
 from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
-from hanabi_grpo.types import player_names
 from hub_store import hub
 from tracked_runs import PLAYERS, add_checkpoint, tracked_run
 from training_runs import LAPTOP
@@ -334,31 +330,3 @@ def test_a_damaged_record_stops_the_run_and_a_missing_one_is_empty() -> None:
         Path("run/settings.json").write_text(text)
         with pytest.raises(SettingsError, match=r"run/settings\.json: which remote checkpoints"):
             recorded(Path("run"))
-
-
-def test_the_doctor_fetches_what_the_trainer_will_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {"LORA_RANK": 8, "OUTPUT_DIR": "run", "MODEL": "no/model"}
-    with artifact_store(made(2), "laptop") as store:
-        use(store, monkeypatch)
-        checks = find(runs.start_checks, HANABI_START_FROM=WORD, **given)
-        assert [(check.status, check.finding) for check in checks] == [
-            ("ok", f"{name} from {name} of {VERSION}, step 2") for name in player_names(2)
-        ]
-        check = only(find(runs.partner_checks, HANABI_PARTNERS="wandb:team/hanabi/laptop:gone", **given))
-        assert check.status == "fail" and "laptop:gone" in check.finding and "wandb login" in check.remedy
-        assert not Path("run").exists()
-        keep(fetch_used(settings_of(partners=(WORD,)), Path("run")))
-        store.seen.clear()
-        given |= {"RESUME": "latest"}
-        check = only(find(runs.partner_checks, HANABI_PARTNERS=WORD, **given))
-        assert check.status == "ok" and check.finding == f"{WORD}: {VERSION}, step 2, adapters player_0, player_1"
-        assert store.seen == [], "what the run used before is here"
-
-
-def test_the_version_behind_a_word_that_moves_is_named() -> None:
-    for word, folder, version in (
-        ("wandb:hanabi/laptop:best", "outputs/downloads/wandb/-/hanabi/laptop/v3", "wandb:hanabi/laptop:v3"),
-        ("wandb:hanabi/laptop:best", "outputs/one/artifacts/step_2", "wandb:hanabi/laptop:best"),
-        ("hf:org/repo@main", "cache/snapshots/0123", "hf:org/repo@0123"),
-    ):
-        assert str(pinned(parse_checkpoint(word).place, Path(folder))) == version

@@ -243,16 +243,3 @@ def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) 
     view("--html", str(tmp_path / "games.html"))
     page = (tmp_path / "games.html").read_text()
     assert page.count("<pre>player_0 holds ") == 4 and "<script" not in page
-
-
-def test_view_lists_many_games_and_prints_one(tmp_path: Path) -> None:
-    write_episodes(tmp_path, 0, [group(), group(seed=1)])
-    runner = CliRunner()
-    listed = runner.invoke(app, ["view", str(tmp_path)])
-    assert listed.exit_code == 0 and "8 of 8 games" in listed.output and "turn 1" not in listed.output
-    one = runner.invoke(app, ["view", str(tmp_path), "--game", "5", "--player", "player_1"])
-    assert one.exit_code == 0 and "train/1, game 1" in one.output and "adv " in one.output
-    none = runner.invoke(app, ["view", str(tmp_path), "--illegal"])
-    assert none.exit_code == 0 and "every reply was a legal action" in none.output
-    bad = runner.invoke(app, ["view", str(tmp_path), "--player", "ann"])
-    assert bad.exit_code == 2 and "a player is one of player_0" in bad.stderr

@@ -1,6 +1,5 @@
 """`hanabi-grpo report`: tables, limits, alarms, pictures and the page of a run; and the tables of evaluations."""
 
-import base64
 import dataclasses
 import io
 import json
@@ -8,7 +7,6 @@ import random
 import struct
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
@@ -22,7 +20,6 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.sheets import Sheet
-from hanabi_grpo.evaluation.smoothing import bin_means, trailing_mean
 from hanabi_grpo.evaluation.tables import (
     ATTAINABLE_SOURCE,
     compared_pairs,
@@ -30,12 +27,9 @@ from hanabi_grpo.evaluation.tables import (
     game_title,
     reference_results,
 )
-from hanabi_grpo.report.charts.alarms import alarm_figure
-from hanabi_grpo.report.charts.canvas import data_address
-from hanabi_grpo.report.charts.run import PICTURES, RunPictures, small_figure
+from hanabi_grpo.report.charts.run import PICTURES, RunPictures
 from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
-from hanabi_grpo.runs.alarms import alarms_of
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
 from hanabi_grpo.runs.history import IncidentLog
 from pages import Reader
@@ -114,17 +108,6 @@ def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_pa
     assert rise["mean"] == pytest.approx(scores[1] - scores[0])
     assert rise["interval_95"][0] < rise["mean"] < rise["interval_95"][1]
     assert command(run, "--min-rise", 0.5, "--min-sigma", 3).exit_code == 0
-
-
-def test_a_limit_needs_two_evaluations_and_files_elsewhere_may_be_named(tmp_path: Path) -> None:
-    evaluated_run(tmp_path)
-    run = tracked_run(tmp_path / "run", steps=1, games=False)
-    before, after = tmp_path / "before.json", tmp_path / "after.json"
-    answer = command(run, "--evaluation", before, "--min-rise", 0)
-    assert answer.exit_code == 2 and "two evaluations of the same deals, and there are 1" in answer.stderr
-    assert command(run, "--evaluation", before, "--evaluation", after, "--min-rise", 0.5).exit_code == 0
-    (tmp_path / "torn.json").write_text("{")
-    assert command(run, "--evaluation", tmp_path / "torn.json").exit_code == 2
 
 
 def test_what_is_no_run_places_that_cannot_be_written_and_bad_options_are_refused(tmp_path: Path) -> None:
@@ -246,14 +229,6 @@ def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_n
     assert ["10 deals" in titles[0], "6 deals" in titles[1], len(titles)] == [True, True, 2]
 
 
-def test_what_is_attainable_stands_only_where_it_is_known() -> None:
-    assert evaluate_scripted("random", LAPTOP, 4).attainable == 3.78
-    for setup, suite in ((LAPTOP, "split-eval"), (Setup(HANABI, EnvConfig(preset="full")), "eval")):
-        one = evaluate_scripted("random", setup, 4, suite=suite)
-        text = shown(*evaluation_sheets([one], []))
-        assert one.attainable is None and "random" in text and "attainable" not in text
-
-
 def test_references_play_the_same_deals_and_count_through() -> None:
     done: list[int] = []
     result = evaluate_scripted("iggi", LAPTOP, 60, "split-eval")
@@ -279,11 +254,6 @@ def test_every_table_of_a_large_evaluation_fits_120_columns() -> None:
     assert "…" not in printed, "no figure is cut off"
 
 
-def test_a_line_ends_in_the_mean_of_the_last_steps_and_not_in_one_step() -> None:
-    assert trailing_mean([0.0, 3.0, 6.0, 3.0], 3) == [0.0, 1.5, 3.0, 4.0]
-    assert bin_means([1.0, 3.0, 5.0, 7.0], 2) == [2.0, 6.0]
-
-
 def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
     """Rows whose last step alone lies far above the others."""
     rows = []
@@ -293,23 +263,6 @@ def rows_of(num: int, *, players: int = 2) -> list[dict[str, Any]]:
         row |= {f"player_{player}/blind_share": 0.1 * player + 0.001 * step for player in range(players)}
         rows.append(row)
     return rows
-
-
-@pytest.mark.parametrize(("num_steps", "end"), [(1, "2.80"), (30, "1.20")])
-def test_a_learning_curve_names_every_line_from_high_to_low(num_steps: int, end: str) -> None:
-    run = RunPictures(
-        title="$a$: 30 steps",
-        rows=rows_of(num_steps),
-        settings={"HANABI_PRESET": "laptop"},
-        levels={"hint-bot": 2.64},
-        points=[(0, 0.6, 0.1), (num_steps, 2.1, 0.1)],
-    )
-    score, replies = run.draw("score").axes
-    names = [f"training games {end}", "hint-bot 2.64", "held-out deals 2.10"]
-    legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (score, replies)]
-    assert legends == [names if num_steps == 1 else [*names[1:], names[0]], ["unparsable 0.20", "illegal 0.10"]]
-    assert score.get_title(loc="left") == "$a$: 30 steps" and score.get_ylim()[0] == 0
-    assert score.get_ylabel() == "mean score, 0 to 4"
 
 
 def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal_files(tmp_path: Path) -> None:
@@ -322,23 +275,3 @@ def test_every_picture_of_short_and_long_runs_is_a_png_and_equal_runs_give_equal
             width, height = struct.unpack(">II", content[16:24])
             assert (content[:8], width > 300, height > 200) == (b"\x89PNG\r\n\x1a\n", True, True)
             assert content == (tmp_path / "b" / f"{name}.png").read_bytes()
-
-
-def test_an_svg_keeps_its_text_and_few_points(tmp_path: Path) -> None:
-    run = RunPictures(title="many & more", rows=rows_of(2000))
-    assert run.save_all({"score": tmp_path / "score.svg"}) == {}
-    text = (tmp_path / "score.svg").read_text()
-    assert "many &amp; more" in text and ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-    assert len(text) < 100_000
-    address = data_address(small_figure({"player_0": ([1, 2], [0.0, 1.0]), "player_1": ([1, 2], [1.0, 0.0])}))
-    assert "player_1" in base64.b64decode(address.removeprefix("data:image/svg+xml;base64,")).decode()
-
-
-def test_alarms_that_were_raised_come_first_and_constants_are_left_out() -> None:
-    rows = [
-        {"step": step, "games": 1.0, "kl": 0.0, "flat_group_share": 0.1 + 0.001 * step, "player_0/blind_share": 0.95}
-        for step in range(1, 41)
-    ]
-    figure = alarm_figure(rows, alarms_of({}), title="t")
-    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
-    assert titles == ["share of moves: play the oldest card", "share of tasks without spread in rewards"]

@@ -174,6 +174,9 @@ def test_every_setting_that_may_not_change_is_listed_with_both_values_and_what_m
     )
     with pytest.raises(SettingsError, match="start a new run from the checkpoint with OUTPUT_DIR="):
         check_compatible(saved(TEMPERATURE=0.5), Settings())
+    with pytest.raises(SettingsError, match="HANABI_GROUP: was mixed, is deal in every run now"):
+        check_compatible(saved(HANABI_GROUP="mixed"), Settings())
+    assert check_compatible(saved(HANABI_GROUP="mixed"), Settings(), fork=True) == []
     # A fork may change what is optimised, but not what the tensors fit.
     assert check_compatible(saved(TEMPERATURE=0.5), Settings(), fork=True) == ["TEMPERATURE: was 0.5, is 1.0"]
     with pytest.raises(SettingsError, match="LORA_RANK: was 8, is 16"):

@@ -20,9 +20,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hanabi_grpo.cli import app
-from hanabi_grpo.report.run_views.figures import duration, phases, series, shown
+from hanabi_grpo.report.run_views.figures import series
 from hanabi_grpo.report.run_views.run_watch import RunWatch
-from hanabi_grpo.report.run_views.screen import RunScreen, braille_curve, spark_line
+from hanabi_grpo.report.run_views.screen import RunScreen
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.alarms import AlarmWatch, alarms_of
 from hanabi_grpo.runs.history import IncidentLog, cut_records, read_history
@@ -178,34 +178,6 @@ def test_a_frame_fits_every_terminal(tmp_path: Path) -> None:
             lines = frame(state, width, height).splitlines()
             assert max(map(len, lines)) <= width
             assert "run" in lines[0]
-
-
-def test_rows_without_any_score_time_or_player_are_shown_too(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 7, "games": 0.0}\n')
-    state = RunWatch(tmp_path).look()
-    text = frame(state)
-    assert "step 7" in text and "no value yet" in text and "no times in these rows" in text
-    assert state.version == 6
-
-
-def test_the_waiting_stands_for_the_games_of_an_overlapped_step() -> None:
-    row = {"time/push": 0.1, "time/rollout": 5.0, "time/train": 4.0, "time/recall": None, "step": 1}
-    assert phases(row) == {"push": 0.1, "rollout": 5.0, "train": 4.0}
-    waited = {"push": 0.1, "wait": 1.5, "recall": 0.5, "train": 4.0}
-    assert phases({**row, "time/wait": 1.5, "time/recall": 0.5}) == waited
-
-
-def test_figures_and_durations_are_short() -> None:
-    assert [shown(value) for value in (None, 0.0, 2.5859, 3.6e-7, 123.4)] == ["–", "0", "2.59", "3.6e-07", "123"]
-    assert [duration(value) for value in (-1, 59.7, 273600)] == ["0:00:00", "0:01:00", "3 days, 4:00:00"]
-
-
-def test_curves_of_characters_rise_with_their_values() -> None:
-    assert spark_line([0.0, 7.0], 8) == "▁█"
-    assert spark_line([2.0, 2.0, 2.0], 2) == "▁▁"
-    assert spark_line([], 5) == ""
-    assert braille_curve([(0, 0.0), (1, 1.0)], 2, 1) == ["⡠⠊"]
-    assert braille_curve([(5, 3.0)], 2, 2) == ["⠁⠀", "⠀⠀"]
 
 
 def test_one_frame_is_printed_and_what_cannot_be_watched_is_told_in_one_line(tmp_path: Path) -> None:

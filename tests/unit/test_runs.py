@@ -44,7 +44,7 @@ from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import Settings
 from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body
 from torn_checkpoints import write
-from tracked_runs import add_row, tracked_run
+from tracked_runs import tracked_run
 
 NOW = datetime(2026, 1, 31, 9, 5, 7)
 
@@ -110,20 +110,6 @@ def test_a_folder_that_a_living_trainer_holds_is_refused_without_advice_that_end
     assert holder_of(tmp_path) == ""
     with pytest.raises(RunFolderError, match="holds another run already"):
         prepare_run_folder(Settings(output_dir=tmp_path))
-
-
-def test_a_second_trainer_in_one_run_folder_is_refused_with_the_first_ones_name(tmp_path: Path) -> None:
-    me = f"pid {os.getpid()} on {socket.gethostname()}"
-    with lock_run_folder(tmp_path):
-        assert (tmp_path / ".lock").read_text() == f"{me}\n"
-        with pytest.raises(RunFolderError) as caught:
-            lock_run_folder(tmp_path)
-        assert str(caught.value) == (
-            f"{tmp_path}: another trainer works in it ({me}). Stop it, or choose another OUTPUT_DIR."
-        )
-    lock_run_folder(tmp_path).close()
-    with pytest.raises(RunFolderError, match="cannot be locked"):
-        lock_run_folder(tmp_path / "none")
 
 
 def test_the_lock_outlives_exec_and_ends_with_kill_9(tmp_path: Path, start_process: Callable[..., Any]) -> None:
@@ -201,16 +187,6 @@ def test_an_incident_is_a_line_a_warning_and_a_count_and_never_ends_a_run(
 
 def invoke(*words: object) -> Any:
     return CliRunner().invoke(app, list(map(str, words)))
-
-
-def test_every_command_finds_the_run_in_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    add_row(tracked_run(tmp_path / "demo" / "train", steps=12), 13, **{"player_0/blind_share": 0.95})
-    (tmp_path / "demo" / "before.json").write_text("{}")
-    report = "report demo --alarms --html run.html --png new --conventions page.html"
-    for words in ("view demo --worst 1", "watch demo --once", report, "compare a=demo"):
-        answer = invoke(*words.split())
-        assert answer.exit_code == 0, answer.output
 
 
 def test_checkpoints_and_resumes_find_it_too_and_a_run_stays_itself(tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ from hanabi_grpo.client.rollout_client import ClientTimeouts, RolloutClient
 from hanabi_grpo.errors import ServerError, SessionError, VersionError
 from hanabi_grpo.rollout.handshake import read_session_headers, session_headers
 from hanabi_grpo.server.sessions import Ownership, versions_to_drop
-from server_app import PEFT_CONFIG, PLAYERS, RunningApp, adapter_bytes, running_app, session_body, upload_headers
+from server_app import (
+    PEFT_CONFIG,
+    PLAYERS,
+    RunningApp,
+    adapter_bytes,
+    open_session,
+    running_app,
+    session_body,
+    upload_headers,
+)
 from store_parts import wanted
 
 A, B = "a" * 32, "b" * 32
@@ -134,15 +143,8 @@ def test_a_resumed_trainer_must_name_exactly_the_newer_versions_that_it_replaces
 @contextmanager
 def _client(app: RunningApp, run_id: str, **other: Any) -> Iterator[RolloutClient]:
     with RolloutClient(app.url, timeouts=ClientTimeouts(answer=10)) as client:
-        _open(client, app, run_id, **other)
+        open_session(client, app, run_id=run_id, **other)
         yield client
-
-
-def _open(client: RolloutClient, app: RunningApp, run_id: str, **other: Any) -> dict[str, Any]:
-    given = session_body(app.identity, run_id=run_id, **other)
-    for name in ("protocol", "trainer_id"):
-        del given[name]
-    return client.open_session(**given)
 
 
 def _pushed(value: float) -> dict[str, tuple[bytes, dict[str, Any]]]:
@@ -220,9 +222,9 @@ def test_a_resumed_trainer_finds_its_versions_and_lost_steps_are_dropped_only_wh
     with pytest.raises(
         ServerError, match="409: this server holds player_0@57, player_1@57 of this run; the trainer re"
     ):
-        _open(third, app, "resumed", version=50)
+        open_session(third, app, run_id="resumed", version=50)
     with third:
-        answer = _open(third, app, "resumed", version=50, replaces=_both(57))
+        answer = open_session(third, app, run_id="resumed", version=50, replaces=_both(57))
         assert answer["versions"] == {}
         assert app.engine.loaded == {}
         assert "session: dropping player_0@57, player_1@57" in caplog.messages
@@ -239,12 +241,12 @@ def _wait_for(condition: Callable[[], Any]) -> None:
 
 def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
     with running_app(session_timeout=1.0) as app, RolloutClient(app.url) as client, RolloutClient(app.url) as other:
-        _open(client, app, "long step")
+        open_session(client, app, run_id="long step")
         beat = Heartbeat.from_client(client)
         beat.start()
         time.sleep(2.0)
         with pytest.raises(ServerError, match="409: this server works for run long step"):
-            _open(other, app, "other")
+            open_session(other, app, run_id="other")
         beat.stop()
         assert beat.beats >= 4
         assert (beat.lost, beat.missed) == ("", "")
@@ -253,9 +255,9 @@ def test_a_beating_trainer_keeps_the_server_far_beyond_its_patience() -> None:
 def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
     with running_app(session_timeout=0.2) as app, RolloutClient(app.url) as other:
         client = RolloutClient(app.url)
-        _open(client, app, "slow")
+        open_session(client, app, run_id="slow")
         time.sleep(0.3)
-        _open(other, app, "fast")
+        open_session(other, app, run_id="fast")
         beat = Heartbeat(client.url, client.headers, every=0.02)
         beat.start()
         _wait_for(lambda: not beat._thread.is_alive())
@@ -267,7 +269,7 @@ def test_a_trainer_that_was_replaced_learns_it_and_beats_no_more() -> None:
 def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
     with running_app() as app:
         client = RolloutClient(app.url)
-        _open(client, app, "run")
+        open_session(client, app, run_id="run")
         port = app.port
         beat = Heartbeat(client.url, client.headers, every=0.05)
         beat.start()
@@ -280,7 +282,7 @@ def test_a_server_that_is_gone_or_new_is_counted_and_is_no_takeover() -> None:
         again.trainer_id = client.trainer_id
         beats = beat.beats
         with again:
-            _open(again, app, "run")
+            open_session(again, app, run_id="run")
             _wait_for(lambda: beat.beats > beats)
             beat.stop()
         client.close()

@@ -22,8 +22,6 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.hanabi.policies import hint_bot
-from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.rollout.loop import play_episodes_sync
@@ -33,7 +31,6 @@ from hanabi_grpo.runs.manifest import file_sha256
 from hanabi_grpo.settings.defaults import TINY_MODEL
 from hanabi_grpo.sft.samples import padded, reply_logits
 from hanabi_grpo.sft.tiny_model import Recipe, build_tiny_model
-from hanabi_grpo.sft.tiny_model.network import single_turns
 from hanabi_grpo.types import Episode, Reply, ReplyKind
 from small_models import SHIPPED
 
@@ -69,27 +66,6 @@ def rebuilt(folder: Path, **changes: Any) -> bool:
     stamp = weights.stat().st_mtime_ns if weights.exists() else 0
     build_tiny_model(folder, replace(QUICK, **changes))
     return weights.stat().st_mtime_ns != stamp
-
-
-def test_a_sample_is_the_rollouts_conversation_and_each_turn_can_stand_alone() -> None:
-    """What the bot says is worked out here turn by turn, prompts included."""
-    recipe = Recipe.of("hanabi", seed=0)
-    [first, second] = recipe.samples(LAPTOP, CHAT, 1)
-    referee = Referee(LAPTOP.task("train-warm-start", 0))
-    seats = [hint_bot(0.4).seat(player, task=referee.task, game=0) for player in (0, 1)]
-    conversations, alone = [Conversation(CHAT, ""), Conversation(CHAT, "")], ([], [])
-    while referee.status is None:
-        [player] = referee.to_act()
-        prompt, action = referee.see(player).message(), seats[player].act(referee.see(player))
-        reply = [*CHAT.tokenizer.encode(action, add_special_tokens=False), CHAT.eos_id]
-        conversations[player].ask(prompt)
-        conversations[player].answer(reply)
-        alone[player].append(CHAT.open("", prompt) + reply)
-        referee.step({player: action})
-    for sample, conversation, turns in zip((first, second), conversations, alone, strict=True):
-        assert list(sample.ids) == conversation.ids
-        assert [list(turn.ids) for turn in single_turns(sample)] == turns and len(turns) > 1
-        assert sum(sum(turn.is_reply) for turn in single_turns(sample)) == sum(sample.is_reply)
 
 
 def test_the_shipped_model_is_whole_small_and_what_the_recipe_of_today_makes() -> None:
@@ -172,11 +148,6 @@ def test_a_model_of_several_boards_knows_the_words_of_all_and_learns_from_as_man
         assert 20 < len(texts) <= 40
         assert not any("<unk>" in text for text in texts)
     assert chat.tokenizer.encode("life1") == CHAT.tokenizer.encode("life1")
-
-
-def test_a_recipe_hash_follows_the_recipe_and_the_order_of_boards() -> None:
-    fields = ({}, {"presets": ("laptop", "mini")}, {"presets": ("mini", "laptop")}, {"legal_moves": True}, {"seed": 1})
-    assert len({recipe.hash(recipe.chat()) for recipe in (Recipe(**given) for given in fields)}) == 5
 
 
 class Talker:

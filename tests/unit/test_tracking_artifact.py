@@ -16,7 +16,6 @@ from hanabi_grpo.runs.recordings import read_recordings, spread, write_episodes
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking.artifact import build_artifact, find_evaluations, write_sample_games
-from hanabi_grpo.tracking.publisher import RunReader
 from hanabi_grpo.tracking.record import (
     ArtifactRecord,
     RunningScore,
@@ -26,9 +25,8 @@ from hanabi_grpo.tracking.record import (
     running_score,
     write_record,
 )
-from hanabi_grpo.tracking.wandb_run import section_name, sectioned
 from hanabi_grpo.types import Episode
-from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, scripted_games, tracked_run
+from tracked_runs import PLAYERS, SECRET, add_checkpoint, scripted_games, tracked_run
 from training_runs import LAPTOP as SETUP
 from training_runs import evaluate_scripted
 
@@ -39,16 +37,6 @@ def files(folder: Path) -> set[str]:
 
 def rows(scores: list[Any]) -> list[dict[str, Any]]:
     return [{"step": step, "games": 1.0, "score/mean": score} for step, score in enumerate(scores, start=1)]
-
-
-def test_a_running_score_is_the_mean_of_the_last_ten_steps_with_the_error_of_their_means() -> None:
-    scores = [9.0, 9.0, *([1.0, 2.0] * 5), 9.0]
-    score = running_score(rows(scores), 12)
-    assert score is not None
-    # Ten values of 1 and 2: deviation sqrt(10 * 0.25 / 9), over sqrt(10).
-    assert (score.mean, score.num_steps) == (1.5, 10)
-    assert score.standard_error == pytest.approx((2.5 / 9) ** 0.5 / 10**0.5)
-    assert score.text == "1.50 ± 0.17 over 10 steps"
 
 
 def made(step: int, mean: float, num_steps: int = 10) -> RunningScore:
@@ -66,13 +54,6 @@ def test_the_best_beats_all_earlier_ones_and_few_lucky_steps_never_beat_ten() ->
     assert is_best(made(20, 2.0), [made(20, 2.5), made(10, 1.0)])
 
 
-def test_metrics_have_a_section_each_and_no_two_share_a_name() -> None:
-    given = "loss seconds step_time games games_dropped illegal_per_game player_0/reward step"
-    named = "train/loss time/elapsed time/step play/games play/games_dropped play/illegal_per_game player_0/reward step"
-    assert [section_name(name) for name in given.split()] == named.split()
-    assert sectioned({"step": 3, "loss": None, "time/push": 0.1}) == {"step": 3, "time/push": 0.1}
-
-
 def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimizer_and_no_key(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=12, HANABI_PRESET="laptop")
     checkpoint = add_checkpoint(run, 12)
@@ -80,7 +61,7 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     (run / "evaluation-torn.json").write_text('{"mean": 1')
     settings = read_settings(run / "settings.json", {"HANABI_API_KEY": SECRET})
     assert settings.api_key is not None and settings.api_key.get_secret_value() == SECRET
-    score = running_score(rows([1.0] * 12), 12)
+    score = running_score(rows([9.0, 9.0, *([1.0, 2.0] * 5), 9.0]), 12)
     folder, metadata = build_artifact(run, checkpoint, settings, score, evaluations=find_evaluations(run))
     assert folder == run / "artifacts/step_12"
     adapters = {f"{name}/{file}" for name in PLAYERS for file in ("adapter_config.json", "adapter_model.safetensors")}
@@ -91,11 +72,12 @@ def test_an_artifact_holds_adapters_card_settings_and_evaluations_but_no_optimiz
     assert SECRET not in json.dumps(metadata)
     expected = {"step": 12, "players": 2, "adapters": list(PLAYERS), "base_model": "models/tiny", "rank": 8}
     expected |= {"env": "hanabi", "preset": "laptop", "spec_hashes": ["2beb8aa616bb"]}
-    expected |= {"score": 1.0, "score_se": 0.0, "score_steps": 10}
+    # Ten values of 1 and 2: deviation sqrt(10 * 0.25 / 9), over sqrt(10).
+    expected |= {"score": 1.5, "score_se": pytest.approx((2.5 / 9) ** 0.5 / 10**0.5), "score_steps": 10}
     assert {key: metadata[key] for key in expected} == expected
     assert metadata["commit"] is None or len(metadata["commit"].removesuffix("+changes")) == 40
     card = (folder / "README.md").read_text()
-    assert "1.00 ± 0.00 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
+    assert "1.50 ± 0.17 over 10 steps" in card and "evaluation.json" in card and "it is no evaluation" in card
 
 
 def test_a_run_of_another_environment_goes_up_in_its_own_words(tmp_path: Path) -> None:
@@ -129,23 +111,6 @@ def test_an_artifact_outlives_its_checkpoint_and_is_made_anew_whole_and_names_no
     assert (first / "player_1/adapter_model.safetensors").read_bytes() == b"player_1 at 3"
     assert newest_checkpoint(first) == first
     assert [path.name for path in (run / "artifacts").iterdir()] == ["step_3"]
-
-
-def test_a_reader_finds_each_row_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
-    reader = RunReader(tmp_path, from_step=1)
-    assert reader.new_rows() == []
-    add_row(tmp_path, 1)
-    add_row(tmp_path, 2)
-    path = tmp_path / "metrics.jsonl"
-    with path.open("ab") as file:
-        file.write(b'\xff\n[1]\n{"step": "4", "games": 1}\n{"step": 3, "games": 1.0')
-    assert [row["step"] for row in reader.new_rows()] == [2]
-    assert reader.new_rows() == []
-    with path.open("ab") as file:
-        file.write(b"}\n")
-    assert [row["step"] for row in reader.new_rows()] == [3]
-    # What was known before counts for the running score.
-    assert [row["step"] for row in reader.history()] == [1, 2, 3]
 
 
 def test_an_alias_belongs_to_one_artifact_and_the_same_step_keeps_its_own() -> None:

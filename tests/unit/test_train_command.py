@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
 from doctor_machines import NOWHERE, ROOT, answering, find, free_port, make_model, only
 from hanabi_grpo.cli import app
-from hanabi_grpo.commands.doctor.runs import run_folder_checks, start_checks
+from hanabi_grpo.commands.doctor.runs import run_folder_checks
 from hanabi_grpo.commands.train import wait_for_server
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.runs.resume import read_resume
 from hanabi_grpo.settings import LoadedSettings, load_settings, read_settings, settings_json
-from hanabi_grpo.training.model import adapters
-from hanabi_grpo.training.saving import save_checkpoint
-from small_models import small_model
 from torn_checkpoints import write as write_checkpoint_of
 
 RUNNER = CliRunner()
@@ -83,18 +79,6 @@ def test_a_dry_run_checks_shows_and_leaves_no_trace(
         assert "listening on http://127.0.0.1:" in shown
 
 
-def test_a_failed_check_is_exit_code_1_and_the_others_are_made(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HANABI_DEALS_PER_STEP", "3")
-    monkeypatch.setenv("PER_DEVICE_TRAIN_BATCH_SIZE", "5")
-    monkeypatch.setenv("RESUME", "no/such/run")
-    code, text = seen("train", "--dry-run", "--json")
-    report = json.loads(text)
-    failed = {check["name"] for check in report["doctor"]["checks"] if check["status"] == "fail"}
-    assert (code, failed, report["would_start"]) == (1, {"batch", "run folder"}, None)
-    code, text = seen("train", "--dry-run")
-    assert code == 1 and "nothing was started, and nothing could be: see what failed above." in text
-
-
 def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "metrics.jsonl").touch()
@@ -108,25 +92,6 @@ def test_a_run_folder_in_use_and_a_damaged_resume_are_found_before_the_trainer(t
         check = only(find(run_folder_checks, **given))
         assert check.status == status and finding in check.finding
     assert not (tmp_path / "new").exists()
-
-
-def test_a_start_is_read_as_the_trainer_reads_it(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    with torch.random.fork_rng():
-        model = adapters.add_adapters(small_model(), NAMES, rank=8, alpha=16, seed=1)
-    checkpoint = save_checkpoint(model, NAMES, tmp_path / "run", 7, {})
-    assert find(start_checks) == []
-    checks = find(start_checks, HANABI_START_FROM=checkpoint.parent)
-    assert [(check.status, check.finding) for check in checks] == [
-        ("ok", f"player_0 from player_0 of {checkpoint}, step 7"),
-        ("ok", f"player_1 from player_1 of {checkpoint}, step 7"),
-    ]
-    for wrong, finding in (
-        ("no/such/run", "no/such/run: no such folder"),
-        (f"{checkpoint}:player_4", "no adapter player_4 in it"),
-    ):
-        check = only(find(start_checks, HANABI_START_FROM=wrong))
-        assert check.status == "fail" and finding in check.finding and check.remedy
 
 
 @pytest.fixture

@@ -255,14 +255,6 @@ def test_passes_are_those_of_a_loop_by_hand_and_the_loop_counts_steps(tmp_path: 
     assert not trainer.guard.stepping
 
 
-def test_only_the_first_pass_is_on_policy(tmp_path: Path) -> None:
-    trainer = _train(tmp_path, updates_per_step=3, num_steps=1)
-    for data in trainer.steps[0]:
-        assert [first for first, _ in data.seen] == [True, False, False]
-        assert data.seen[0][1] == 0.0
-        assert data.seen[1][1] > 1e-3
-
-
 def test_sequential_players_move_one_after_the_other_in_an_order_that_a_resumed_run_draws_again() -> None:
     settings = Settings(**BASE, update="sequential", updates_per_step=2)
     orders = [player_order(settings, step) for step in range(20)]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine
 from hanabi_grpo.envs.base import Setup, is_held_out
@@ -24,7 +23,7 @@ from hanabi_grpo.runs.recordings import write_recordings
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.seats import Model, ServedPlayer
 from hanabi_grpo.sft.encoding import Encoder
-from hanabi_grpo.sft.samples import Sample, data_digest, length_batches, num_exact_replies, padded, split_held_out
+from hanabi_grpo.sft.samples import Sample, data_digest, length_batches, split_held_out
 from hanabi_grpo.sft.sources import SUITE, Sources
 from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
@@ -72,9 +71,8 @@ def read(*paths: Path, setup: Setup[Any] = SETUP, say: Callable[[str], None] = p
     return [one for own in what.samples(encoder(setup), seed=0, say=say) for one in own]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_a_scripts_game_has_the_ids_that_a_rollout_with_these_replies_has(noise: float) -> None:
-    for episode, _ in taught_games(noise=noise):
+def test_a_scripts_game_has_the_ids_that_a_rollout_with_these_replies_has() -> None:
+    for episode, _ in taught_games(noise=0.5):
         served = served_game([turn.reply for turn in episode.turns], seed=episode.seed)
         assert [turn.action for turn in served.turns] == [turn.action for turn in episode.turns]
         for one in samples_of(episode):
@@ -218,24 +216,7 @@ def test_a_deck_is_on_one_side_whatever_its_seed() -> None:
         split_held_out(samples[:2])
 
 
-def test_exact_replies_are_counted_as_whole_replies() -> None:
-    # Two rows: replies (2 3) and (4) in the first, (5 6 7) in the second.
-    marks = torch.tensor([[0, 1, 1, 0, 1, 0], [0, 0, 1, 1, 1, 0]]).bool()
-    targets = torch.tensor([2, 3, 4, 5, 6, 7])
-    said = torch.nn.functional.one_hot(torch.tensor([2, 3, 4, 5, 0, 7]), 9).float()
-    assert num_exact_replies(said, targets, marks) == (2, 3)
-    said[1] = said[2]
-    assert num_exact_replies(said, targets, marks) == (1, 3)
-
-
 GAME = samples_of(taught_games(num=1)[0][0])
-
-
-def test_a_batch_is_padded_on_the_right_and_pads_are_never_marked() -> None:
-    ids, marks = padded(GAME)
-    for row, one in enumerate(GAME):
-        assert ids[row].tolist() == [*one.ids, *[0] * (ids.shape[1] - len(one.ids))]
-        assert marks[row].tolist() == [*map(bool, one.is_reply), *[False] * (ids.shape[1] - len(one.ids))]
 
 
 @pytest.mark.parametrize(("num", "size"), [(1, 9), (60, 1), (59, 7), (300, 3)])

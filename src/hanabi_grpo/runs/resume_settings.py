@@ -8,7 +8,7 @@ from typing import Any
 
 from hanabi_grpo.errors import RunFolderError, SettingsError
 from hanabi_grpo.runs.run_folder import write_json_atomic
-from hanabi_grpo.runs.v1 import UNRECORDED
+from hanabi_grpo.runs.v1 import REMOVED, UNRECORDED
 from hanabi_grpo.settings import Settings, settings_values, variables
 
 WEIGHTS = ("MODEL", "HANABI_PLAYERS", "HANABI_ADAPTERS", "LORA_RANK", "LORA_ALPHA")
@@ -54,7 +54,8 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
     meaning = {*MEANING, *(one.env for one in known if one.section == "game")}.difference(WEIGHTS)
     before = {**{name: defaults[name] for name in meaning}, **UNRECORDED, **before}
     fixed = {*WEIGHTS, *(() if fork else meaning)}
-    problems: list[str] = []
+    gone = {name: (before[name], kept) for name, kept in REMOVED.items() if not fork and before.get(name, kept) != kept}
+    problems = [f"{name}: was {_shown(was)}, is {_shown(kept)} in every run now" for name, (was, kept) in gone.items()]
     notes: list[str] = []
     for variable in known:
         name = variable.env
@@ -72,7 +73,7 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
         line = f"DATASET: the file's sha256 was {str(recorded)[:12]}…, is {current[:12]}…: its deals are others"
         (notes if fork else problems).append(line)
     if problems:
-        only_meaning = all(line.split(":")[0] in meaning for line in problems)
+        only_meaning = all(line.split(":")[0] in {*meaning, *gone} for line in problems)
         fork_hint = ", or start a new run from the checkpoint with OUTPUT_DIR=(a new folder)" if only_meaning else ""
         listed = "".join(f"\n  {line}" for line in problems)
         raise SettingsError(

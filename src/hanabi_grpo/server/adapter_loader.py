@@ -93,11 +93,11 @@ class OwnedFolder:
     kernel's and goes with its holder, kill -9 included.
     """
 
-    def __init__(self, home: Path) -> None:
-        """Remove what killed processes left under `home`, and make a folder of one's own there."""
-        for folder in sorted(home.glob(f"{_PREFIX}*")):
+    def __init__(self, home: Path, prefix: str = _PREFIX) -> None:
+        """Remove what killed processes left under `home` with this prefix, and make a folder of one's own there."""
+        for folder in sorted(home.glob(f"{prefix}*")):
             _remove_leftover(folder)
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=home))
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=home))
         unlocked = self.path / f"{LOCK}.new"
         self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,9 +1,11 @@
 """The server's parts, put together: one place for the command, for the benchmarks, and for what a dry run shows."""
 
+import atexit
 import contextlib
 import gc
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint, resolve_model
 from hanabi_grpo.server.adapter_files import linear_shapes
+from hanabi_grpo.server.adapter_loader import OwnedFolder
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.app import create_app
 from hanabi_grpo.server.door import Limits
@@ -28,6 +31,8 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.defaults import LAPTOP, tiny_model_command
 
 logger = logging.getLogger(__name__)
+
+SOCKETS = "hanabi-sockets-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,12 @@ def prepare_environment(on_cpu: bool) -> None:
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Replies that are unpacked in one go; the default of 128 keeps everything else in the event loop waiting for it.
     os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "32")
+    # vLLM leaves its sockets, nine a start, in the temporary folder. A socket's path has 107 characters at most.
+    home = tempfile.gettempdir()
+    if "VLLM_RPC_BASE_PATH" not in os.environ and len(f"{home}/{SOCKETS}12345678/{uuid.uuid4()}") <= 107:
+        folder = OwnedFolder(Path(home), SOCKETS)
+        os.environ["VLLM_RPC_BASE_PATH"] = str(folder.path)
+        atexit.register(folder.close)
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         cores = sorted(os.sched_getaffinity(0))

@@ -108,6 +108,12 @@ class KeyCheck:
                 f"host {shown(given)}: a server without a key answers to {', '.join(self._names)}. Name it so in "
                 "VLLM_SERVER_HOST, or set HANABI_API_KEY in both terminals."
             )
+        site = headers.get(b"sec-fetch-site", b"none").decode("latin-1")
+        if site not in ("none", "same-origin"):
+            return (
+                f"sec-fetch-site {shown(site)}: a page of another site asks, and a server without a key answers none. "
+                "Use a program instead of the page, or set HANABI_API_KEY in both terminals."
+            )
         return None
 
 
