@@ -18,6 +18,8 @@ SEPARATOR = "||"
 class MazeConfig(base.EnvConfig):
     """What both games can be told."""
 
+    memory: Literal["game", "turn"] = "turn"
+    """What a player still sees of an episode: every message is the whole map, so no other one is needed."""
     style: Literal["full", "compact"] = "full"
     """Words of the prompts: full for language models, compact for the tiny model."""
     max_steps: int = 20

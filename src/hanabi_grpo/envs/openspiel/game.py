@@ -20,6 +20,8 @@ _RESAMPLES = 2000
 class OpenSpielConfig(base.EnvConfig):
     """What every game of OpenSpiel can be told."""
 
+    memory: Literal["game", "turn"] = "turn"
+    """What a player still sees of an episode: every message is the whole position, so no other one is needed."""
     style: Literal["full", "compact"] = "full"
     """Words of the prompts: full for language models, compact for the tiny model."""
     bad_reply: Literal["random_legal", "forfeit"] = "random_legal"

@@ -78,6 +78,8 @@ class Recipe:
         environment = registry.get(self.env)
         fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
         given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
+        given = {**environment.Config.defaults("cpu", given), **given}
+        given.pop("preset", None)
         if unknown := set(self.presets) - set(environment.presets):
             raise SettingsError(
                 f"--preset {' '.join(sorted(unknown))}: {self.env} has {', '.join(environment.presets)}."
@@ -125,13 +127,19 @@ def _words(setup: Setup[Any]) -> tuple[str, ...]:
 
 
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
-    """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts."""
+    """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts.
+
+    A game that one wins from the other begins at random play: a model that has seen a search or an equilibrium would
+    have little left to learn.
+    """
     if setup.env == HANABI:
         # It draws its noise itself, as when the shipped model was made.
         from hanabi_grpo.envs.hanabi.policies import hint_bot
 
         return [hint_bot(noise)]
     scripts = [name for name in setup.environment.policies if name != "random"]
-    if "random" in setup.environment.policies:
+    if setup.spec.payoff == "zero_sum":
+        scripts = ["random"]
+    elif "random" in setup.environment.policies:
         scripts = [name for script in scripts for name in ("random", script)] or ["random"]
     return [NoisyPolicy(inner=make_script(setup, name).policy, noise=noise) for name in scripts]
