@@ -5,13 +5,16 @@ from math import sqrt
 
 import pytest
 
+from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_replies, check_starts
 from hanabi_grpo.envs.openspiel.policies import equilibrium
 from hanabi_grpo.envs.openspiel.rules import check_name, playable_names
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.evaluation.evaluate import evaluate_line_up
 from hanabi_grpo.evaluation.exploitability import exploitability, information_sets, uniform
+from hanabi_grpo.evaluation.outcomes import outcome_sheets, wilson
 
 
 def make(env: str, preset: str = "", **fields: object):  # type: ignore[no-untyped-def]
@@ -77,11 +80,26 @@ def test_scripts_win_draw_and_lose_as_often_as_measured_elsewhere(
     env: str, preset: str, first: str, second: str, games: int, expected: tuple[float, float, float]
 ) -> None:
     setup = make(env, preset)
-    seats = dict(enumerate(setup.environment.policies[name]() for name in (first, second)))
-    played = [play_scripts(setup.task("eval", seed), seats).result for seed in range(games)]
+    line_up = parse_line_up(f"{first},{second}", 2, env=env)
+    result = evaluate_line_up(line_up, setup, games, rotate=False)
     for name, share in zip(("win", "draw", "loss"), expected, strict=True):
         error = sqrt(max(share * (1 - share), 0.003) / games)
-        assert abs(sum(one[name] for one in played) / games - share) < 4 * error + 0.001
+        assert abs(result.figures[f"{name} as first"] - share) < 4 * error + 0.001
+
+
+def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> None:
+    line_up = parse_line_up("random,minimax", 2, env="tic_tac_toe")
+    result = evaluate_line_up(line_up, make("tic_tac_toe"), 60)
+    [sheet] = outcome_sheets([result])
+    first, second, both = sheet.groups[0]
+    assert [row[1] for row in sheet.groups[0]] == ["first", "second", "both"]
+    assert (first[2], second[2]) == ("0.000 (0.00 to 0.06)",) * 2 and float(second[4][:5]) > 0.85
+    assert both[-1] == f"{50 * (1 + result.mean):.1f}" and first[-1] == "–"
+    assert wilson(0.5, 100) == pytest.approx((0.4038, 0.5962), abs=1e-4)
+    assert (
+        outcome_sheets([evaluate_line_up(parse_line_up("iggi", 2), registry.setup("hanabi", {"preset": "laptop"}), 2)])
+        == []
+    )
 
 
 def test_leduc_deals_every_card_once() -> None:
@@ -106,7 +124,7 @@ def test_a_draw_may_pay_and_a_bad_reply_may_forfeit() -> None:
     assert game.step({0: "9"}) == [{"draw": 0.1}, {"draw": 0.1}]
     game = setup.environment.reset(setup.config, split="train", seed=0)
     assert game.step({0: "<forfeit>"}) == [{"forfeit": -1.0}, {"forfeit": 1.0}]
-    assert game.to_act() == () and game.result() == {"first": -1.0, "win": 0, "draw": 0, "loss": 1, "forfeit": 1}
+    assert game.to_act() == () and game.result() == {"first": -1.0, "forfeit": 1}
 
 
 def test_what_cannot_be_played_is_refused_with_what_can() -> None:

@@ -15,6 +15,7 @@ from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.envs.base import EnvSpec, Setup, is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.matches import HALF, Served, Table, play_tables, start_numbers
+from hanabi_grpo.evaluation.outcomes import is_versus, outcome_figures, seat_of
 from hanabi_grpo.runs.deal_statistics import Estimate, difference, estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, SeatOrder, mean_figures
 from hanabi_grpo.runs.ledger import Ledger
@@ -143,6 +144,8 @@ def deal_figures(spec: EnvSpec, games: Sequence[Episode]) -> DealFigures:
         "unparsable_per_game": kinds.count(ReplyKind.UNPARSABLE) / count,
         "turns_per_game": len(kinds) / count,
     }
+    if is_versus(spec):
+        figures |= outcome_figures(spec, games)
     if spec.payoff == "team":
         figures["perfect"] = sum(score >= score_range(spec)[1] for score in scores) / count
     return DealFigures(seed=games[0].seed, scores=scores, figures=figures)
@@ -156,7 +159,7 @@ def line_up_score(spec: EnvSpec, game: Episode, order: int) -> float:
     """
     if spec.score != RETURN:
         return float(game.result[spec.score])
-    return game.reward(0 if spec.payoff == "team" else -order % spec.num_players)
+    return game.reward(0 if spec.payoff == "team" else seat_of(order, spec.num_players))
 
 
 def score_range(spec: EnvSpec) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.registry import setup as setup_of
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up, paired_difference
+from hanabi_grpo.evaluation.outcomes import AS, outcome_sheets
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets, with_error
 from hanabi_grpo.runs.deal_statistics import Estimate
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, result_to_json
@@ -82,7 +83,8 @@ def evaluation_sheets(results: Sequence[EvaluationResult], references: Sequence[
         scores.append([attainable_row(most, len(_SCORES))])
         note = ATTAINABLE_SOURCE
     sheets = [Sheet(title=game_title(results[0]), columns=_SCORES, groups=scores, note=note)]
-    figures = [[(_name(result), result.figures) for result in group] for group in groups]
+    sheets += outcome_sheets(results)
+    figures = [[(_name(result), _figures(result)) for result in group] for group in groups]
     sheets += figure_sheets("Figures, mean over deals", "line-up", figures, without=results[0].score)
     differences = []
     for one, other in compared_pairs(results):
@@ -137,6 +139,10 @@ def shortfall(difference: Estimate, *, min_rise: float | None, min_sigma: float 
 def _name(result: EvaluationResult) -> str:
     heat = result.temperature
     return result.label + ("" if heat is None else " (greedy)" if heat == 0 else f" (T={heat:g})")
+
+
+def _figures(result: EvaluationResult) -> dict[str, float]:
+    return {name: value for name, value in result.figures.items() if AS not in name}
 
 
 def _shown(found: Estimate, sign: str = "") -> tuple[str, str]:

@@ -153,16 +153,12 @@ class OpenSpielGame(base.Game):
         return [{"return": reward} if reward else {} for reward in rewards]
 
     def result(self) -> Mapping[str, float]:
-        """Return the first player's outcome: what it won, and whether the game was won, drawn or lost."""
+        """Return what the first player won, and whether a bad reply ended the game."""
         if self.to_act():
             return {}
-        if self.forfeited is not None:
-            lost = load(self.config.game()).min_utility()
-            first = lost if self.forfeited == 0 else -lost
-        else:
-            first = self.state.returns()[0]
-        outcome = {"win": first > 0, "draw": first == 0, "loss": first < 0, "forfeit": self.forfeited is not None}
-        return {"first": first, **{name: float(is_so) for name, is_so in outcome.items()}}
+        lost = load(self.config.game()).min_utility()
+        forfeits = {None: self.state.returns()[0], 0: lost}
+        return {"first": forfeits.get(self.forfeited, -lost), "forfeit": float(self.forfeited is not None)}
 
     def copy(self) -> "OpenSpielGame":
         """Return an independent copy."""
