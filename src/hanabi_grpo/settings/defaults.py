@@ -47,6 +47,15 @@ def reply_limit(given: Mapping[str, Any]) -> int:
     return max(plain, given.get("max_model_len", 0) // 20) if given.get("thinking") else plain
 
 
+def entropy_bonus(given: Mapping[str, Any]) -> float:
+    """Return the default of HANABI_ENTROPY_BONUS: without it, players of a zero-sum game chase each other in circles.
+
+    In Kuhn poker a table of softmax policies ends at an exploitability of .08 to .25 without it, .07 to .10 with 0.1.
+    """
+    environment = registry.get(given.get("env", "hanabi"))
+    return 0.1 if environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum" else 0.0
+
+
 def default_model(given: Mapping[str, Any]) -> str:
     """Return the default of MODEL, from the fields before it: on a CPU the tiny model of what is set to be played."""
     if given.get("device") == "gpu":

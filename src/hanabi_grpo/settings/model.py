@@ -177,7 +177,11 @@ class Settings(BaseModel):
         "HANABI_KL", "Where the KL term enters: the loss, or the advantage of each token.", "loss"
     )
     entropy_bonus: float = trainer(
-        "HANABI_ENTROPY_BONUS", "Weight of the policy's entropy, as a part of each token's advantage.", 0.0, ge=0
+        "HANABI_ENTROPY_BONUS",
+        "Weight of the policy's entropy, as a part of each token's advantage; 0.1 in zero-sum games.",
+        0.0,
+        factory=defaults.entropy_bonus,
+        ge=0,
     )
     sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = trainer(
         "HANABI_SAMPLER_CORRECTION", "Weights of trainer over sampler: cut at the limit, or left out above it.", "none"
