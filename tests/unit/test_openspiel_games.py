@@ -10,10 +10,10 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_replies, check_starts
 from hanabi_grpo.envs.openspiel.policies import equilibrium
 from hanabi_grpo.envs.openspiel.rules import check_name, playable_names
-from hanabi_grpo.envs.referee import play_scripts
+from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
-from hanabi_grpo.evaluation.exploitability import exploitability, information_sets, uniform
+from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
 from hanabi_grpo.evaluation.outcomes import outcome_sheets, wilson
 
 
@@ -146,3 +146,16 @@ def test_what_cannot_be_played_is_refused_with_what_can() -> None:
 
 def _policy(name: str):  # type: ignore[no-untyped-def]
     return registry.get("connect_four").policies[name]()
+
+
+@pytest.mark.parametrize("game", ["tiny_hanabi", "breakthrough", "liars_dice", "pig", "kuhn_poker"])
+def test_any_other_game_is_played_in_the_words_of_openspiel(game: str) -> None:
+    setup = registry.setup(f"openspiel:{game}", {"preset": game})
+    check_games(setup.environment, setup.config, num_episodes=3)
+    check_starts(setup.environment, setup.config)
+    first = Referee(setup.task("train", 0))
+    seen = first.see(first.to_act()[0])
+    legal = seen.legal() or ()
+    assert seen.message().endswith(f"Your actions: {', '.join(legal)}.") and len(legal) > 1
+    with pytest.raises(SettingsError, match=r"no such game; did you mean 'breakthrough'"):
+        registry.get("openspiel:breaktrough")

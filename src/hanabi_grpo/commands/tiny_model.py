@@ -16,7 +16,11 @@ def tiny_model(
     out: Annotated[Path | None, typer.Option(help="Folder; the default of MODEL for this board when left out.")] = None,
     env: Annotated[str | None, typer.Option(help="Environment; HANABI_ENV when left out.")] = None,
     preset: Annotated[
-        list[str] | None, typer.Option(help="Preset, may be repeated; HANABI_PRESET when left out.")
+        list[str] | None,
+        typer.Option(
+            help="Preset, may be repeated; HANABI_PRESET when left out. One of another environment: "
+            "kuhn_poker:kuhn_poker."
+        ),
     ] = None,
     players: Annotated[int | None, typer.Option(help="Players; HANABI_PLAYERS when left out.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed; SEED when left out.")] = None,

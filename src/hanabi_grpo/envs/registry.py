@@ -32,7 +32,9 @@ OWN = {
     "frozen_lake": "hanabi_grpo.envs.grid.frozen_lake:FROZEN_LAKE",
     "sokoban": "hanabi_grpo.envs.grid.sokoban:SOKOBAN",
 }
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}", re.ASCII)
+OPENSPIEL = "openspiel:"
+"""Before OpenSpiel's name of a game that has no words of its own here."""
+_NAME = re.compile(r"(openspiel:)?[a-z][a-z0-9_-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ class Origin:
 
 
 def names() -> tuple[str, ...]:
-    """Return the name of every environment, this package's first."""
+    """Return the name of every environment, this package's first; any other game of OpenSpiel is "openspiel:<game>"."""
     return (*OWN, *sorted(set(_entry_points()) - set(OWN)))
 
 
@@ -70,7 +72,7 @@ def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
 def origin(name: str) -> Origin:
     """Return which package an environment comes from; raises as `get`."""
     get(name)
-    if name in OWN:
+    if name in OWN or name.startswith(OPENSPIEL):
         return Origin(env=name, distribution=OWN_DISTRIBUTION, version=metadata.version(OWN_DISTRIBUTION))
     [entry] = _entry_points()[name]
     found = entry.dist
@@ -79,6 +81,10 @@ def origin(name: str) -> Origin:
 
 @functools.cache
 def _load(name: str) -> Environment[Any]:
+    if name.startswith(OPENSPIEL):
+        from hanabi_grpo.envs.openspiel.any_game import environment
+
+        return environment(name)
     entries = _entry_points().get(name, [])
     if (name in OWN) + len(entries) > 1:
         owners = [*([OWN_DISTRIBUTION] if name in OWN else []), *sorted(map(_owner, entries))]
@@ -88,7 +94,8 @@ def _load(name: str) -> Environment[Any]:
         return getattr(importlib.import_module(module), attribute)
     if not entries:
         raise SettingsError(
-            f"env={name!r}: no such environment; {did_you_mean(name, names())}known: {', '.join(names())}. One of "
+            f"env={name!r}: no such environment; {did_you_mean(name, names())}known: {', '.join(names())}, "
+            "openspiel:<game>. One of "
             f"another package has to be installed here and registered in the entry-point group {GROUP} "
             "(docs/environments.md)."
         )

@@ -60,5 +60,10 @@ def check_vocabulary(setups: Sequence[Setup[Any]], tokenizer: Any, model: str) -
 
 
 def boards_of(setups: Sequence[Setup[Any]]) -> tuple[tuple[str, ...], int, str]:
-    """Return the different presets of a run's games, and what they share: the number of players, the environment."""
-    return tuple(dict.fromkeys(setup.spec.preset for setup in setups)), setups[0].spec.num_players, setups[0].env
+    """Return the different presets of a run's games, their greatest number of players, and the first's environment.
+
+    A preset of another environment has its name before it, as in "kuhn_poker:kuhn_poker".
+    """
+    env = setups[0].env
+    names = (setup.spec.preset if setup.env == env else f"{setup.env}:{setup.spec.preset}" for setup in setups)
+    return tuple(dict.fromkeys(names)), max(setup.spec.num_players for setup in setups), env

@@ -70,11 +70,13 @@ def is_local_model(name: str) -> bool:
 
 
 def tiny_model_folder(presets: Sequence[str], players: int, env: str = "hanabi") -> str:
-    """Return where the tiny model of some presets is, e.g. "outputs/tiny-mini-3-players", "outputs/tiny-kuhn"."""
+    """Return where the tiny model of some presets is, e.g. "outputs/tiny-mini-3-players", "outputs/tiny-kuhn_poker"."""
     if (env, list(presets), players) == ("hanabi", [LAPTOP], 2):
         return TINY_MODEL
-    words = dict.fromkeys((*([] if env == "hanabi" else [env]), *presets))
-    return f"outputs/tiny-{'-'.join(words)}" + (f"-{players}-players" if players != 2 else "")
+    names = (name.rpartition(":")[2] for name in (env, *presets))
+    words = [name for name in dict.fromkeys(names) if name != "hanabi"]
+    is_said = players != 2 and "players" in registry.get(env).Config.model_fields
+    return f"outputs/tiny-{'-'.join(words)}" + (f"-{players}-players" if is_said else "")
 
 
 def tiny_model_command(presets: Sequence[str], players: int, env: str = "hanabi") -> str:

@@ -239,6 +239,12 @@ class Settings(BaseModel):
     save_steps: int = trainer("SAVE_STEPS", "Steps between checkpoints.", 50, ge=1)
     save_total_limit: int = trainer("SAVE_TOTAL_LIMIT", "Checkpoints kept.", 3, ge=1)
     episodes_every: int = trainer("HANABI_EPISODES_EVERY", "Steps between recorded steps of games.", 10, ge=1)
+    exploit_every: int = trainer(
+        "HANABI_EXPLOIT_EVERY",
+        "Steps between measurements of what a best responder wins, in small zero-sum games of OpenSpiel; 0: none.",
+        0,
+        ge=0,
+    )
     reward_funcs: Literal[""] = trainer(
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",

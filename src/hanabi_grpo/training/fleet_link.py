@@ -101,6 +101,10 @@ class FleetLink(SwiftClient):
         answers = zip(shares, request.parts, results, strict=True)
         return _merged(shares, [self.links[name].accept(part, result) for name, part, result in answers])
 
+    def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
+        """Return what a best responder wins against the pushed version; one server is asked."""
+        return next(iter(self.links.values())).exploited(names, version)
+
     def copy_log(self) -> None:
         """Append every server's new log lines to `server.log`, each with the server's name before it."""
         for link in self.links.values():

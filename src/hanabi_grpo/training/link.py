@@ -19,6 +19,7 @@ from peft import PeftModel
 
 from hanabi_grpo.client.answers import RolloutResult
 from hanabi_grpo.client.heartbeat import Heartbeat
+from hanabi_grpo.client.profiles import exploited
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.client.waiting import wait_for_server
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, ServerGoneError, VersionError
@@ -164,6 +165,11 @@ class ServerLink(SwiftClient):
         self.spec_hashes = sorted({*self.spec_hashes, *(group[0].spec_hash for group in result.groups if group)})
         price = partial(with_length_penalty, per_token=self.settings.length_penalty, free=self.settings.length_free)
         return replace(result, groups=[[price(game) for game in group] for group in result.groups])
+
+    def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
+        """Return what a best responder wins against the pushed version, as metrics."""
+        seats = own_seats(self.settings.players, names, version)
+        return self._reliably(lambda: exploited(self.settings.setup(), seats, self.client), "the exploitability")
 
     def copy_log(self) -> None:
         """Append the server's new log lines to `server.log` in the run folder; a lost server loses them only."""

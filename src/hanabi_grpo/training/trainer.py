@@ -146,7 +146,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
-        games, partner_names = self._play(inputs, version)
+        games, partner_names, measured = self._play(inputs, version)
         groups, problems = usable_groups(games.result.groups, games.result.dropped)
         own = own_seats(self.settings.players, self.adapter_names, games.version)
         active = active_players(self.settings, version)
@@ -179,6 +179,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
         self._record(groups, problems, version, own, partner_names)
+        for name, value in measured.items():
+            self._metrics["train"][name].append(value)
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
@@ -207,14 +209,16 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str]]:
+    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str], dict[str, float]]:
         answer = None
         if self.accelerator.is_main_process:
             games = self.ahead.take(deals, version)
             if self.settings.overlap and version + 1 < self.args.max_steps:
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
-            answer = (games, self.link.partner_names)
+            every = self.settings.exploit_every
+            measured = self.link.exploited(self.adapter_names, version) if every and version % every == 0 else {}
+            answer = (games, self.link.partner_names, measured)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:

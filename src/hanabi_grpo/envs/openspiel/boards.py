@@ -41,7 +41,7 @@ class TicTacToeWords(Words):
         shown = [cell if cell != "." else str(number) for number, cell in enumerate(cells, 1)]
         return "\n".join(" ".join(shown[row : row + 3]) for row in (0, 3, 6))
 
-    def actions(self, config: OpenSpielConfig) -> Sequence[str]:
+    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         """Return 1 to 9."""
         return "123456789"
 
@@ -77,7 +77,7 @@ class ConnectFourWords(Words):
 
     def rules(self, config: ConnectFourConfig, player: int) -> str:
         """Return the rules of the board's size."""
-        letters = self.actions(config)
+        letters = self.actions(config, None)
         return (
             f"You play Connect Four on a board of {config.rows} rows and {config.columns} columns. The first player "
             "has the discs X, the second O. In turns each drops a disc into a column that is not full; it falls to "
@@ -89,7 +89,7 @@ class ConnectFourWords(Words):
 
     def state(self, config: ConnectFourConfig, state: Any, player: int) -> str:
         """Return the board; in the compact style every disc with its cell, e.g. "a1X", from the bottom row up."""
-        rows, letters = [row.upper() for row in _grid(state)], self.actions(config)
+        rows, letters = [row.upper() for row in _grid(state)], self.actions(config, state)
         if config.style == "full":
             return "\n".join([" ".join(letters), *(" ".join(row) for row in rows)])
         discs = [
@@ -100,13 +100,13 @@ class ConnectFourWords(Words):
         ]
         return " ".join([MARKS[player], *discs])
 
-    def actions(self, config: ConnectFourConfig) -> Sequence[str]:
+    def actions(self, config: ConnectFourConfig, state: Any) -> Sequence[str]:
         """Return the letters."""
         return "abcdefghij"[: config.columns]
 
     def picture(self, config: ConnectFourConfig, state: Any) -> str:
         """Return the board."""
-        return "\n".join([" ".join(self.actions(config)), *(" ".join(row.upper()) for row in _grid(state))])
+        return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])
 
 
 _SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}

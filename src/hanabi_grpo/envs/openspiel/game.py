@@ -63,13 +63,13 @@ class Words(Protocol):
         """Return everything that the player knows."""
         ...
 
-    def actions(self, config: Any) -> Sequence[str]:
+    def actions(self, config: Any, state: Any) -> Sequence[str]:
         """Return every word that may be an action, by OpenSpiel's number of the action where `legal` is not written."""
         ...
 
     def legal(self, config: Any, state: Any) -> tuple[str, ...]:
         """Return the words of the legal actions, in OpenSpiel's order."""
-        return tuple(map(self.actions(config).__getitem__, state.legal_actions()))
+        return tuple(map(self.actions(config, state).__getitem__, state.legal_actions()))
 
     def picture(self, config: Any, state: Any) -> str:
         """Return the table as people see it, with everything that is hidden."""
@@ -135,7 +135,7 @@ class OpenSpielGame(base.Game):
 
     def parse(self, player: int, reply: str) -> str | None:
         """Return the action on the last line that is one."""
-        return last_choice(reply, self.words.actions(self.config))
+        return last_choice(reply, self.words.actions(self.config, self.state))
 
     def step(self, actions: Mapping[int, str]) -> Sequence[Mapping[str, float]]:
         """Act; the parts are `return`, `draw` and `forfeit`."""

@@ -40,7 +40,7 @@ class KuhnWords(Words):
         before = _kuhn(state)[1]
         return _kuhn_word(0, before), _kuhn_word(1, before)
 
-    def actions(self, config: OpenSpielConfig) -> Sequence[str]:
+    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         """Return the four words."""
         return _CHOICES["kuhn"]
 
@@ -77,7 +77,7 @@ class LeducWords(Words):
             told += [f"The open card is {open_card}.", *_turns("Second round", rounds[1])]
         return " ".join(told)
 
-    def actions(self, config: OpenSpielConfig) -> Sequence[str]:
+    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         """Return the three words."""
         return _CHOICES["leduc"]
 

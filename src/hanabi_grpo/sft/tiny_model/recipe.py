@@ -44,7 +44,7 @@ class Recipe:
 
     env: str = HANABI
     presets: tuple[str, ...] = ("laptop",)
-    """In the order in which their words are numbered."""
+    """In the order in which their words are numbered; one of another environment is e.g. "kuhn_poker:kuhn_poker"."""
     players: int = 2
     """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
@@ -75,16 +75,20 @@ class Recipe:
         Raises:
             HanabiGrpoError: A preset is unknown or not for this number of players.
         """
-        environment = registry.get(self.env)
         fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
-        given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
-        given = {**environment.Config.defaults("cpu", given), **given}
-        given.pop("preset", None)
-        if unknown := set(self.presets) - set(environment.presets):
-            raise SettingsError(
-                f"--preset {' '.join(sorted(unknown))}: {self.env} has {', '.join(environment.presets)}."
-            )
-        return [registry.setup(self.env, environment.presets[name].model_dump() | given) for name in self.presets]
+        found, unknown = [], []
+        for name in self.presets:
+            env, _, preset = name.rpartition(":")
+            environment = registry.get(env or self.env)
+            given = {name: value for name, value in fields.items() if name in environment.Config.model_fields}
+            given = {**environment.Config.defaults("cpu", given), **given, "preset": preset}
+            if preset in environment.presets:
+                found.append(registry.setup(environment.name, environment.presets[preset].model_dump() | given))
+            else:
+                unknown.append(f"--preset {name}: {environment.name} has {', '.join(environment.presets)}.")
+        if unknown:
+            raise SettingsError(" ".join(unknown))
+        return found
 
     def chat(self) -> ChatFormat:
         """Return the chat format of a tokenizer that knows the words of all presets."""

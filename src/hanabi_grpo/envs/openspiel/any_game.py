@@ -1,0 +1,63 @@
+"""Any other sequential game of OpenSpiel, in OpenSpiel's own texts: HANABI_ENV=openspiel:breakthrough."""
+
+import functools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from hanabi_grpo.envs.base import random_policy
+from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
+from hanabi_grpo.envs.openspiel.policies import mcts
+from hanabi_grpo.envs.openspiel.rules import check_name, load
+
+_SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
+
+
+class OwnWords(Words):
+    """What OpenSpiel itself says of a position. A word that is no legal action cannot be read here."""
+
+    def rules(self, config: OpenSpielConfig, player: int) -> str:
+        """Return the game's name and how to answer; OpenSpiel has no rules in words."""
+        kind = load(config.game()).get_type()
+        return (
+            f"You are player {player} of {load(config.game()).num_players()} in {kind.long_name}. Each message says "
+            "what you know and lists your actions. End your reply with one of them, as it is written there, on a line "
+            "of its own."
+        )
+
+    def state(self, config: OpenSpielConfig, state: Any, player: int) -> str:
+        """Return the information state; where everything is open, the board."""
+        kind = state.get_game().get_type()
+        is_open = kind.information.name == "PERFECT_INFORMATION"
+        return str(state) if is_open else str(state.information_state_string(player))
+
+    def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
+        """Return the legal actions."""
+        return self.legal(config, state)
+
+    def legal(self, config: OpenSpielConfig, state: Any) -> tuple[str, ...]:
+        """Return OpenSpiel's words of the legal actions; with their numbers where two have the same words."""
+        player, actions = state.current_player(), state.legal_actions()
+        words = [" ".join(state.action_to_string(player, action).split()) for action in actions]
+        if len(set(words)) < len(words):
+            words = [f"{word} #{action}" for word, action in zip(words, actions, strict=True)]
+        return tuple(words)
+
+    def picture(self, config: OpenSpielConfig, state: Any) -> str:
+        """Return the whole position."""
+        return str(state)
+
+
+@functools.cache
+def environment(name: str) -> OpenSpiel:
+    """Return the environment of e.g. "openspiel:breakthrough"; a SettingsError where there is no such game."""
+    game = check_name(name.removeprefix("openspiel:"))
+    kind = load(game).get_type()
+    is_open = kind.information.name == "PERFECT_INFORMATION"
+    return OpenSpiel(
+        name,
+        OwnWords(),
+        roles=[f"player {number}" for number in range(load(game).num_players())],
+        presets={game: OpenSpielConfig(preset=game)},
+        policies={"random": random_policy, **(_SEARCH if is_open else {})},
+    )
