@@ -377,5 +377,5 @@ def test_a_reason_that_quotes_what_is_no_text_is_still_an_answer() -> None:
 def test_a_server_leaves_the_log_handlers_of_its_process_open(tmp_path: Path) -> None:
     # absl's, which open_spiel brings, closes the stream that it found when it was imported, pytest's own here.
     with contextlib.closing(logging.FileHandler(tmp_path / "run.log")) as handler:
-        server_config(lambda scope, receive, send: None, Limits())  # type: ignore[arg-type]
-        assert handler.stream is not None
+        config = server_config(lambda scope, receive, send: None, Limits())  # type: ignore[arg-type]
+        assert handler.stream is not None and config.ws == "none", "a websocket is a plain request"

@@ -148,7 +148,7 @@ GENERAL: tuple[Alarm, ...] = (
         do="A lower LEARNING_RATE, or fewer updates on the same games.",
     ),
     Alarm(
-        name="flat_groups", figure="flat_group_share", title="share of tasks without spread in rewards",
+        name="flat_groups", figure="flat_group_share", title="share of zero-variance groups",
         raise_at=0.8, clear_at=0.6,
         means="in most tasks all games earn the same, so comparing them teaches nothing: they are solved, hopeless, or "
         "always played alike.",

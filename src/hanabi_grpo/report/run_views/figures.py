@@ -22,7 +22,7 @@ _TEAM_TITLES = {
     "unparsable_per_game": "unparsable replies a game",
     "out_of_tokens_per_game": "games out of tokens",
     "turns_per_game": "turns a game",
-    "flat_group_share": "tasks without spread",
+    "flat_group_share": "zero-variance groups",
     "loss": "loss",
     "kl": "KL to the base model, nats",
 }
@@ -32,7 +32,7 @@ _PLAYER_TITLES = {
     "entropy_estimate": "entropy, nats a token",
     "tokens_per_reply": "tokens a reply",
     "grad_norm": "gradient norm",
-    "parity": "parity gap, nats",
+    "parity": "logprob mismatch, nats",
 }
 _UNSHOWN = re.compile(
     r"(alarm|time|clip_ratio|tokens|games|score|partners|self_play)/.*|step|seconds|step_time|epoch|learning_rate|"
