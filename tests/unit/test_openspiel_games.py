@@ -8,12 +8,12 @@ import pytest
 from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_replies, check_starts
+from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
 from hanabi_grpo.envs.openspiel.policies import equilibrium
 from hanabi_grpo.envs.openspiel.rules import check_name, playable_names
-from hanabi_grpo.envs.referee import Referee
+from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
-from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
 from hanabi_grpo.evaluation.outcomes import outcome_sheets, wilson
 
 

@@ -34,7 +34,7 @@ OWN = {
 }
 OPENSPIEL = "openspiel:"
 """Before OpenSpiel's name of a game that has no words of its own here."""
-_NAME = re.compile(r"(openspiel:)?[a-z][a-z0-9_-]{0,63}", re.ASCII)
+_NAME = re.compile(r"(openspiel:[a-z0-9]|[a-z])[a-z0-9_-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +82,9 @@ def origin(name: str) -> Origin:
 @functools.cache
 def _load(name: str) -> Environment[Any]:
     if name.startswith(OPENSPIEL):
-        from hanabi_grpo.envs.openspiel.any_game import environment
+        from hanabi_grpo.envs.openspiel.any_game import any_game
 
-        return environment(name)
+        return any_game(name)
     entries = _entry_points().get(name, [])
     if (name in OWN) + len(entries) > 1:
         owners = [*([OWN_DISTRIBUTION] if name in OWN else []), *sorted(map(_owner, entries))]

@@ -24,22 +24,24 @@ def answer_lines(reply: str) -> Iterator[str]:
     _, said, is_cut_off = think_parts(reply)
     for line in () if is_cut_off else reversed("\n".join(said).splitlines()):
         if line and len(line) <= MAX_LINE_CHARS:
-            yield _undecorated(line)
+            yield undecorated(line)
 
 
 def last_choice(reply: str, choices: Iterable[str]) -> str | None:
     r"""Return the choice that the last line naming one names, or None; upper and lower case are the same.
 
-    A line counts when it is a choice and nothing else; prose around it makes it none.
+    A line counts when it is a choice and nothing else; prose around it makes it none. Marks at the ends of a choice
+    count as little as those of a line.
 
     Example:
         last_choice("I could check.\nMove: Bet.", ("check", "bet")) == "bet"
     """
-    known = {choice.lower(): choice for choice in choices}
+    known = {undecorated(choice).lower(): choice for choice in choices}
     return next((known[line.lower()] for line in answer_lines(reply) if line.lower() in known), None)
 
 
-def _undecorated(line: str) -> str:
+def undecorated(line: str) -> str:
+    """Return a line without markdown, quotes and marks at its ends, and without a label such as `Action:`."""
     line = line.strip(_DECORATION)
     label, colon, rest = line.partition(":")
     if colon and _LABEL_WORDS.issuperset(label.strip(_DECORATION).lower().split()):

@@ -9,6 +9,7 @@ from hanabi_grpo.envs.base import random_policy
 from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import mcts
 from hanabi_grpo.envs.openspiel.rules import check_name, load
+from hanabi_grpo.envs.replies import undecorated
 
 _SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
 
@@ -36,10 +37,10 @@ class OwnWords(Words):
         return self.legal(config, state)
 
     def legal(self, config: OpenSpielConfig, state: Any) -> tuple[str, ...]:
-        """Return OpenSpiel's words of the legal actions; with their numbers where two have the same words."""
+        """Return OpenSpiel's words of the legal actions; with their numbers where words do not tell them apart."""
         player, actions = state.current_player(), state.legal_actions()
         words = [" ".join(state.action_to_string(player, action).split()) for action in actions]
-        if len(set(words)) < len(words):
+        if len({undecorated(word).lower() for word in words} - {""}) < len(words):
             words = [f"{word} #{action}" for word, action in zip(words, actions, strict=True)]
         return tuple(words)
 
@@ -49,7 +50,7 @@ class OwnWords(Words):
 
 
 @functools.cache
-def environment(name: str) -> OpenSpiel:
+def any_game(name: str) -> OpenSpiel:
     """Return the environment of e.g. "openspiel:breakthrough"; a SettingsError where there is no such game."""
     game = check_name(name.removeprefix("openspiel:"))
     kind = load(game).get_type()

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -145,9 +146,11 @@ class OpenSpielGame(base.Game):
             lost = load(self.config.game()).min_utility()
             others = -lost / max(self.state.num_players() - 1, 1)
             return [{"forfeit": lost if one == player else others} for one in range(self.state.num_players())]
+        before = self.state.returns()
         self.state.apply_action(self.state.legal_actions()[self.legal(player).index(text)])
         self._go_on()
-        rewards = self.state.rewards()
+        # Some games say only one player's reward of the last action.
+        rewards = [now - then for now, then in zip(self.state.returns(), before, strict=True)]
         if self.config.reward_draw and not self._acting and not any(self.state.returns()):
             return [{"draw": self.config.reward_draw}] * len(rewards)
         return [{"return": reward} if reward else {} for reward in rewards]
@@ -167,17 +170,18 @@ class OpenSpielGame(base.Game):
         return other
 
     def hidden(self, player: int) -> Mapping[str, Any]:
-        """Return what the others know, and the chance that is still to come."""
-        if load(self.config.game()).get_type().information.name == "PERFECT_INFORMATION":
+        """Return what the others know; nothing where no chance decides it, since only chance can be drawn again."""
+        kind = load(self.config.game()).get_type()
+        if kind.information.name == "PERFECT_INFORMATION" or kind.chance_mode.name == "DETERMINISTIC":
             return {}
         others = [one for one in range(self.state.num_players()) if one != player]
-        return {"what others know": tuple(information(self.state, one) for one in others)}
+        return {"what others know": tuple(information(self.state, one) for one in others)} if others else {}
 
     def resampled(self, player: int, rng: random.Random) -> "OpenSpielGame":
         """Return a game with other chance in which the player has lived through the same, drawn until one fits."""
         wanted, taken = information(self.state, player), _actions(self.state)
         for _ in range(_RESAMPLES):
-            numbers = [rng.random() for _ in range(16)]
+            numbers = defaultdict[int, float](rng.random)
             other = OpenSpielGame(self.config, self.words, numbers.__getitem__)
             if all(other.take(action) for action in taken) and information(other.state, player) == wanted:
                 return other
