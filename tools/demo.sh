@@ -3,9 +3,11 @@
 #
 #   bash tools/demo.sh
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
+#   DEMO_ENV=kuhn_poker bash tools/demo.sh
 #
-#   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default); the start is data/tiny-model
-#   DEMO_STEPS   steps of 128 games (60)
+#   DEMO_ENV     hanabi, or a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5
+#   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
+#   DEMO_STEPS   steps of 128 games (60; 400 in other games than Hanabi)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
@@ -14,7 +16,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS=0
 source tools/launch.sh
 
-steps=${DEMO_STEPS:-60} deals=${DEMO_DEALS:-1000}
+# A preset has its environment's name, or begins with it.
+game=${DEMO_ENV:-hanabi}
+if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
+steps=${DEMO_STEPS:-$([ "$game" = hanabi ] && echo 60 || echo 400)} deals=${DEMO_DEALS:-1000}
 for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
@@ -26,31 +31,52 @@ mkdir -p "$folder"
 
 # Other settings keep their meaning here; a variable of these names in the shell would make it another demo.
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
-export MODEL=data/tiny-model
-export DATASET=data/hanabi.laptop.jsonl
 name=demo
 source tools/session.sh
+case $game in
+    hanabi)
+        export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
+        before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
+    kuhn_poker | leduc_poker | tic_tac_toe | connect_four*)
+        export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game
+        unset DATASET
+        before=(base,random) after=(served,random) who="who have watched random play" rivals=random
+        # Every 20th step is kept: the average policy is that of the second half.
+        export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100}
+        case $game in
+            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
+        esac
+        say "0 of 5: the tiny model of $game, made once: $MODEL"
+        run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0 ;;
+    *)
+        echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe or connect_four-4x5." >&2
+        exit 2 ;;
+esac
 start_session "${DEMO_PORT:-}"
 
 # First, and alone: its three processes import vLLM at the same time.
 say "1 of 5: waiting for the rollout server, which loads vLLM and $MODEL in half a minute to a minute; log $folder/server.log"
 start_server
 
-say "2 of 5: before: the untrained players, who have watched a noisy hint bot, play $deals deals"
-run - hanabi-grpo evaluate base --label before --deals "$deals" --out "$folder/before.json"
+say "2 of 5: before: the untrained players, $who, play $deals deals"
+run - hanabi-grpo evaluate "${before[@]}" --label before --deals "$deals" --out "$folder/before.json"
 
 say "3 of 5: training, $steps steps of 128 games, after the trainer's start of half a minute; log $folder/train.log"
 OUTPUT_DIR=$folder/train MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
     run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
 
 say "4 of 5: after: the trained players play the same deals"
-run - hanabi-grpo evaluate served --label after --deals "$deals" --out "$folder/after.json"
+run - hanabi-grpo evaluate "${after[@]}" --label after --deals "$deals" --out "$folder/after.json"
+case $game in
+    *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
+    tic_tac_toe | connect_four*) run - hanabi-grpo evaluate served,minimax minimax,random random --deals 200 ;;
+esac
 
 say "5 of 5: what changed; scripted players for comparison"
 status=0
 run - hanabi-grpo report "$folder/train" --png "$folder/learning_curve.png" --markdown "$folder/report.md" \
     ${DEMO_MIN_RISE:+--min-rise "$DEMO_MIN_RISE"} ${DEMO_MIN_SIGMA:+--min-sigma "$DEMO_MIN_SIGMA"} || status=$?
-own="MODEL=$MODEL DATASET=$DATASET .venv/bin/hanabi-grpo"
+own="${HANABI_ENV:+HANABI_ENV=$HANABI_ENV HANABI_PRESET=$HANABI_PRESET }MODEL=$MODEL${DATASET:+ DATASET=$DATASET} .venv/bin/hanabi-grpo"
 cat <<END
 
 What next? The last two start a rollout server of their own, which takes a minute or two.
@@ -61,8 +87,8 @@ What next? The last two start a rollout server of their own, which takes a minut
   # Play a game with a trained player
   $own play $folder/train --own-server
 
-  # Everybody with everybody: the trained players, the untrained ones, two scripts
-  $own cross-play trained=$folder/train untrained=base hint-bot iggi --deals 200 --out $folder/cross --own-server
+  # Everybody with everybody: the trained players, the untrained ones, scripts
+  $own cross-play trained=$folder/train untrained=base $rivals --deals 200 --out $folder/cross --own-server
 
 END
 finish "$status"
