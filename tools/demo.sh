@@ -41,6 +41,11 @@ case $game in
         export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game
         unset DATASET
         before=(base,random) after=(served,random) who="who have watched random play" rivals=random
+        # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
+        # become equal; a rate that falls, because the last players are to be the best ones.
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-32}
+        export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.2}
+        export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
         # Every 20th step is kept: the average policy is that of the second half.
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100}
         case $game in

@@ -153,6 +153,8 @@ class Environment(Protocol[C]):
     """Configs by name; each has that name in its field `preset`."""
     policies: Mapping[str, Callable[[], "Policy"]]
     """Scripts by name."""
+    teachers: Sequence[str] = ()
+    """Names of scripts whose noisy games a tiny model imitates before training; (): all of them and random play."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 

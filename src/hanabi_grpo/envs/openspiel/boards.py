@@ -117,6 +117,7 @@ TIC_TAC_TOE = OpenSpiel(
     roles=ROLES,
     presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
     policies={"random": random_policy, "minimax": minimax, **_SEARCH},
+    teachers=("mcts-10",),
 )
 CONNECT_FOUR = OpenSpiel(
     "connect_four",
@@ -127,4 +128,5 @@ CONNECT_FOUR = OpenSpiel(
         "connect_four-4x5": ConnectFourConfig(preset="connect_four-4x5", rows=4, columns=5, in_a_row=3),
     },
     policies={"random": random_policy, "minimax": minimax, **_SEARCH},
+    teachers=("mcts-10",),
 )

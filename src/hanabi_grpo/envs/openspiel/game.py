@@ -27,6 +27,10 @@ class OpenSpielConfig(base.EnvConfig):
     """Words of the prompts: full for language models, compact for the tiny model."""
     bad_reply: Literal["random_legal", "forfeit"] = "random_legal"
     """What a bad reply does: a random legal action takes its place, or the game is lost."""
+    reward_illegal: float = -2.0
+    """Reward of an action that the rules forbid; more than an entropy bonus can pay for one."""
+    reward_unparsable: float = -2.0
+    """Reward of a reply that names no action."""
     reward_draw: float = 0.0
     """Reward of both players for a draw; other than 0 the game is no longer zero-sum."""
 
@@ -231,11 +235,12 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         roles: Sequence[str],
         presets: Mapping[str, OpenSpielConfig],
         policies: Mapping[str, Callable[[], base.Policy]],
+        teachers: Sequence[str] = (),
         version: int = 1,
     ) -> None:
         """Take part in the registry under `name`; `version` changes whenever the words do."""
         self.name, self.words, self.roles, self.version = name, words, tuple(roles), version
-        self.presets, self.policies = presets, policies
+        self.presets, self.policies, self.teachers = presets, policies, teachers
         self.Config = type(next(iter(presets.values())))
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:

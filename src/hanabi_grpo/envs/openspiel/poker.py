@@ -125,6 +125,7 @@ KUHN_POKER = OpenSpiel(
     roles=ROLES,
     presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")},
     policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
+    teachers=("cfr",),
 )
 LEDUC_POKER = OpenSpiel(
     "leduc_poker",
@@ -132,4 +133,5 @@ LEDUC_POKER = OpenSpiel(
     roles=ROLES,
     presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")},
     policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
+    teachers=("cfr",),
 )

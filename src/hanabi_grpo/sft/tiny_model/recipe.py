@@ -34,6 +34,13 @@ before it, and faster; the steps that follow teach to read the newest of several
 """
 
 
+_VERSUS: dict[str, Any] = {"noise": 0.8}
+"""Fields of a recipe of a zero-sum game, which begins near random play.
+
+Of random play alone a model learns that a position does not matter, and self-play hardly teaches it to look.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Everything that decides the weights, apart from the number of threads.
@@ -67,7 +74,9 @@ class Recipe:
     def of(cls, env: str, **fields: Any) -> "Recipe":
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
-        return cls(env=env, **{**_DEFAULTS.get(env, {}), **given})
+        environment = registry.get(env)
+        is_versus = environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum"
+        return cls(env=env, **{**(_VERSUS if is_versus else _DEFAULTS.get(env, {})), **given})
 
     def setups(self) -> list[Setup[Any]]:
         """Return what is played.
@@ -131,19 +140,16 @@ def _words(setup: Setup[Any]) -> tuple[str, ...]:
 
 
 def _teachers(setup: Setup[Any], noise: float) -> list[Policy]:
-    """Return who plays in turn: in Hanabi the hint bot, elsewhere every other game random play, else the scripts.
+    """Return who plays in turn: in Hanabi the hint bot, else the environment's `teachers`.
 
-    A game that one wins from the other begins at random play: a model that has seen a search or an equilibrium would
-    have little left to learn.
+    Where it names none: random play in every other game, else its scripts.
     """
     if setup.env == HANABI:
         # It draws its noise itself, as when the shipped model was made.
         from hanabi_grpo.envs.hanabi.policies import hint_bot
 
         return [hint_bot(noise)]
-    scripts = [name for name in setup.environment.policies if name != "random"]
-    if setup.spec.payoff == "zero_sum":
-        scripts = ["random"]
-    elif "random" in setup.environment.policies:
+    scripts = setup.environment.teachers or [name for name in setup.environment.policies if name != "random"]
+    if "random" in setup.environment.policies and not setup.environment.teachers:
         scripts = [name for script in scripts for name in ("random", script)] or ["random"]
     return [NoisyPolicy(inner=make_script(setup, name).policy, noise=noise) for name in scripts]
