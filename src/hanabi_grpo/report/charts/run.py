@@ -27,8 +27,11 @@ from hanabi_grpo.report.run_views.figures import SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+EXPLOITABILITY = "exploitability"
+"""A metric of training, see HANABI_EXPLOIT_EVERY."""
 PICTURES = ("score", "phases", "alarms")
 _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
 _PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
@@ -70,12 +73,36 @@ class RunPictures:
         return left_out
 
     def _score(self) -> "Figure":
-        """Return mean score against the step, evaluations and level lines beside it, bad replies below."""
+        """Return mean score, or exploitability where it was measured, against the step; bad replies below."""
         steps, scores = series(self.rows, SCORE)
         if not steps:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
         figure = make_figure(5.8, 4.5)
         score, bad = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
+        measured, values = series(self.rows, EXPLOITABILITY)
+        if measured:
+            # What both players together earn in self-play says nothing where one wins what the other loses.
+            score.plot(measured, values, "o-", color=COLORS[0], markersize=3, label=f"last players {values[-1]:.3f}")
+            score.set_ylim(bottom=0)
+            score.set_ylabel("exploitability, 0 in an equilibrium")
+        else:
+            self._draw_scores(score, steps, scores)
+        score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
+        for key, (name, color) in _BAD_REPLIES.items():
+            at, values = series(self.rows, key)
+            if at:
+                draw_line(bad, at, values, color, name=name)
+        bad.set_ylim(bottom=0)
+        bad.set_ylabel("bad replies\nper game")
+        bad.set_xlabel("training step")
+        points = " Points: held-out deals, ±2 standard errors." if self.points and not measured else ""
+        add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{points}")
+        for axes in (score, bad):
+            name_lines(axes)
+            tidy(axes)
+        return figure
+
+    def _draw_scores(self, score: "Axes", steps: Sequence[int], scores: Sequence[float]) -> None:
         draw_line(score, steps, scores, COLORS[0], name="training games")
         for name, value in self.levels.items():
             draw_level(score, name, value)
@@ -88,20 +115,6 @@ class RunPictures:
             score.set_ylim(bottom=0)
         setup = run_setup(self.settings)
         score.set_ylabel("mean score" + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))))
-        score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
-        for key, (name, color) in _BAD_REPLIES.items():
-            at, values = series(self.rows, key)
-            if at:
-                draw_line(bad, at, values, color, name=name)
-        bad.set_ylim(bottom=0)
-        bad.set_ylabel("bad replies\nper game")
-        bad.set_xlabel("training step")
-        points = " Points: held-out deals, ±2 standard errors." if self.points else ""
-        add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{points}")
-        for axes in (score, bad):
-            name_lines(axes)
-            tidy(axes)
-        return figure
 
     def _phases(self) -> "Figure":
         """Return the seconds that each step spent in each phase, stacked."""
