@@ -61,6 +61,12 @@ def get(name: str) -> Environment[Any]:
     return _load(name)
 
 
+def is_zero_sum(name: str) -> bool:
+    """Tell whether players of an environment's first preset win what others lose; raises as `get`."""
+    environment = get(name)
+    return environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum"
+
+
 def setup(env: str, env_config: Mapping[str, Any]) -> Setup[Any]:
     """Return an environment with the config that a dataset row, a request or a record holds; raises `SettingsError`."""
     environment = get(env)

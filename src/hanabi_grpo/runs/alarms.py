@@ -19,9 +19,14 @@ _JUMPS = 50  # Jumps between readings from which the noise of a figure is estima
 
 
 def alarms_of(settings: Mapping[str, Any]) -> tuple[Alarm, ...]:
-    """Return the alarms of a run, given its settings by variable: its environment's, and the general ones."""
+    """Return the alarms of a run, given its settings by variable: its environment's, and the general ones.
+
+    In a zero-sum game the mean score of self-play is no sign of anything.
+    """
+    env = settings.get("HANABI_ENV") or "hanabi"
     try:
-        return (*registry.get(settings.get("HANABI_ENV") or "hanabi").alarms, *GENERAL)
+        kept = (one for one in GENERAL if not (one.figure.startswith("score/") and registry.is_zero_sum(env)))
+        return (*registry.get(env).alarms, *kept)
     except SettingsError:
         return GENERAL
 

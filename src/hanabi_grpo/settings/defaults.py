@@ -52,8 +52,7 @@ def entropy_bonus(given: Mapping[str, Any]) -> float:
 
     In Kuhn poker a table of softmax policies ends at an exploitability of .08 to .25 without it, .07 to .10 with 0.1.
     """
-    environment = registry.get(given.get("env", "hanabi"))
-    return 0.1 if environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum" else 0.0
+    return 0.1 if registry.is_zero_sum(given.get("env", "hanabi")) else 0.0
 
 
 def default_model(given: Mapping[str, Any]) -> str:

@@ -74,9 +74,8 @@ class Recipe:
     def of(cls, env: str, **fields: Any) -> "Recipe":
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
-        environment = registry.get(env)
-        is_versus = environment.spec(next(iter(environment.presets.values()))).payoff == "zero_sum"
-        return cls(env=env, **{**(_VERSUS if is_versus else _DEFAULTS.get(env, {})), **given})
+        defaults = _VERSUS if registry.is_zero_sum(env) else _DEFAULTS.get(env, {})
+        return cls(env=env, **{**defaults, **given})
 
     def setups(self) -> list[Setup[Any]]:
         """Return what is played.
