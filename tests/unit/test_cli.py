@@ -37,6 +37,7 @@ NAMED = {
     "collect": SERVER,
     "cross-play": SERVER,
     "play": SERVER,
+    "exploit": {"HANABI_MEMORY"},
     "doctor": {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},

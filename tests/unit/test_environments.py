@@ -260,7 +260,7 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
 
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
-    shown = {"legal", "message", "parse", "player", "state_message", "view"}
+    shown = {"legal", "memory", "message", "parse", "player", "state_message", "view"}
     assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()
@@ -284,8 +284,8 @@ def test_a_draw_is_the_same_for_ever() -> None:
 # --- Settings and replies
 
 KEYS = (
-    "preset, reward_illegal, reward_unparsable, reward_out_of_tokens, players, observation, legal_moves, reward_score, "
-    "bomb_rule, max_turns"
+    "preset, memory, reward_illegal, reward_unparsable, reward_out_of_tokens, players, observation, legal_moves, "
+    "reward_score, bomb_rule, max_turns"
 )
 
 
@@ -346,7 +346,7 @@ def test_an_installed_package_registers_an_environment_by_an_entry_point(
     register(tmp_path, {"guess": "toy_environments:GUESS", "broken": "no_such_module:GAME"})
     register(tmp_path, {"other": "toy_environments:GUESS"}, "other-games")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert registry.names() == ("hanabi", "kuhn", "broken", "guess", "other")
+    assert registry.names() == (*registry.OWN, "broken", "guess", "other")
     assert registry.get("guess") is GUESS
     assert registry.origin("guess") == registry.Origin(env="guess", distribution="my-games", version="2.5")
     with pytest.raises(SettingsError, match=r"my-games 2.5 registers no_such_module:GAME, which cannot be loaded"):
