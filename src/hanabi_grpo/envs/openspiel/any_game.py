@@ -34,11 +34,11 @@ class OwnWords(Words):
 
     def actions(self, config: OpenSpielConfig, state: Any) -> Sequence[str]:
         """Return the legal actions."""
-        return self.legal(config, state)
+        return self.legal(config, state, state.legal_actions())
 
-    def legal(self, config: OpenSpielConfig, state: Any) -> tuple[str, ...]:
+    def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         """Return OpenSpiel's words of the legal actions; with their numbers where words do not tell them apart."""
-        player, actions = state.current_player(), state.legal_actions()
+        player = state.current_player()
         words = [" ".join(state.action_to_string(player, action).split()) for action in actions]
         if len({undecorated(word).lower() for word in words} - {""}) < len(words):
             words = [f"{word} #{action}" for word, action in zip(words, actions, strict=True)]

@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import pyspiel
+
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.openspiel.rules import load
+from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.types import player_name
@@ -16,6 +18,7 @@ from hanabi_grpo.types import player_name
 _GRAIN = 1 << 53
 """Steps of a draw between 0 and 1."""
 _RESAMPLES = 2000
+_CHANCE = int(pyspiel.PlayerId.CHANCE)
 
 
 class OpenSpielConfig(base.EnvConfig):
@@ -72,9 +75,9 @@ class Words(Protocol):
         """Return every word that may be an action, by OpenSpiel's number of the action where `legal` is not written."""
         ...
 
-    def legal(self, config: Any, state: Any) -> tuple[str, ...]:
-        """Return the words of the legal actions, in OpenSpiel's order."""
-        return tuple(map(self.actions(config, state).__getitem__, state.legal_actions()))
+    def legal(self, config: Any, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
+        """Return the words of the legal actions, whose numbers are given."""
+        return tuple(map(self.actions(config, state).__getitem__, actions))
 
     def picture(self, config: Any, state: Any) -> str:
         """Return the table as people see it, with everything that is hidden."""
@@ -85,11 +88,15 @@ class OpenSpielGame(base.Game):
     """One episode on a `pyspiel.State`. Chance was drawn at the start: its k-th event takes the k-th number."""
 
     _acting: tuple[int, ...]
+    _actions: list[int]
+    """OpenSpiel's legal actions of the player whose turn it is."""
     _legal: tuple[str, ...] | None
+    """The same in words, once somebody asked."""
 
     def __init__(self, config: OpenSpielConfig, words: Words, luck: Callable[[int], float]) -> None:
         """Start; `luck(k)` is the k-th draw, 0 to 1."""
         self.config, self.words, self.luck = config, words, luck
+        self.facts = facts(config.game())
         self.state = load(config.game()).new_initial_state()
         self.num_drawn = 0
         self.forfeited: int | None = None
@@ -99,7 +106,7 @@ class OpenSpielGame(base.Game):
     def at(cls, config: OpenSpielConfig, words: Words, state: Any) -> "OpenSpielGame":
         """Return the game at a state in which a player is to act; it must not be played on."""
         game = object.__new__(cls)
-        game.__dict__.update(config=config, words=words, state=state, forfeited=None, num_drawn=0)
+        game.__dict__.update(config=config, words=words, facts=facts(config.game()), state=state, forfeited=None)
         game._go_on()
         return game
 
@@ -121,13 +128,12 @@ class OpenSpielGame(base.Game):
 
     def view(self, player: int) -> View:
         """Return the information state and the legal actions as data."""
-        is_open = load(self.config.game()).get_type().information.name == "PERFECT_INFORMATION"
         return View(
             game=self.config.game(),
             player=player,
             information=information(self.state, player),
-            history=tuple(self.state.history()) if is_open else None,
-            legal=tuple(self.state.legal_actions()) if player in self.to_act() else (),
+            history=tuple(self.state.history()) if self.facts.is_open else None,
+            legal=tuple(self._actions) if player in self._acting else (),
         )
 
     def legal(self, player: int) -> tuple[str, ...]:
@@ -135,7 +141,7 @@ class OpenSpielGame(base.Game):
         if player not in self._acting:
             return ()
         if self._legal is None:
-            self._legal = self.words.legal(self.config, self.state)
+            self._legal = self.words.legal(self.config, self.state, self._actions)
         return self._legal
 
     def parse(self, player: int, reply: str) -> str | None:
@@ -147,23 +153,27 @@ class OpenSpielGame(base.Game):
         [(player, text)] = actions.items()
         if text == base.FORFEIT:
             self.forfeited, self._acting = player, ()
-            lost = load(self.config.game()).min_utility()
+            lost = self.facts.lowest
             others = -lost / max(self.state.num_players() - 1, 1)
             return [{"forfeit": lost if one == player else others} for one in range(self.state.num_players())]
-        before = self.state.returns()
-        self.state.apply_action(self.state.legal_actions()[self.legal(player).index(text)])
+        before = None if self.facts.pays_at_end else self.state.returns()
+        self.state.apply_action(self._actions[self.legal(player).index(text)])
         self._go_on()
-        # Some games say only one player's reward of the last action.
-        rewards = [now - then for now, then in zip(self.state.returns(), before, strict=True)]
-        if self.config.reward_draw and not self._acting and not any(self.state.returns()):
+        if before is None and self._acting:
+            return [{}] * self.facts.num_players
+        rewards = self.state.returns()
+        if self.config.reward_draw and not self._acting and not any(rewards):
             return [{"draw": self.config.reward_draw}] * len(rewards)
+        # Not `state.rewards()`: some games say only one player's reward of the last action.
+        if before is not None:
+            rewards = [now - then for now, then in zip(rewards, before, strict=True)]
         return [{"return": reward} if reward else {} for reward in rewards]
 
     def result(self) -> Mapping[str, float]:
         """Return what the first player won, and whether a bad reply ended the game."""
         if self.to_act():
             return {}
-        lost = load(self.config.game()).min_utility()
+        lost = self.facts.lowest
         forfeits = {None: self.state.returns()[0], 0: lost}
         return {"first": forfeits.get(self.forfeited, -lost), "forfeit": float(self.forfeited is not None)}
 
@@ -175,8 +185,7 @@ class OpenSpielGame(base.Game):
 
     def hidden(self, player: int) -> Mapping[str, Any]:
         """Return what the others know; nothing where no chance decides it, since only chance can be drawn again."""
-        kind = load(self.config.game()).get_type()
-        if kind.information.name == "PERFECT_INFORMATION" or kind.chance_mode.name == "DETERMINISTIC":
+        if self.facts.is_open or not self.facts.is_dealt:
             return {}
         others = [one for one in range(self.state.num_players()) if one != player]
         return {"what others know": tuple(information(self.state, one) for one in others)} if others else {}
@@ -193,7 +202,7 @@ class OpenSpielGame(base.Game):
 
     def take(self, action: int) -> bool:
         """Take an action by its number; False when it is not legal here."""
-        if self.state.is_terminal() or action not in self.state.legal_actions():
+        if action not in self._actions:
             return False
         self.state.apply_action(action)
         self._go_on()
@@ -201,14 +210,15 @@ class OpenSpielGame(base.Game):
 
     def _go_on(self) -> None:
         """Let chance act, and look who is next."""
-        while self.state.is_chance_node():
+        state = self.state
+        while (player := state.current_player()) == _CHANCE:
             left = self.luck(self.num_drawn)
             self.num_drawn += 1
-            outcomes, chances = zip(*self.state.chance_outcomes(), strict=True)
+            outcomes, chances = zip(*state.chance_outcomes(), strict=True)
             place = next((one for one, total in enumerate(itertools.accumulate(chances)) if left < total), -1)
-            self.state.apply_action(outcomes[place])
-        player = self.state.current_player()
-        self._acting = (player,) if player >= 0 else ()
+            state.apply_action(outcomes[place])
+        # Below 0 the game is over.
+        self._acting, self._actions = ((player,), state.legal_actions()) if player >= 0 else ((), [])
         self._legal = None
 
 

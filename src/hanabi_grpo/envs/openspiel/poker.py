@@ -35,7 +35,7 @@ class KuhnWords(Words):
         told = [f"The {ROLES[turn % 2]} player: {action}." for turn, action in enumerate(actions)]
         return " ".join([f"Your card is {cards[player]}.", *told])
 
-    def legal(self, config: OpenSpielConfig, state: Any) -> tuple[str, ...]:
+    def legal(self, config: OpenSpielConfig, state: Any, actions: Sequence[int]) -> tuple[str, ...]:
         """Return check and bet, or fold and call after a bet."""
         before = _kuhn(state)[1]
         return _kuhn_word(0, before), _kuhn_word(1, before)

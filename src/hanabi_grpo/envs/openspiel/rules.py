@@ -5,7 +5,7 @@ OpenSpiel ends the whole process on some parameters that it does not like, so no
 
 import difflib
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyspiel
 
@@ -21,6 +21,34 @@ def load(name: str) -> Any:
     The text comes from this package's own code, or from `check_name`.
     """
     return pyspiel.load_game(name)
+
+
+class Facts(NamedTuple):
+    """What never changes of a game, without asking its library again."""
+
+    is_open: bool
+    """Whether every player sees everything."""
+    is_dealt: bool
+    """Whether chance has a part in it."""
+    pays_at_end: bool
+    """Whether all returns come with the last action."""
+    num_players: int
+    lowest: float
+    """The least return."""
+
+
+@functools.cache
+def facts(name: str) -> Facts:
+    """Return what `load` knows of a game."""
+    game = load(name)
+    kind = game.get_type()
+    return Facts(
+        is_open=kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION,
+        is_dealt=kind.chance_mode != pyspiel.GameType.ChanceMode.DETERMINISTIC,
+        pays_at_end=kind.reward_model == pyspiel.GameType.RewardModel.TERMINAL,
+        num_players=game.num_players(),
+        lowest=game.min_utility(),
+    )
 
 
 @functools.cache
