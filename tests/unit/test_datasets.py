@@ -58,6 +58,9 @@ def rows_of(folder: Path, *rows: dict[str, Any], settings: Settings | None = Non
     return load_rows(path, settings or Settings(deals_per_step=8, deal_seed=0))
 
 
+REPLIES = ("reward_illegal", "reward_unparsable", "reward_out_of_tokens")
+
+
 def played(rows: list[dict[str, Any]], start: int, count: int) -> list[str]:
     return [deal["env_config"]["preset"] for deal in deals(rows, start, count)]
 
@@ -71,6 +74,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
             "env": "hanabi",
             "env_config": {
                 "preset": "laptop",
+                "memory": "game",
                 "players": 2,
                 "observation": "full",
                 "legal_moves": False,
@@ -173,11 +177,22 @@ def test_a_row_holds_a_fixed_list_and_what_could_not_be_trained_on_is_refused() 
             dataset_row(**{**right, name: value})
 
 
+def test_rows_of_several_environments_stand_in_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    rows = [dataset_row(name, env=name, suite="train", num_deals=0) for name in ("tic_tac_toe", "kuhn_poker")]
+    write_dataset(path, rows)
+    hanabi = dataset_row("marshal-mini", players=2, observation="compact", suite="train", num_deals=0, share=2)
+    assert write_dataset(path, [hanabi], add=True) == "tic_tac_toe 25 %, kuhn_poker 25 %, marshal-mini 50 %"
+    found = load_rows(path, Settings(device="cpu"))
+    assert [row["env"] for row in found] == ["tic_tac_toe", "kuhn_poker", "hanabi"]
+    assert [row["env_config"].get("style") for row in found] == ["compact", "compact", None]
+
+
 def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(tmp_path: Path) -> None:
     path = tmp_path / "kuhn.jsonl"
     row = dataset_row("kuhn", env="kuhn", suite="train", num_deals=0)
     assert write_dataset(path, [row]) == "kuhn"
-    config = {"preset": "kuhn", "reward_illegal": -0.5, "reward_unparsable": -0.5, "reward_out_of_tokens": -0.5}
+    config = {"preset": "kuhn", "memory": "game", **dict.fromkeys(REPLIES, -0.5)}
     for settings in (Settings(), Settings(env="kuhn")):
         [found] = load_rows(path, settings)
         assert (found["env"], found["env_config"], found["messages"][0]["content"]) == ("kuhn", config, "Play kuhn.")
@@ -185,7 +200,7 @@ def test_rows_of_another_environment_take_what_they_leave_open_from_its_preset(t
         assert played_setups([found])[0].spec.payoff == "zero_sum"
     assert training_rows(Settings(env="kuhn"))[0]["env_config"] == config
     path.write_text(json.dumps({**row, "env_config": {"preset": "kuhn", "players": 2}}))
-    assert "unknown key 'players'; env_config may hold preset, reward_illegal" in message(path)
+    assert "unknown key 'players'; env_config may hold preset, memory, reward_illegal" in message(path)
     path.write_text(json.dumps(row))
     assert "env='kuhn' has 2 players, but HANABI_PLAYERS=3; set HANABI_ENV=kuhn" in message(path, Settings(players=3))
 

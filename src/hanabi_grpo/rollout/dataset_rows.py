@@ -12,6 +12,7 @@ from hanabi_grpo.envs.base import is_held_out
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.wire import read_struct
 from hanabi_grpo.settings import Settings, variables
+from hanabi_grpo.settings.game import game_defaults
 
 STREAM_KEYS = ("suite", "seeds")
 """What `env_config` may hold beside the game's settings: the stream of deals, and which deals of it."""
@@ -120,7 +121,7 @@ def _without_none(**given: Any) -> dict[str, Any]:
 
 
 def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return the config of a row: what it leaves open comes from the settings, or from the preset elsewhere."""
+    """Return the config of a row: what it leaves open comes from the settings, or from the defaults of another game."""
     environment = registry.get(env)
     keys = environment.Config.model_fields
     game = {key: value for key, value in given.items() if key in keys}
@@ -141,8 +142,8 @@ def _game(env: str, given: dict[str, Any], settings: Settings) -> dict[str, Any]
                     f"env_config players={value!r} needs HANABI_PLAYERS={value!r} in both terminals, or unset DATASET."
                 )
         game = settings.config_row(game)
-    elif preset := environment.presets.get(str(given.get("preset"))):
-        game = {**preset.model_dump(), **game}
+    else:
+        game = {**game_defaults({"env": env, "device": settings.device, **game}), **game}
     if game.get("preset", "") is None:
         if keys["preset"].is_required():
             raise ValueError("no board: put a preset into env_config, or set HANABI_PRESET.")

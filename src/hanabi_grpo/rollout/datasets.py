@@ -21,6 +21,7 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
 from hanabi_grpo.runs.run_folder import write_text_atomic
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.game import HANABI
 
 EXAMPLE_ROW = (
     '{"messages": [{"role": "user", "content": "Play Hanabi."}], "env_config": {"preset": "laptop", "suite": "train"}}'
@@ -139,7 +140,8 @@ def _fitting(content: bytes) -> Settings:
         rows = [json.loads(line) for line in content.splitlines() if line.strip()]
         players = {row["env_config"]["players"] for row in rows if "players" in row["env_config"]}
         given = {"players": max(players)} if players else {}
-        return Settings(env=rows[0].get("env", "hanabi"), **given)
+        envs = [row.get("env", HANABI) for row in rows]
+        return Settings(env=HANABI if HANABI in envs else envs[0], **given)
     return Settings()
 
 
@@ -247,8 +249,11 @@ def mix_line(rows: Sequence[dict[str, Any]], settings: Settings) -> str:
         "steps 1 to 100: laptop 75 %, marshal-mini 25 %; from step 101: marshal-mini"
     """
     games = [row["env_config"] for row in rows]
-    styles = {game.get("observation") for game in games}
-    names = [game["preset"] + (f" ({game['observation']})" if len(styles) > 1 else "") for game in games]
+    styles = {game["observation"] for game in games if "observation" in game}
+    names = [
+        game["preset"] + (f" ({game['observation']})" if len(styles) > 1 and "observation" in game else "")
+        for game in games
+    ]
     phases, parts = plan_phases(_terms(rows)), []
     for phase in phases:
         first, last = phase.first // settings.deals_per_step + 1, (phase.end or 0) // settings.deals_per_step
