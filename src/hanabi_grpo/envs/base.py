@@ -155,6 +155,8 @@ class Environment(Protocol[C]):
     """Scripts by name."""
     teachers: Sequence[str] = ()
     """Names of scripts whose noisy games a tiny model imitates before training; (): all of them and random play."""
+    teacher_noise: float = 0.4
+    """Share of random actions in those games."""
     alarms: Sequence[Alarm] = ()
     """Signs of collapse in figures of `metrics`, beside those that hold for every environment."""
 

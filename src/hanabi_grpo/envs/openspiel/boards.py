@@ -117,7 +117,7 @@ TIC_TAC_TOE = OpenSpiel(
     roles=ROLES,
     presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
     policies={"random": random_policy, "minimax": minimax, **_SEARCH},
-    teachers=("mcts-10",),
+    teachers=("minimax",),
 )
 CONNECT_FOUR = OpenSpiel(
     "connect_four",

@@ -246,11 +246,13 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         presets: Mapping[str, OpenSpielConfig],
         policies: Mapping[str, Callable[[], base.Policy]],
         teachers: Sequence[str] = (),
+        teacher_noise: float = 0.4,
         version: int = 1,
     ) -> None:
         """Take part in the registry under `name`; `version` changes whenever the words do."""
         self.name, self.words, self.roles, self.version = name, words, tuple(roles), version
-        self.presets, self.policies, self.teachers = presets, policies, teachers
+        self.presets, self.policies = presets, policies
+        self.teachers, self.teacher_noise = teachers, teacher_noise
         self.Config = type(next(iter(presets.values())))
 
     def spec(self, config: OpenSpielConfig) -> base.EnvSpec:

@@ -126,6 +126,8 @@ KUHN_POKER = OpenSpiel(
     presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")},
     policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
     teachers=("cfr",),
+    # Of random play alone a model learns that the card does not matter, and self-play hardly teaches it to look.
+    teacher_noise=0.8,
 )
 LEDUC_POKER = OpenSpiel(
     "leduc_poker",
@@ -134,4 +136,6 @@ LEDUC_POKER = OpenSpiel(
     presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")},
     policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
     teachers=("cfr",),
+    # Of random play alone a model learns that the card does not matter, and self-play hardly teaches it to look.
+    teacher_noise=0.8,
 )

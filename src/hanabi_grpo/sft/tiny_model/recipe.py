@@ -26,18 +26,15 @@ _VERSION = 1
 _NO_LIMIT = 1 << 30
 _WORD_GAMES = 500
 """Random games from which the words of an environment are read."""
-_DEFAULTS: dict[str, dict[str, Any]] = {HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4}}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4},
+    "tic_tac_toe": {"num_games": 6000, "steps": 900},
+    "connect_four": {"num_games": 6000, "steps": 900},
+}
 """Fields of a recipe that an environment has of its own.
 
 A Hanabi observation is the whole state and there is no system message, so a move can be learnt without the turns
 before it, and faster; the steps that follow teach to read the newest of several observations.
-"""
-
-
-_VERSUS: dict[str, Any] = {"noise": 0.8}
-"""Fields of a recipe of a zero-sum game, which begins near random play.
-
-Of random play alone a model learns that a position does not matter, and self-play hardly teaches it to look.
 """
 
 
@@ -74,8 +71,7 @@ class Recipe:
     def of(cls, env: str, **fields: Any) -> "Recipe":
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
-        defaults = _VERSUS if registry.is_zero_sum(env) else _DEFAULTS.get(env, {})
-        return cls(env=env, **{**defaults, **given})
+        return cls(env=env, **{"noise": registry.get(env).teacher_noise, **_DEFAULTS.get(env, {}), **given})
 
     def setups(self) -> list[Setup[Any]]:
         """Return what is played.
