@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
-from bench.recording import Call, ForcedSampler, Recorder
+from bench.recording import ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, markdown
@@ -22,11 +22,6 @@ from hanabi_grpo.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingConfig(max_tokens=4)
-
-
-def call(prompt: list[int], reply: list[int], start: float, end: float, *, adapter: str = "", cached: int = 0) -> Call:
-    told = {"prompt_ids": tuple(prompt), "reply_ids": tuple(reply), "logprobs": (0.0,) * len(reply)}
-    return Call(**told, adapter=adapter, num_cached=cached, started=start, ended=end)
 
 
 def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:
