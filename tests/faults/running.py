@@ -8,10 +8,22 @@ import time
 from pathlib import Path
 
 import psutil
+import torch
+from safetensors.torch import save
 
 from conftest_e2e import ROOT, Server, reset_signals
+from hanabi_grpo.server.adapter_files import linear_shapes
 
 ENDLESS = 100_000
+
+
+def adapter_for(model: str, a: float, b: float) -> tuple[bytes, list[str]]:
+    """Return an upload for a model's linear layers with these values in A and B, and its target modules."""
+    shapes, tensors = linear_shapes(model), {}
+    for module, (num_out, num_in) in shapes.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((8, num_in), a)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, 8), b)
+    return save(tensors), sorted({module.rpartition(".")[2] for module in shapes})
 
 
 class Training:

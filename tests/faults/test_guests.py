@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from running import Training, engine_core
+from running import Training, adapter_for, engine_core
 
 from conftest_e2e import VARIABLES, Server
 from fake_engine import BASE, deal
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.server.door import Limits
-from server_app import PLAYERS
+from server_app import PEFT_CONFIG, PLAYERS
 
 pytestmark = pytest.mark.e2e
 
@@ -92,8 +92,16 @@ def _frozen(server: Server) -> Iterator[None]:
             one.send_signal(signal.SIGCONT)
 
 
+def _lend_huge(server: Server) -> None:
+    """Lend an adapter whose values are finite and whose product with alpha / r is not."""
+    body, targets = adapter_for(server.model, 0.0, 3e38)
+    refusal = pytest.raises(ServerError, match=r"422: .*lora_B.weight' times lora_alpha / r \(125000\) is not finite")
+    with RolloutClient(server.url) as client, refusal:
+        client.lend(1, body, {**PEFT_CONFIG, "lora_alpha": 1e6, "target_modules": targets})
+
+
 def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, drill: Callable[..., Any]) -> None:
-    row = drill("a run among 17 guests, a frozen engine", short=1, long=30, lost="the time")
+    row = drill("a run among 17 guests, a huge adapter, a frozen engine", short=1, long=30, lost="the time")
     is_long = row.times > 1
     freeze, least = (30.0, 120.0) if is_long else (8.0, 0.0)
     training = Training(server, tmp_path / "train", HANABI_EPISODES_EVERY=1)
@@ -101,6 +109,7 @@ def test_a_run_among_guests_is_complete(server: Server, tmp_path: Any, drill: Ca
     with Guests(server) as guests:
         for _ in row:
             end = time.monotonic() + least
+            _lend_huge(server)
             training.more_steps(2, seconds=900)
             with _frozen(server), RolloutClient(server.url) as client:
                 time.sleep(freeze)

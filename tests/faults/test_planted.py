@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from planted_server import FAULTS, OVERFLOW
-from safetensors.torch import save
+from running import adapter_for
 
 from conftest_e2e import Server, start_server, stop, train
 from fake_engine import deal
@@ -18,7 +17,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.rollout.dataset_rows import dataset_row
 from hanabi_grpo.rollout.datasets import write_dataset
-from hanabi_grpo.server.adapter_files import linear_shapes
 from server_app import PEFT_CONFIG
 
 pytestmark = pytest.mark.e2e
@@ -62,15 +60,8 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
     planted: tuple[Server, Path, Path], drill: Callable[..., object]
 ) -> None:
     server, plant, _ = planted
-    shapes = linear_shapes(server.model)
-    config = {**PEFT_CONFIG, "target_modules": sorted({module.rpartition(".")[2] for module in shapes})}
-
-    def upload(value: float) -> bytes:
-        tensors = {}
-        for module, (num_out, num_in) in shapes.items():
-            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.full((8, num_in), value)
-            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.full((num_out, 8), value)
-        return save(tensors)
+    (low, targets), (high, _) = (adapter_for(server.model, value, value) for value in (0.01, 0.02))
+    config = {**PEFT_CONFIG, "target_modules": targets}
 
     def play(seats: list[str], *, suite: int = 0, temperature: float = 1.0, num_games: int = 8) -> Any:
         deals = [{**deal(seed), "seats": seats} for seed in range(suite * 100, suite * 100 + 8)]
@@ -82,10 +73,10 @@ def test_an_adapter_whose_numbers_overflow_loses_its_own_games_and_nobody_elses(
         return [turn.reply_ids for group in groups for turn in group[0].turns]
 
     with RolloutClient(server.url) as client:
-        good = client.lend(1, upload(0.01), config)
+        good = client.lend(1, low, config)
         before = greedy(good)
         plant.write_text(OVERFLOW)
-        huge = client.lend(1, upload(0.02), config)
+        huge = client.lend(1, high, config)
         plant.write_text("none")
     row = drill("an adapter that overflows plays beside others", short=3, long=20, lost="the games of that adapter")
     for number in row:

@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
-from bench.prefix_trie import sharing
-from bench.recording import Call, ForcedSampler, Recorder
+from bench.recording import ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, markdown
@@ -23,27 +22,6 @@ from hanabi_grpo.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 SAMPLING = SamplingConfig(max_tokens=4)
-
-
-def call(prompt: list[int], reply: list[int], start: float, end: float, *, adapter: str = "", cached: int = 0) -> Call:
-    told = {"prompt_ids": tuple(prompt), "reply_ids": tuple(reply), "logprobs": (0.0,) * len(reply)}
-    return Call(**told, adapter=adapter, num_cached=cached, started=start, ended=end)
-
-
-def test_sharable_tokens_are_those_of_earlier_prompts_and_of_replies_that_had_come_back() -> None:
-    games = [
-        (
-            call([1, 2, 3, 4], [5, 6], 0.0, 2.0),
-            # Its beginning is the first prompt and reply; the reply's last token was sampled, never computed.
-            call([1, 2, 3, 4, 5, 6, 7], [8], 3.0, 4.0, cached=4),
-        ),
-        # At the same moment as another: the prompt is shared but for its last token, whose logits are needed.
-        (call([1, 2, 3, 4], [9], 1.0, 5.0, cached=2),),
-        # Another adapter's keys are of no use to it.
-        (call([1, 2, 3, 4], [9], 6.0, 7.0, adapter="player_0"),),
-    ]
-    found = sharing(games, block_size=2)
-    assert (found.prompt, found.sharable, found.sharable_in_blocks, found.cached) == (19, 5 + 3, 4 + 2, 6)
 
 
 def test_what_was_recorded_is_played_again_and_every_departure_is_loud() -> None:
