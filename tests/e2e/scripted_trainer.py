@@ -34,7 +34,7 @@ from hanabi_grpo.training.link import ServerLink
 from hanabi_grpo.training.main import main
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.trainer import HanabiGRPOTrainer
-from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, adapter_of, player_name
+from hanabi_grpo.types import DroppedGame, Episode, Reply, Turn, player_name
 
 PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
 
@@ -42,12 +42,15 @@ PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
 class _Seat:
     """A scripted seat that also keeps the conversation as token ids."""
 
-    def __init__(self, inner: Any, conversation: Conversation, version: int) -> None:
-        self._inner, self._conversation, self._version = inner, conversation, version
+    def __init__(self, inner: Any, chat: ChatFormat, system: str, version: int) -> None:
+        self._inner, self._system, self._version = inner, system, version
+        self._conversation = Conversation(chat, system)
 
     async def reply(self, seen: Observation) -> Reply:
         text = (await self._inner.reply(seen)).text
-        chat = self._conversation._chat
+        chat, fresh = self._conversation._chat, seen.memory == "turn"
+        if fresh:
+            self._conversation = Conversation(chat, self._system)
         added = self._conversation.ask(seen.message())
         ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id]
         self._conversation.answer(ids)
@@ -58,6 +61,7 @@ class _Seat:
             reply_ids=tuple(ids),
             logprobs=(0.0,) * len(ids),
             version=self._version,
+            fresh=fresh,
         )
 
 
@@ -72,17 +76,21 @@ class _Player:
     def seat(self, player: int, *, task: Task[Any], game: int) -> _Seat:
         system = task.environment.system(task.config, player)
         inner = make_script(task.setup, "random").seat(player, task=task, game=game)
-        return _Seat(inner, Conversation(self._chat, system), self._version)
+        return _Seat(inner, self._chat, system, self._version)
 
 
-def _with_logprobs(model: Any, episode: Episode, names: tuple[str, ...]) -> Episode:
+def _with_logprobs(model: Any, episode: Episode) -> Episode:
     turns = list(episode.turns)
+    conversations: list[list[int]] = []
     for player in range(episode.num_players):
         own = [index for index, turn in enumerate(turns) if turn.player == player]
-        if not own:
-            continue
+        for index in own:
+            if turns[index].fresh or index == own[0]:
+                conversations.append([])
+            conversations[-1].append(index)
+    for own in conversations:
         ids = [token for index in own for token in (*turns[index].prompt_ids, *turns[index].reply_ids)]
-        adapters.use_adapter(model, adapter_of(player_name(player), names))
+        adapters.use_adapter(model, episode.seats[turns[own[0]].player].partition("@")[0])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0].float()
         logprobs = torch.log_softmax(logits[:-1], -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
@@ -109,8 +117,8 @@ def _play(link: Any, deals: list[dict[str, Any]], names: tuple[str, ...], versio
         played = [
             asyncio.run(play_episode(task, players, game=number)) for number in range(link.settings.num_generations)
         ]
-        seated = own_seats(len(players), names, version)
-        groups.append([_with_logprobs(link.model, dataclasses.replace(one, seats=seated), names) for one in played])
+        seated = own_seats(len(players), names, version, link.settings.swap_every)
+        groups.append([_with_logprobs(link.model, dataclasses.replace(one, seats=seated)) for one in played])
     absent = PLAN.get("absent", {})
     if version in absent.get("steps", []):
         groups = [[_without(episode, absent["player"]) for episode in group] for group in groups]

@@ -28,14 +28,15 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
             "torch",
             {
                 "HANABI_UPDATES_PER_STEP": "2",
+                "HANABI_SWAP_EVERY": "1",
                 "HANABI_ENTROPY_BONUS": "0.01",
                 "BETA": "0.1",
                 "HANABI_KL": "reward",
                 "HANABI_SAMPLER_CORRECTION": "token_truncate",
             },
         ),
-        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1"}),
-        ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2"}),
+        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1", "HANABI_MEMORY": "turn"}),
+        ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2", "HANABI_SWAP_EVERY": "1"}),
     ],
     ids=["passes-torch", "alternating-zero2", "sequential-zero2"],
 )

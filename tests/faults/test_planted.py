@@ -35,15 +35,16 @@ def planted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     assert stop(server.process) == []
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "memory"), [*((fault, "game") for fault in FAULTS), ("stale", "turn")])
 def test_the_gate_stops(
-    fault: str, planted: tuple[Server, Path, Path], tmp_path: Path, drill: Callable[..., object]
+    fault: str, memory: str, planted: tuple[Server, Path, Path], tmp_path: Path, drill: Callable[..., object]
 ) -> None:
     server, plant, dataset = planted
     plant.write_text(fault)
-    row = drill(f"planted: {FAULTS[fault] or 'nothing (the same server trains on)'}", short=1, long=1)
+    what = f"{FAULTS[fault] or 'nothing (the same server trains on)'}{', memory of a turn' * (memory == 'turn')}"
+    row = drill(f"planted: {what}", short=1, long=1)
     for _ in row:
-        done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=4)
+        done = train(server, tmp_path / "train", DATASET=dataset, MAX_STEPS=4, HANABI_MEMORY=memory)
         plant.write_text("none")
         if fault == "none":
             assert done.returncode == 0, done.stdout[-4000:]

@@ -9,7 +9,7 @@ import torch
 from hanabi_grpo.errors import NonFiniteError
 from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 from hanabi_grpo.training.batching import next_baselines, plan_batches, sequences_of, usable_groups, useful_share
-from hanabi_grpo.types import DroppedGame, Episode, Turn
+from hanabi_grpo.types import DroppedGame, Episode, Turn, player_names
 from made_games import made_episode as _episode
 from made_games import made_turn
 
@@ -41,6 +41,7 @@ def _plan(
     return plan_batches(
         groups,
         own=OWN,
+        players=player_names(len(OWN)),
         micro_batches_per_player=micro_batches,
         tokens_per_micro_batch=tokens,
         shared=shared,

@@ -9,7 +9,7 @@ import torch
 
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
-from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.training import metrics as step_metrics
 from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.training.batching import plan_batches, sequences_of, usable_groups
@@ -56,7 +56,14 @@ SELF_PLAY = [
 
 
 def plan(groups: Sequence[Sequence[Episode]], own: Sequence[str] = OWN, **other: Any) -> list[dict[str, Any]]:
-    given = {"micro_batches_per_player": 1, "rank": 0, "world_size": 1, "estimator": ESTIMATORS["grpo"], "pad_id": 0}
+    given = {
+        "players": player_names(2),
+        "micro_batches_per_player": 1,
+        "rank": 0,
+        "world_size": 1,
+        "estimator": ESTIMATORS["grpo"],
+        "pad_id": 0,
+    }
     return plan_batches(groups, own=own, device=torch.device("cpu"), **{**given, **other})
 
 
@@ -101,6 +108,16 @@ def test_what_a_frozen_partner_says_is_in_no_batch_and_changes_none(estimator: A
     # The same tokens in the run's own seat do change its batch: the comparison can fail.
     trained = [replace(episode, seats=OWN) for episode in with_frozen(token=11)]
     assert not same(flat(batches, "player_1"), flat(plan([trained, SELF_PLAY], estimator=estimator), "player_1"))
+
+
+def test_after_a_swap_each_adapter_learns_from_the_seat_that_it_sat_in() -> None:
+    own = own_seats(2, player_names(2), 3, swap_every=2)
+    assert own == ("player_1@3", "player_0@3")
+    swapped = [replace(episode, seats=own) for episode in SELF_PLAY]
+    batches = plan([swapped], own, players=seated(2, 3, 2))
+    assert same(flat(batches, "player_1"), flat(plan([SELF_PLAY]), "player_0"))
+    assert same(flat(batches, "player_0"), flat(plan([SELF_PLAY]), "player_1"))
+    assert seated(3, 4, 2) == ("player_2", "player_0", "player_1") and seated(3, 4, 0) == player_names(3)
 
 
 def test_a_partner_that_always_ends_the_game_first_leaves_a_step_without_data() -> None:

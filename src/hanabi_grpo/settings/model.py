@@ -197,6 +197,9 @@ class Settings(BaseModel):
         "HANABI_UPDATE", "Who moves: everybody, one player for some steps, or one after the other.", "independent"
     )
     alternate_every: int = trainer("HANABI_ALTERNATE_EVERY", "Steps a turn with HANABI_UPDATE=alternating.", 10, ge=1)
+    swap_every: int = trainer(
+        "HANABI_SWAP_EVERY", "Steps after which every player moves to the next seat; 0: each stays in its own.", 0, ge=0
+    )
     freeze: CommaList = trainer(
         "HANABI_FREEZE", "Players that play and are not trained.", (), allowed="a comma list of players, e.g. player_1"
     )

@@ -110,9 +110,16 @@ def always_partner(pool: Sequence[Partner], share: float) -> str | None:
     return None if seat is None else player_name(seat)
 
 
-def own_seats(num_players: int, adapters: Sequence[str], version: int) -> tuple[str, ...]:
-    """Return the words of a run's own players, e.g. ("player_0@7", "player_1@7")."""
-    return tuple(f"{adapter_of(player, adapters)}@{version}" for player in player_names(num_players))
+def seated(num_players: int, version: int, swap_every: int) -> tuple[str, ...]:
+    """Return which of a run's players sits in each seat: all move one seat on after `swap_every` steps; 0: nobody."""
+    moved = version // swap_every if swap_every else 0
+    return tuple(player_name((seat + moved) % num_players) for seat in range(num_players))
+
+
+def own_seats(num_players: int, adapters: Sequence[str], version: int, swap_every: int = 0) -> tuple[str, ...]:
+    """Return per seat the word of a run's own player, e.g. ("player_0@7", "player_1@7")."""
+    players = seated(num_players, version, swap_every)
+    return tuple(f"{adapter_of(player, adapters)}@{version}" for player in players)
 
 
 def num_adapters(pool: Sequence[Partner], *, num_players: int, shared: bool, num_earlier: int) -> int:

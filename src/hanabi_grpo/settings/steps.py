@@ -117,6 +117,7 @@ def check_updates(settings: Settings) -> None:
         "HANABI_FREEZE": settings.freeze,
         "HANABI_LEARNING_RATES": settings.learning_rates,
         f"HANABI_UPDATE={settings.update}": settings.update != "independent",
+        "HANABI_SWAP_EVERY": settings.swap_every,
     }
     for name in [name for name, given in apart.items() if given and settings.adapters == SHARED_ADAPTER]:
         raise SettingsError(

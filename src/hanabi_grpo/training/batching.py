@@ -146,6 +146,7 @@ def plan_batches(
     groups: Sequence[Sequence[Episode]],
     *,
     own: Sequence[str],
+    players: Sequence[str],
     micro_batches_per_player: int,
     rank: int,
     world_size: int,
@@ -157,7 +158,7 @@ def plan_batches(
     unit: LossUnit = "token",
     shared: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return this rank's micro-batches of one step, player by player in the order of `own`.
+    """Return this rank's micro-batches of one step, seat by seat; `players` says who of the run sits in each.
 
     Sequences are sorted by length before they are cut, so that little is padded, and dealt to the ranks in turn; with
     `shared`, so that those that begin alike are together. A share that holds nothing becomes one row without loss, so
@@ -165,12 +166,12 @@ def plan_batches(
     rank; without `tokens_per_micro_batch`, `micro_batches_per_player` of equally many sequences.
     """
     batches: list[dict[str, Any]] = []
-    for player in range(len(own)):
-        rows = sequences_of(groups, player, estimator, own, whiten=whiten, unit=unit)
+    for seat, player in enumerate(players):
+        rows = sequences_of(groups, seat, estimator, own, whiten=whiten, unit=unit)
         num_tokens = sum(sum(one.mask) for one in rows)
         tokens, parts = tokens_per_micro_batch, micro_batches_per_player
         shares = cut_rows(rows, tokens=tokens, parts=parts, rank=rank, world_size=world_size, shared=shared)
-        batches += [collate(share, player_name(player), num_tokens, pad_id, device, shared) for share in shares]
+        batches += [collate(share, player, num_tokens, pad_id, device, shared) for share in shares]
     return batches
 
 

@@ -84,7 +84,7 @@ class FleetLink(SwiftClient):
         parts = self._on_each(shares, lambda link, own: link.prepare(own, names, version), deals)
         return GamesRequest(
             deals=merge_shares([*shares.values()], [part.deals for part in parts]),
-            own=own_seats(self.settings.players, names, version),
+            own=own_seats(self.settings.players, names, version, self.settings.swap_every),
             version=version,
             instance_id="",
             parts=tuple(parts),

@@ -140,7 +140,7 @@ class ServerLink(SwiftClient):
 
     def prepare(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> GamesRequest:
         """Seat the partners of a step's deals and lend the server what they need."""
-        own = own_seats(self.settings.players, names, version)
+        own = own_seats(self.settings.players, names, version, self.settings.swap_every)
         seated = self.partners.seat(deals, own, version, self.instance_id)
         return GamesRequest(deals=seated, own=own, version=version, instance_id=self.instance_id)
 
@@ -168,7 +168,7 @@ class ServerLink(SwiftClient):
 
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version, as metrics."""
-        seats = own_seats(self.settings.players, names, version)
+        seats = own_seats(self.settings.players, names, version, self.settings.swap_every)
         return self._reliably(lambda: exploited(self.settings.setup(), seats, self.client), "the exploitability")
 
     def copy_log(self) -> None:

@@ -30,7 +30,7 @@ import torch
 
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.batching import PlayerBatch
-from hanabi_grpo.types import Episode, is_trained, player_name
+from hanabi_grpo.types import Episode, is_trained
 
 _LARGEST_LOG = 20.0
 """Largest |log ratio| that is taken to a power: e^20 is 5e8, and a number that is not finite would spoil a step."""
@@ -129,7 +129,11 @@ def kl_estimate(logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def shape_advantages(
-    batches: Iterable[dict[str, Any]], settings: Settings, groups: Sequence[Sequence[Episode]], trained: Sequence[str]
+    batches: Iterable[dict[str, Any]],
+    settings: Settings,
+    groups: Sequence[Sequence[Episode]],
+    trained: Sequence[str],
+    players: Sequence[str],
 ) -> list[float]:
     """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
 
@@ -137,16 +141,17 @@ def shape_advantages(
     advantage of a token a, sampled from π in the state s, moves the weights by E[f ∇log π(a|s)]. They are weighted per
     token, whatever HANABI_LOSS_UNIT says of the rewards and HANABI_UPDATE=sequential of the game.
 
-    `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it. Returns
-    the mean of log π − log π_ref per micro-batch with a sampled token, in nats; without HANABI_KL=reward none.
+    `groups` are the games of the step on all ranks, `trained` the words of the seats that are trained in it, `players`
+    who of the run sits there. Returns the mean of log π − log π_ref per micro-batch with a sampled token, in nats;
+    without HANABI_KL=reward none.
     """
     means = {}
     if settings.entropy_bonus:
         episodes = [episode for group in groups for episode in group]
-        for player in range(len(trained)):
-            own = [turn for one in episodes if is_trained(one, player, trained) for turn in one.trajectory(player)]
+        for seat, player in enumerate(players):
+            own = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
             values = [value for turn in own for value in turn.logprobs]
-            means[player_name(player)] = sum(values) / len(values) if values else 0.0
+            means[player] = sum(values) / len(values) if values else 0.0
     gaps = []
     for data in (batch["grpo_batch"] for batch in batches):
         mask, sampled = data.completion_mask, data.rollout_per_token_logps

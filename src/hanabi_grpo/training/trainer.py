@@ -31,7 +31,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
-from hanabi_grpo.settings.partners import own_seats
+from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
@@ -48,7 +48,7 @@ from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
-from hanabi_grpo.types import Episode, adapter_of, player_name
+from hanabi_grpo.types import Episode, adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -148,14 +148,17 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         synced = time.perf_counter()
         games, partner_names, measured = self._play(inputs, version)
         groups, problems = usable_groups(games.result.groups, games.result.dropped)
-        own = own_seats(self.settings.players, self.adapter_names, games.version)
+        swap_every = self.settings.swap_every
+        own = own_seats(self.settings.players, self.adapter_names, games.version, swap_every)
+        players = seated(self.settings.players, games.version, swap_every)
         active = active_players(self.settings, version)
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
-        trained = tuple(word if player_name(seat) in active else "" for seat, word in enumerate(own))
+        trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
         before = self.baselines.get(version, {})
         batches = plan_batches(
             groups,
             own=trained,
+            players=players,
             micro_batches_per_player=self.plan.micro_batches_per_player,
             tokens_per_micro_batch=self.plan.tokens_per_micro_batch,
             rank=self.accelerator.process_index,
@@ -173,7 +176,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._recall(batches, games.version)
         if self.beta:
             self._add_reference(batches)
-        for gap in shape_advantages(batches, self.settings, groups, trained):
+        for gap in shape_advantages(batches, self.settings, groups, trained, players):
             self._metrics["train"]["kl"].append(gap)
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
