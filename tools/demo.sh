@@ -53,6 +53,14 @@ case $game in
         esac
         say "0 of 5: the tiny model of $game, made once: $MODEL"
         run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0 ;;
+    frozen_lake | sokoban)
+        export HANABI_ENV=$game HANABI_PRESET=$game MODEL=outputs/tiny-$game
+        unset DATASET
+        before=(base) after=(served) who="who have watched bfs and random play" rivals="random bfs"
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16}
+        export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
+        say "0 of 5: the tiny model of $game, made once: $MODEL"
+        run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0 ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe or connect_four-4x5." >&2
         exit 2 ;;
