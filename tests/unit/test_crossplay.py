@@ -84,6 +84,10 @@ def test_where_one_wins_what_the_other_loses_a_cell_is_the_rows_return_in_every_
     means = summary.matrix.means
     assert means[0, 1] == pytest.approx(-means[1, 0]) and means[0, 1] > 0.1
     assert summary.cells["0-1"].seats == (("equilibrium-0", "random"), ("random", "equilibrium-0"))
+    wins, draws, losses = summary.outcomes(0, 1)
+    assert wins + draws + losses == pytest.approx(100) and summary.outcomes(1, 0) == pytest.approx(
+        [losses, draws, wins]
+    )
     matrix, entries = all_sheets(summary)
     assert matrix.columns[0] == "return of \\ against"
     assert entries.columns == ("entry", "return against others", "worst with")

@@ -24,7 +24,10 @@ from server_app import JSON, POST_ROLLOUT, RunningApp, read_to_end, rollout_body
 KEY = "correct-horse-battery"
 ROUTES = [
     *(("GET", path) for path in ("/health", "/health/", "/identity/", "/log/", "/no/such/route", "/docs")),
-    *(("POST", path) for path in ("/session/", "/session/heartbeat", "/adapters/commit", "/rollout/", "/reply/", "/score/")),
+    *(
+        ("POST", path)
+        for path in ("/session/", "/session/heartbeat", "/adapters/commit", "/rollout/", "/reply/", "/score/")
+    ),
     *(("PUT", path) for path in ("/adapters/player_0", "/frozen/")),
     *(("DELETE", "/session/"), ("PATCH", "/health/"), ("OPTIONS", "/rollout/"), ("HEAD", "/health/")),
 ]

@@ -1,7 +1,7 @@
 """Wins, draws and losses of a line-up's first word in games of two players against each other, from both seats."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hanabi_grpo.envs.base import FORFEIT, EnvSpec
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
@@ -52,6 +52,16 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
     )
 
 
+def played_roles(figures: Mapping[str, float]) -> list[str]:
+    """Return the roles in which the first word played; empty where nobody wins."""
+    return [name.removeprefix(f"win{AS}") for name in figures if name.startswith(f"win{AS}")]
+
+
+def outcome_shares(figures: Mapping[str, float], roles: Sequence[str]) -> list[float]:
+    """Return the shares of `OUTCOMES` as a mean over roles, from figures by name, see `outcome_figures`."""
+    return [sum(figures[f"{name}{AS}{role}"] for role in roles) / len(roles) for name in OUTCOMES]
+
+
 def wilson(share: float, count: int) -> tuple[float, float]:
     """Return the 95 % score interval of a share of `count` games (Wilson, J. Am. Stat. Assoc. 22, 1927)."""
     scale = 1 + _Z**2 / count
@@ -66,13 +76,13 @@ def _points(game: Episode, player: int) -> float:
 
 
 def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
-    roles = [name.removeprefix(f"win{AS}") for name in result.figures if name.startswith(f"win{AS}")]
+    roles = played_roles(result.figures)
     if not roles:
         return []
     rows: list[tuple[str, ...]] = []
     for seat in (*roles, *(["both"] if len(roles) > 1 else [])):
         parts = roles if seat == "both" else [seat]
-        shares = [sum(result.figures[f"{name}{AS}{role}"] for role in parts) / len(parts) for name in OUTCOMES]
+        shares = outcome_shares(result.figures, parts)
         cells = [_share(share, result.num_deals * len(parts)) for share in shares[:-1]] + [figure(shares[-1])]
         whole = len(parts) == len(roles)
         rows.append((result.label if not rows else "", seat, *cells, _normalised(result) if whole else UNKNOWN))

@@ -64,9 +64,13 @@ def render_cross_play(summary: Summary) -> str:
 
 
 def heat_map(summary: Summary) -> "Figure":
-    """Return mean ± standard error of every cell as a picture, from the least to the most points of the game."""
+    """Return mean ± standard error of every cell as a picture, from the least to the most points of the game.
+
+    In games against each other the second line is wins/draws/losses of the row in percent instead.
+    """
     labels, estimates = summary.labels, summary.estimates
-    low, high = score_range(summary.plan.setup.spec)
+    spec = summary.plan.setup.spec
+    low, high = score_range(spec)
     names = [_wrapped(label) for label in labels]
     side = max(_CELL_INCHES * len(labels), 3.2)
     size = min(12.0, 6.0 * side / len(labels) + 5.0)
@@ -78,7 +82,7 @@ def heat_map(summary: Summary) -> "Figure":
         error = estimates[i][j].error
         text = f"{mean:.2f}" if math.isfinite(mean) else "–"
         if math.isfinite(error) and len(labels) <= _ERRORS_UP_TO:
-            text += f"\n±{error:.2f}"
+            text += "\n" + ("/".join(f"{share:.0f}" for share in summary.outcomes(i, j)) or f"±{error:.2f}")
         # The bright half of viridis begins at its middle.
         ink = "black" if not math.isfinite(mean) or mean > (low + high) / 2 else "white"
         weight = "bold" if i == j else "normal"
@@ -93,7 +97,8 @@ def heat_map(summary: Summary) -> "Figure":
     axes.set_ylabel(rows, labelpad=8)
     heading = [part for line in describe(summary) for part in textwrap.wrap(line, int(_PER_INCH * (side + 3.6)))]
     figure.suptitle("\n".join(heading), fontsize=10.5, x=0.01, ha="left", parse_math=False)
-    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label="mean score")
+    named = "mean score" if summary.plan.is_team else "return of the row; below: its wins/draws/losses in percent"
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=24, pad=0.02, label=named)
     bar.outline.set_visible(False)
     return figure
 

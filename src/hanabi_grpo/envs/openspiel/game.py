@@ -122,8 +122,10 @@ class OpenSpielGame(base.Game):
         """Return what the player knows and, on its turn, what it may do."""
         told = self.words.state(self.config, self.state, player)
         legal = self.legal(player)
-        if not legal or self.config.style == "compact":
+        if not legal:
             return told
+        if self.config.style == "compact":
+            return f"{told} : {' '.join(legal)}"
         return f"{told}\nYour actions: {', '.join(legal)}."
 
     def view(self, player: int) -> View:

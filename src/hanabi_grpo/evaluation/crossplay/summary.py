@@ -11,6 +11,7 @@ from hanabi_grpo.evaluation.crossplay.plan import Plan
 from hanabi_grpo.evaluation.crossplay.statistics import BothErrors, EntryFigures, Estimate, Matrix
 from hanabi_grpo.evaluation.evaluate import score_range
 from hanabi_grpo.evaluation.matches import start_numbers
+from hanabi_grpo.evaluation.outcomes import outcome_shares, played_roles
 from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, with_error
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 
@@ -50,6 +51,12 @@ class Summary:
         """Every cell, row by row."""
         cells = range(len(self.labels))
         return [[self.matrix.cell(i, j) for j in cells] for i in cells]
+
+    def outcomes(self, row: int, column: int) -> list[float]:
+        """Return wins, draws and losses of the row in percent; empty where nobody wins, or nothing was played."""
+        cell = self.cells.get(self.plan.cells[row * len(self.labels) + column].name)
+        roles = played_roles(cell.figures) if cell else []
+        return [100 * share for share in outcome_shares(cell.figures, roles)[:3]] if cell and roles else []
 
 
 def summarise(plan: Plan, cells: Mapping[str, EvaluationResult]) -> Summary:
