@@ -14,6 +14,8 @@ import psutil
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from hanabi_grpo.envs import registry
+
 pytest_plugins = ["drills", "conftest_e2e"]
 
 ROOT = Path(__file__).parent.parent
@@ -26,6 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A machine with other work to do is no fault of an example.
 hypothesis_settings.register_profile("no-deadline", deadline=None)
 hypothesis_settings.load_profile("no-deadline")
+
+
+# A whole environment whose players remember the game, for tests in this process.
+registry.OWN["kuhn"] = "toy_kuhn:KUHN"
 
 
 @pytest.hookimpl(optionalhook=True)

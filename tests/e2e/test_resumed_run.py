@@ -144,7 +144,7 @@ def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
 
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
     deals = tmp_path / "kuhn.jsonl"
-    row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn", "env_config": {"preset": "kuhn"}}
+    row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}
     deals.write_text(json.dumps(row) + "\n")
     variables = {"DATASET": str(deals), "HANABI_MAX_MODEL_LEN": "512", "MAX_STEPS": "2"}
     folder = tmp_path / "run"
@@ -152,7 +152,7 @@ def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        assert row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first_chips"]
+        assert row["player_0/reward"] == -row["player_1/reward"] == row["score/mean"] == row["first"]
         assert "hints_per_game" not in row
     first, last = (everything(folder / f"checkpoint-{step}", "player_0") for step in (1, 2))
     assert any("lora_B" in name for name in differing(first, last))

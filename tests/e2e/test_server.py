@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, death_signals
 from hanabi_grpo.client.rollout_client import RolloutClient
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
 from hanabi_grpo.runs.fingerprint import model_fingerprint
@@ -66,19 +66,19 @@ def _play(client: RolloutClient, deals: Sequence[dict[str, Any]], *, num_games: 
 def test_games_of_the_base_model_and_of_two_environments_carry_aligned_tokens_and_logprobs(
     client: RolloutClient,
 ) -> None:
-    poker = Setup(KUHN, KUHN.presets["kuhn"])
+    poker = registry.setup("kuhn_poker", {"preset": "kuhn_poker"})
     seated = [{**poker.row(), "suite": "eval", "seed": seed, "seats": ["base", "random"]} for seed in range(4)]
     groups = _play(client, [*DEALS, *seated], num_games=2, seats=BASE)
-    assert [(group[0].env, len(group)) for group in groups] == [("hanabi", 2)] * 4 + [("kuhn", 2)] * 4
+    assert [(group[0].env, len(group)) for group in groups] == [("hanabi", 2)] * 4 + [("kuhn_poker", 2)] * 4
     for episode in (episode for group in groups for episode in group):
-        turns = episode.trajectory(0) if episode.env == "kuhn" else episode.turns
+        turns = episode.trajectory(0) if episode.env == "kuhn_poker" else episode.turns
         assert turns
         for turn in turns:
             assert len(turn.reply_ids) == len(turn.logprobs) > 0
             assert turn.version is None
             assert all(value <= 0 for value in turn.logprobs)
     for episode in (episode for group in groups[4:] for episode in group):
-        assert episode.reward(0, "chips") == -episode.reward(1, "chips") != 0
+        assert episode.reward(0, "return") == -episode.reward(1, "return") != 0
 
 
 def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:

@@ -10,7 +10,6 @@ from hanabi_grpo.client.lineups import parse_line_up
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.evaluation import collect as collection
 from hanabi_grpo.evaluation import matches
@@ -19,6 +18,7 @@ from hanabi_grpo.evaluation.matches import check_replay
 from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.types import Episode
+from toy_kuhn import KUHN
 from training_runs import LAPTOP
 
 RUNNER = CliRunner()

@@ -16,7 +16,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.evaluation.crossplay.summary import Summary, all_sheets, summarise, summary_json
@@ -25,6 +24,7 @@ from hanabi_grpo.evaluation.matches import Served
 from hanabi_grpo.report.cross_play_page import heat_map, markdown_report, render_cross_play, write_cross_play
 from hanabi_grpo.settings import Settings
 from server_app import push_to, running_app
+from toy_kuhn import KUHN
 from training_runs import LAPTOP
 
 

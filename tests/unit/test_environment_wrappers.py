@@ -9,13 +9,13 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
-from hanabi_grpo.envs.kuhn import KUHN, KuhnConfig, equilibrium
 from hanabi_grpo.envs.referee import Referee
 from hanabi_grpo.envs.wrappers import AECWrapper, SeatEnv
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.types import ReplyKind
 from toy_environments import DILEMMA, ToyConfig
+from toy_kuhn import KUHN, KuhnConfig, equilibrium
 
 
 def aec_env(preset: str, players: int = 2, **config: object) -> AECWrapper:

@@ -12,12 +12,12 @@ from hanabi_grpo.envs import base, registry
 from hanabi_grpo.envs.base import FORFEIT, SKIP, Environment, Task
 from hanabi_grpo.envs.conformance import ConformanceError, check, check_games, check_replies, check_starts
 from hanabi_grpo.envs.hanabi.environment import HANABI, Hanabi, HanabiGame
-from hanabi_grpo.envs.kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 from hanabi_grpo.envs.referee import Referee, parts_of, play_scripts
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 from hanabi_grpo.errors import IllegalActionError, SettingsError
 from hanabi_grpo.types import EpisodeStatus, ReplyKind
 from toy_environments import DILEMMA, GUESS, Guess, GuessGame, ToyConfig
+from toy_kuhn import KUHN, Kuhn, KuhnConfig, KuhnGame
 
 # --- Conformance
 
@@ -370,7 +370,7 @@ def test_a_name_that_two_packages_register_is_refused(tmp_path: Path, monkeypatc
     [
         ("khun", "env='khun': no such environment; did you mean 'kuhn'"),
         ("hanabi_grpo.envs.kuhn:KUHN", "named by a word of lower-case letters, digits, '_' and '-', never by a path"),
-        ("../kuhn.py", "never by a path; known: hanabi, kuhn"),
+        ("../kuhn.py", "never by a path; known: hanabi, tic_tac_toe"),
         ("", "never by a path"),
         (7, "env=7: an environment is named by a word"),
     ],

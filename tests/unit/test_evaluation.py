@@ -21,7 +21,6 @@ from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.evaluation import matches
 from hanabi_grpo.evaluation.evaluate import (
@@ -48,6 +47,7 @@ from hanabi_grpo.settings import Settings
 from hanabi_grpo.types import DroppedGame, Episode, EpisodeStatus, ReplyKind
 from made_games import made_episode, made_turn
 from server_app import PEFT_CONFIG, PLAYERS, RANK, RunningApp, adapter_bytes, running_app
+from toy_kuhn import KUHN
 from training_runs import LAPTOP, evaluate_scripted
 
 POKER = Setup(KUHN, KUHN.presets["kuhn"])

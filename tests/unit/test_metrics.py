@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.training import metrics
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 from made_games import made_episode as game
 from made_games import made_turn
+from toy_kuhn import KUHN
 
 SETUPS = {"x": setup("hanabi", {"preset": "laptop"}), "kuhn": setup("kuhn", {"preset": "kuhn"})}
 

@@ -16,7 +16,6 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Setup, Task
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.chat import Conversation
@@ -24,6 +23,7 @@ from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.types import Episode, Reply, Turn
 from server_app import PEFT_CONFIG, RunningApp, adapter_bytes, lora_of, push_to, rollout_body, running_app, word_reply
 from toy_environments import DILEMMA, GUESS
+from toy_kuhn import KUHN
 
 SWAPPED = ("player_1@1", "player_0@1")
 BOARD = Setup(HANABI, LAPTOP)

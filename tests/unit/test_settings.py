@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from hanabi_grpo.cli import app
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import EnvConfig, EnvSpec
-from hanabi_grpo.envs.kuhn import Kuhn
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings import (
     PASSED_THROUGH,
@@ -34,6 +33,7 @@ from hanabi_grpo.settings import defaults as device_module
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.defaults import Device, installed_device
 from hanabi_grpo.settings.load import misspelt_names
+from toy_kuhn import Kuhn
 
 NOWHERE = Path("/nonexistent/.env")
 

@@ -12,7 +12,6 @@ from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine
 from hanabi_grpo.envs.base import Setup, is_held_out
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
-from hanabi_grpo.envs.kuhn import KUHN
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.referee import play_scripts
 from hanabi_grpo.errors import SettingsError
@@ -29,6 +28,7 @@ from hanabi_grpo.sft.tiny_model.tokenizer import build_tokenizer
 from hanabi_grpo.types import Episode, ReplyKind
 from made_games import made_episode
 from toy_environments import DILEMMA
+from toy_kuhn import KUHN
 
 SETUP = Setup(HANABI, LAPTOP)
 POKER = Setup(KUHN, KUHN.presets["kuhn"])

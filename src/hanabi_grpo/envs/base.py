@@ -361,7 +361,7 @@ def is_held_out(split: str) -> bool:
 def draw(*key: object, below: int) -> int:
     """Return a number from 0 to `below` - 1 that only the key decides, the same on every machine and for ever.
 
-    Python's own generator may choose otherwise in another version. Example: `draw("kuhn", split, seed, below=6)`.
+    Python's own generator may choose otherwise in another version. Example: `draw("dice", split, seed, below=6)`.
     """
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8]) % below
 

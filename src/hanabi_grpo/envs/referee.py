@@ -16,7 +16,7 @@ class Referee:
     takes its place.
 
     Example:
-        referee = Referee(Task(environment=KUHN, config=KUHN.presets["kuhn"], split="eval", seed=17))
+        referee = Referee(registry.setup("kuhn_poker", {"preset": "kuhn_poker"}).task("eval", 17))
         while referee.status is None:
             referee.step({player: ask(referee.see(player).message()) for player in referee.to_act()})
 

@@ -24,7 +24,6 @@ GROUP = "hanabi_grpo.environments"
 OWN_DISTRIBUTION = "hanabi-grpo"
 OWN = {
     "hanabi": "hanabi_grpo.envs.hanabi.environment:HANABI",
-    "kuhn": "hanabi_grpo.envs.kuhn:KUHN",
     "tic_tac_toe": "hanabi_grpo.envs.openspiel.boards:TIC_TAC_TOE",
     "connect_four": "hanabi_grpo.envs.openspiel.boards:CONNECT_FOUR",
     "kuhn_poker": "hanabi_grpo.envs.openspiel.poker:KUHN_POKER",

@@ -1,4 +1,4 @@
-"""Kuhn poker: the smallest poker, and an example of a whole environment in one file.
+"""Kuhn poker as an environment whose players remember the game; users have `kuhn_poker`.
 
 Source: Kuhn, "A Simplified Two-Person Poker" (1950). Three cards J < Q < K, one each, one chip each in the pot, one bet
 of one chip. With best play the first player loses 1/18 chip a game.
