@@ -28,9 +28,9 @@ def test_every_map_has_a_way_and_random_walks_rarely_find_it(env: str, randomly:
     shares = {
         name: sum(
             play_scripts(setup.task("eval", seed), {0: environment.policies[name]()}).result["success"]
-            for seed in range(200)
+            for seed in range(1000)
         )
-        / 200
+        / 1000
         for name in ("bfs", "random")
     }
     assert shares["bfs"] == 1.0 and randomly[0] < shares["random"] < randomly[1]

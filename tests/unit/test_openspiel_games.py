@@ -1,5 +1,6 @@
 """The games of OpenSpiel: their constants, who beats whom, and what a best responder wins."""
 
+import itertools
 from collections import Counter
 from math import sqrt
 
@@ -10,7 +11,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.conformance import check, check_games, check_replies, check_starts
 from hanabi_grpo.envs.openspiel.exploitability import exploitability, information_sets, uniform
 from hanabi_grpo.envs.openspiel.policies import equilibrium
-from hanabi_grpo.envs.openspiel.rules import check_name, playable_names
+from hanabi_grpo.envs.openspiel.rules import check_name, load, playable_names
 from hanabi_grpo.envs.referee import Referee, play_scripts
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.evaluation.evaluate import evaluate_line_up
@@ -43,7 +44,7 @@ def test_the_large_board_does_too() -> None:
 @pytest.mark.parametrize(
     ("env", "num_sets", "nash_conv", "value", "best", "after"),
     [
-        ("kuhn_poker", 12, 0.916667, -1 / 18, (0.5, 0.416667), {10: 0.0327, 100: 0.00119}),
+        ("kuhn_poker", 12, 0.916667, -1 / 18, (0.5, 0.416667), {10: 0.0327, 100: 0.00119, 300: 0.00043}),
         ("leduc_poker", 936, 4.747222, -0.085606, (2.0875, 2.659722), {10: 0.610, 100: 0.0134}),
     ],
 )
@@ -73,6 +74,8 @@ def test_poker_has_the_published_values(
         ("tic_tac_toe", "", "minimax", "mcts-1000", 20, (0.0, 1.0, 0.0)),
         ("connect_four", "", "random", "random", 500, (0.571, 0.004, 0.425)),
         ("connect_four", "", "random", "mcts-10", 100, (0.035, 0.0, 0.965)),
+        ("connect_four", "", "random", "mcts-100", 30, (0.0, 0.0, 1.0)),
+        ("connect_four", "", "mcts-1000", "mcts-100", 10, (0.80, 0.0, 0.20)),
         ("connect_four", "connect_four-4x5", "minimax", "random", 50, (1.0, 0.0, 0.0)),
     ],
 )
@@ -85,6 +88,38 @@ def test_scripts_win_draw_and_lose_as_often_as_measured_elsewhere(
     for name, share in zip(("win", "draw", "loss"), expected, strict=True):
         error = sqrt(max(share * (1 - share), 0.003) / games)
         assert abs(result.figures[f"{name} as first"] - share) < 4 * error + 0.001
+
+
+def test_pure_strategies_of_kuhn_look_good_against_an_equilibrium_and_are_exploited() -> None:
+    """18 of the first player's 64 reach the game's value, and no greedy profile is safe."""
+    setup = make("kuhn_poker")
+    sets, solved = information_sets(setup), equilibrium("kuhn_poker", 1000)
+    fair = {one.information: [dict(solved[one.information])[action] for action in one.actions] for one in sets}
+    assert exploitability(setup, uniform(setup)).values == pytest.approx((0.125, -0.125))
+    assert exploitability(setup, fair).exploitability < 0.0002
+    lost: dict[int, list[float]] = {0: [], 1: []}
+    blind = []
+    for player in (0, 1):
+        own = [one.information for one in sets if one.player == player]
+        for choices in itertools.product(([1.0, 0.0], [0.0, 1.0]), repeat=len(own)):
+            found = exploitability(setup, fair | dict(zip(own, choices, strict=True)))
+            lost[player].append(found.best_responses[1 - player] + (-1 / 18 if player == 0 else 1 / 18))
+            if player == 0 and found.values[0] > -1 / 18 - 0.001:
+                blind.append(lost[0][-1])
+    assert len(blind) == 18 and min(blind) > 0.11 - 0.002 and max(blind) < 0.45
+    assert (min(lost[0]) + min(lost[1])) / 2 == pytest.approx(1 / 6, abs=1e-6)
+
+
+def test_tic_tac_toe_has_5478_positions_and_the_matrix_game_pays_ten() -> None:
+    found, waiting = set(), [load("tic_tac_toe").new_initial_state()]
+    while waiting:
+        state = waiting.pop()
+        if str(state) not in found:
+            found.add(str(state))
+            waiting += [state.child(action) for action in ([] if state.is_terminal() else state.legal_actions())]
+    assert len(found) == 5478
+    matrix = registry.setup("openspiel:tiny_hanabi", {"preset": "tiny_hanabi"}).spec
+    assert (matrix.payoff, matrix.num_players, matrix.return_range[1]) == ("team", 2, 10.0)
 
 
 def test_outcomes_are_those_of_the_first_word_in_each_seat_with_intervals() -> None:
@@ -140,8 +175,10 @@ def test_what_cannot_be_played_is_refused_with_what_can() -> None:
         play_scripts(make("connect_four").task("eval", 0), dict.fromkeys((0, 1), _policy("minimax")))
     with pytest.raises(SettingsError, match="zero-sum games of OpenSpiel for two"):
         information_sets(registry.setup("kuhn", {"preset": "kuhn"}))
-    with pytest.raises(SettingsError, match="more than 5000 information sets"):
+    with pytest.raises(SettingsError, match=r"more than 100000 information sets.* at most 5000 are possible"):
         information_sets(make("connect_four"))
+    with pytest.raises(SettingsError, match="it has 24576 information sets"):
+        information_sets(registry.setup("openspiel:liars_dice", {"preset": "liars_dice"}))
 
 
 def _policy(name: str):  # type: ignore[no-untyped-def]
