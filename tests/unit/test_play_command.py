@@ -65,6 +65,8 @@ def test_a_person_plays_any_environment_and_is_asked_until_a_reply_is_legal() ->
     assert play("--env", "kuhn", moves=["bet", "call"]).exit_code == 0
     [path] = Path("outputs/played").iterdir()
     assert path.name.endswith(f"-kuhn-{episode_of(path).seed}.jsonl")
+    said = play("--env", "frozen_lake", moves=["Down", "Right"] * 20).output
+    assert "End your reply with Left, Down, Right or Up" in said, "whoever reads is a person, not the tiny model"
 
 
 def test_what_does_not_fit_together_is_refused_before_a_move() -> None:

@@ -19,6 +19,7 @@ from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
+from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
@@ -70,6 +71,9 @@ def play(
             f"{HUMAN} in yours, e.g. {HUMAN},random."
         )
     team = parse_line_up(",".join(words), count, env=game.env, human=True)
+    if not team.needs_server and "style" in type(game.config).model_fields:
+        # No model plays, so the words may be those for people.
+        game = registry.setup(game.env, {**game.config.model_dump(), "style": "full"})
     number = secrets.randbelow(2**31) if seed is None else seed
     target = out or Path("outputs/played") / f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
     if target.exists():
