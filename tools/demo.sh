@@ -5,7 +5,8 @@
 #   DEMO_SEED=7 DEMO_STEPS=40 DEMO_DEALS=500 bash tools/demo.sh
 #   DEMO_ENV=kuhn_poker bash tools/demo.sh
 #
-#   DEMO_ENV     hanabi, or a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5
+#   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
+#                or one for a single player: frozen_lake, sokoban
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
 #   DEMO_STEPS   steps of 128 games (60; 400 in other games than Hanabi)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
@@ -16,7 +17,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 SECONDS=0
 source tools/launch.sh
 
-# A preset has its environment's name, or begins with it.
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
 steps=${DEMO_STEPS:-$([ "$game" = hanabi ] && echo 60 || echo 400)} deals=${DEMO_DEALS:-1000}
@@ -38,33 +38,33 @@ case $game in
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
         before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four*)
-        export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game
-        unset DATASET
-        before=(base,random) after=(served,random) who="who have watched random play" rivals=random
+        before=(base,random) after=(served,random) who="who have watched a noisy teacher" rivals=random
         # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
         # become equal; a rate that falls, because the last players are to be the best ones.
         export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-32}
-        export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.2}
-        export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
+        export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none}
         # Every 20th step is kept: the average policy is that of the second half.
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100}
         case $game in
-            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
-        esac
-        say "0 of 5: the tiny model of $game, made once: $MODEL"
-        run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0 ;;
+            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.2} ;;
+            # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
+            *) export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02} ;;
+        esac ;;
     frozen_lake | sokoban)
-        export HANABI_ENV=$game HANABI_PRESET=$game MODEL=outputs/tiny-$game
-        unset DATASET
         before=(base) after=(served) who="who have watched bfs and random play" rivals="random bfs"
-        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16}
-        export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
-        say "0 of 5: the tiny model of $game, made once: $MODEL"
-        run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0 ;;
+        export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
     *)
-        echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe or connect_four-4x5." >&2
+        echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake or sokoban." >&2
         exit 2 ;;
 esac
+if [ "$game" != hanabi ]; then
+    # A preset has its environment's name, or begins with it.
+    export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game
+    export LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear}
+    unset DATASET
+    say "0 of 5: the tiny model of $game, made once: $MODEL"
+    run - hanabi-grpo tiny-model --env "$HANABI_ENV" --preset "$game" --out "$MODEL" --seed 0
+fi
 start_session "${DEMO_PORT:-}"
 
 # First, and alone: its three processes import vLLM at the same time.
