@@ -18,6 +18,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply, visible
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.report.games_screen import print_game
+from hanabi_grpo.report.played import frames_of
 from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
 from hanabi_grpo.runs.recordings import (
     Selection,
@@ -227,6 +228,17 @@ def test_the_terminal_shows_what_was_seen_thought_said_done_and_earned() -> None
     assert "It is your turn." not in printed(Recording(episode=episode))
     only = printed(Recording(episode=episode), player=1)
     assert "turn 2" in only and "turn 1\n" not in only
+
+
+@pytest.mark.parametrize(("env", "preset"), [("connect_four", "connect_four-4x5"), ("sokoban", "sokoban-2")])
+def test_boards_are_shown_in_either_style_without_the_settings_of_a_run(env: str, preset: str) -> None:
+    config = registry.get(env).presets[preset]
+    for style in ("full", "compact"):
+        setup = registry.setup(env, {**config.model_dump(), "style": style})
+        players = [make_script(setup, "random")] * setup.spec.num_players
+        [episode] = play_episodes_sync(setup, players, "train", [3])
+        frames = frames_of(Recording(episode=episode), {})
+        assert len(frames) == len(episode.turns) + 1 and frames[0].text != frames[-1].text
 
 
 def test_games_of_any_environment_are_listed_printed_and_a_page(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a run or a recorded game played, for any environment: its setup, its frames, and how it ended in words."""
 
 import importlib
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -35,9 +36,12 @@ def run_setup(settings: Mapping[str, Any]) -> Setup[Any] | None:
 def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None:
     """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
     found = [run_setup(settings)]
-    for more in ({}, {"players": episode.num_players}):
-        with suppress(HanabiGrpoError):
-            found.append(registry.setup(episode.env, {"preset": episode.preset, **more}))
+    for device, more in itertools.product(("cpu", "gpu"), ({}, {"players": episode.num_players})):
+        with suppress(HanabiGrpoError, LookupError):
+            environment = registry.get(episode.env)
+            known = environment.presets[episode.preset].model_dump() | more
+            own = {**environment.Config.defaults(device, known), "preset": episode.preset}
+            found.append(registry.setup(episode.env, known | own))
     wanted = (episode.env, episode.spec_hash)
     return next((one for one in found if one is not None and (one.env, one.spec.hash) == wanted), None)
 
@@ -88,7 +92,7 @@ def game_words(
         "number": recording.number,
         "task": visible(f"{episode.suite}/{episode.seed}"),
         "group_game": episode.game,
-        "preset": visible(f"{episode.preset}, {episode.num_players} players"),
+        "preset": visible(f"{episode.preset}, {episode.num_players} player{'s' * (episode.num_players > 1)}"),
         "source": visible(recording.source),
         "score": round(sum(episode.reward(seat) for seat in range(episode.num_players)), 4),
         "shown": returns(episode),

@@ -23,7 +23,7 @@ class SokobanConfig(MazeConfig):
     """Rows and columns of the room within its walls, 3 to 10."""
     boxes: int = 1
     """Boxes in the room, at least 1 and at most a quarter of its cells."""
-    pulls: int = 12
+    pulls: int = 60
     """Moves back from the solved map by which a start is made; more of them are harder."""
 
     @model_validator(mode="after")
@@ -78,7 +78,7 @@ class Sokoban(Maze[SokobanConfig]):
     Config = SokobanConfig
     presets: Mapping[str, SokobanConfig] = {
         "sokoban": SokobanConfig(preset="sokoban", max_steps=30),
-        "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=30, max_steps=60),
+        "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=100, max_steps=60),
     }
     text = (
         "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . for a goal, $ for a "
