@@ -155,7 +155,7 @@ class Maze(base.Environment[C], Generic[C]):
         """Yield the map before each move and at the end."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turn in enumerate(episode.turns, 1):
-            yield base.Frame(title=f"turn {number}", text="\n".join([*game.view(0).rows, turn.action]))
+            yield base.Frame(title=f"turn {number}", text="\n".join(game.view(0).rows))
             game.step({0: turn.action})
         end = "goal reached" if episode.result["success"] else "goal not reached"
         yield base.Frame(title=f"end: {end}", text="\n".join(game.view(0).rows))

@@ -13,7 +13,6 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.types import player_name
 
 _GRAIN = 1 << 53
 """Steps of a draw between 0 and 1."""
@@ -296,8 +295,8 @@ class OpenSpiel(base.Environment[OpenSpielConfig]):
         """Yield the table before each action and at the end."""
         game = self.reset(config, split=episode.suite, seed=episode.seed)
         for number, turn in enumerate(episode.turns, 1):
-            done = f"{player_name(turn.player)} ({self.roles[turn.player]}): {turn.action}"
-            yield base.Frame(title=f"turn {number}", text=f"{self.words.picture(config, game.state)}\n{done}")
+            title = f"turn {number}, {self.roles[turn.player]}"
+            yield base.Frame(title=title, text=self.words.picture(config, game.state))
             game.step({turn.player: turn.action})
         returns = ", ".join(f"{role} {episode.reward(player):+g}" for player, role in enumerate(self.roles))
         yield base.Frame(title=f"end: {returns}", text=self.words.picture(config, game.state))
