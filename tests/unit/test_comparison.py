@@ -68,6 +68,13 @@ def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Pa
     rows = [{"step": step, "games": 1, "score/mean": 1, "seconds": time} for step, time in enumerate((5, 9, 4, 8, 3))]
     (home / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert loaded(a=[home])[0].runs[0].seconds == 9 + 8 + 3
+    # Another figure, in the steps that have it.
+    [games] = load_arms({"a": [home]}, metric="games")[1][0].runs
+    assert games.scores.tolist() == [1] * 5
+    with pytest.raises(
+        SettingsError, match=r'no step has a "exploitability"; there are games, score/mean, seconds, step'
+    ):
+        load_arms({"a": [home]}, metric="exploitability")
 
 
 def test_folders_that_are_no_runs_and_runs_of_different_presets_are_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from hanabi_grpo.commands.console import make_console, sayer
-from hanabi_grpo.evaluation.comparison.arms import load_arms, parse_arms, parse_reference
+from hanabi_grpo.evaluation.comparison.arms import SCORE, load_arms, parse_arms, parse_reference
 from hanabi_grpo.evaluation.comparison.tables import (
     compare_arms,
     comparison_markdown,
@@ -32,14 +32,16 @@ def compare(
         Literal["steps", "games"], typer.Option("--x", help="What curves are drawn against, and cut at.")
     ] = "steps",
     window: Annotated[int, typer.Option(min=1, help="Steps of which a curve and the training mean are the mean.")] = 10,
+    metric: Annotated[str, typer.Option(help="Figure of metrics.jsonl whose curves are compared.")] = SCORE,
     reference: Annotated[list[str] | None, typer.Option(help="Level line, NAME=SCORE; may be repeated.")] = None,
     out_png: Annotated[Path | None, typer.Option(help="The picture.")] = None,
     out_markdown: Annotated[Path | None, typer.Option(help="The tables.")] = None,
     out_json: Annotated[Path | None, typer.Option(help="All figures.")] = None,
 ) -> None:
     """Compare trainings over seeds: curves with bands, held-out scores, differences with their errors."""
-    name, loaded = load_arms(parse_arms(arms), by_games=x == "games")
-    found = compare_arms(name, loaded, axis=x, window=window, references=dict(map(parse_reference, reference or [])))
+    levels = dict(map(parse_reference, reference or []))
+    name, loaded = load_arms(parse_arms(arms), by_games=x == "games", metric=metric)
+    found = compare_arms(name, loaded, axis=x, window=window, metric=metric, references=levels)
     console = make_console()
     say = sayer(console)
     for sheet in comparison_sheets(found):

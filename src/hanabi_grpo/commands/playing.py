@@ -21,7 +21,7 @@ from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.settings import LoadedSettings, Settings, load_settings
 from hanabi_grpo.settings.game import default_preset
 
-Env = Annotated[str | None, typer.Option(help="Environment, e.g. kuhn; as in training when left out.")]
+Env = Annotated[str | None, typer.Option(help="Environment, e.g. kuhn_poker; as in training when left out.")]
 Preset = Annotated[str | None, typer.Option(help="Preset of it; as in training when left out.")]
 Players = Annotated[int | None, typer.Option(help="Players; as in training when left out.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy; TEMPERATURE when left out.")]

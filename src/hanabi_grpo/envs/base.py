@@ -4,7 +4,7 @@ An *environment* is a game with its prompts and scripts. A *task* is one start o
 a deal. An *episode* is one play of a task to its end by all *players*, who are numbered from 0.
 
 To write an environment, subclass `EnvConfig` (its settings), `Game` (one episode) and `Environment` (what holds for all
-episodes), as docs/environments.md and `kuhn.py` do. Methods with a body here are defaults; the others have to be
+episodes), as docs/environments.md shows. Methods with a body here are defaults; the others have to be
 written. `Referee` plays a game, `conformance.check` tests it.
 """
 

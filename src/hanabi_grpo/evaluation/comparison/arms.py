@@ -21,7 +21,8 @@ from hanabi_grpo.runs.run_folder import TRAIN, recorded_settings, run_home
 from hanabi_grpo.settings.variables import typed
 
 _ARM_FORM = "give NAME=RUN,RUN,…, e.g. 'shared=outputs/b-0,outputs/b-1,outputs/b-2'"
-_MEAN = "score/mean"
+SCORE = "score/mean"
+"""The figure of a step that is compared where none is named."""
 _SEEDS = ("SEED", "HANABI_DEAL_SEED")
 _NO_MATTER = frozenset(
     {
@@ -43,9 +44,9 @@ class Run:
     folder: Path
     """As typed."""
     x: NDArray[np.float64]
-    """(n,), ascending: steps with a score, or games seen up to each of them, itself included."""
+    """(n,), ascending: steps with the figure, or games seen up to each of them, itself included."""
     scores: NDArray[np.float64]
-    """(n,) mean score of the training games of each of them."""
+    """(n,) the figure of each of them, by default the mean score of its training games."""
     last_step: int
     num_games: float
     seconds: float | None
@@ -113,22 +114,25 @@ def parse_reference(text: str) -> tuple[str, float]:
     return name.strip(), value
 
 
-def load_arms(folders: Mapping[str, Sequence[Path]], *, by_games: bool = False) -> tuple[str, tuple[Arm, ...]]:
+def load_arms(
+    folders: Mapping[str, Sequence[Path]], *, by_games: bool = False, metric: str = SCORE
+) -> tuple[str, tuple[Arm, ...]]:
     """Read every run and return the preset, empty where runs do not say it, and the arms.
 
     A folder is a run folder, or holds one as `train/` with evaluations beside it, as `tools/demo.sh` leaves it.
-    `by_games` tells whether `Run.x` is games seen, not steps.
+    `by_games` tells whether `Run.x` is games seen, not steps; `metric` is the figure of
+    `metrics.jsonl` that is compared.
 
     Raises:
         SettingsError: A folder is no run or has no step, or the presets differ.
     """
-    rows = {folder: _rows(folder) for group in folders.values() for folder in group}
+    rows = {folder: _rows(folder, metric) for group in folders.values() for folder in group}
     presets = {folder: _presets(found) for folder, found in rows.items()}
     if len(set(presets.values())) > 1:
         what = "; ".join(f"{folder}: {names or 'a preset it does not say'}" for folder, names in presets.items())
         raise SettingsError(f"the runs have different presets ({what}); compare runs of one.")
     arms = tuple(
-        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games) for folder in group))
+        Arm(name=name, runs=tuple(_run(folder, rows[folder], by_games, metric) for folder in group))
         for name, group in folders.items()
     )
     return next(iter(presets.values())), arms
@@ -168,14 +172,16 @@ def _matching(word: str, arm: str) -> list[Path]:
     return found
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
+def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     path = run_home(folder) / "metrics.jsonl"
     if not path.is_file():
         what = f"neither it nor its {TRAIN}/ has a metrics.jsonl" if folder.is_dir() else "no such folder"
         raise SettingsError(f"{folder}: {what}; give the folder of a training run.")
     rows = read_history(path)
-    if not any(number(row.get(_MEAN)) is not None for row in rows):
-        raise SettingsError(f'{path}: no step has a "{_MEAN}"; the run ended before its first step.')
+    if not any(number(row.get(metric)) is not None for row in rows):
+        named = {key for row in rows for key in row if number(row[key]) is not None}
+        why = "the run ended before its first step" if metric == SCORE else f"there are {', '.join(sorted(named))}"
+        raise SettingsError(f'{path}: no step has a "{metric}"; {why}.')
     return rows
 
 
@@ -184,12 +190,12 @@ def _presets(rows: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(sorted(name for name in names if any(f"score/{name}" in row for row in rows)))
 
 
-def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool) -> Run:
+def _run(folder: Path, rows: Sequence[Mapping[str, Any]], by_games: bool, metric: str) -> Run:
     seen = np.cumsum([number(row.get("games")) or 0.0 for row in rows])
     points = [
         (float(games) if by_games else float(row["step"]), score)
         for row, games in zip(rows, seen, strict=True)
-        if (score := number(row.get(_MEAN))) is not None
+        if (score := number(row.get(metric))) is not None
     ]
     x, scores = (np.asarray(column) for column in zip(*points, strict=True))
     clock = [value for row in rows if (value := number(row.get("seconds"))) is not None]

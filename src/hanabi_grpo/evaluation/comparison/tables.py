@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hanabi_grpo.evaluation.comparison.arms import Arm, condition_notes
+from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, condition_notes
 from hanabi_grpo.evaluation.comparison.figures import (
     ArmScore,
     Curve,
@@ -36,6 +36,8 @@ class Comparison:
     """Last step, or number of games, that every run has reached."""
     window: int
     """Steps of the trailing mean of curves, and of the training mean."""
+    metric: str
+    """The figure of the training games that is compared."""
     arms: tuple[Arm, ...]
     curves: tuple[Curve, ...]
     training: tuple[tuple[float, ...], ...]
@@ -45,9 +47,14 @@ class Comparison:
     """Level lines by label, from low to high; the last one is what is attainable, where that is known."""
 
     @property
+    def label(self) -> str:
+        """What the figure is called."""
+        return "mean score" if self.metric == SCORE else self.metric
+
+    @property
     def score_range(self) -> tuple[float, float] | None:
         """Least and most that the rules allow; None where no evaluation says it."""
-        kinds = (kind.example for kind in self.evaluations if kind.example.preset == self.preset)
+        kinds = (one.example for one in self.evaluations if one.example.preset == self.preset and self.metric == SCORE)
         return next((one.score_range for one in kinds), None)
 
 
@@ -57,6 +64,7 @@ def compare_arms(
     *,
     axis: str = "steps",
     window: int = 10,
+    metric: str = SCORE,
     references: Mapping[str, float] | None = None,
 ) -> Comparison:
     """Compute curves, means and differences of what `load_arms` returns, by `axis`; see `Comparison`.
@@ -76,6 +84,7 @@ def compare_arms(
         axis=axis,
         end=end,
         window=window,
+        metric=metric,
         arms=tuple(arms),
         curves=tuple(arm_curve(arm, end, window) for arm in arms),
         training=tuple(tuple(last_mean(run, end, window) for run in arm.runs) for arm in arms),
@@ -93,7 +102,7 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
     reached = f"up to {found.axis.removesuffix('s')} {found.end:.0f}"
     sheets = [
         Sheet(
-            title=f"{found.preset or 'training'}: mean score ± SE over runs; training games {reached}",
+            title=f"{found.preset or 'training'}: {found.label} ± SE over runs; training games {reached}",
             columns=(*_ARMS, f"training, last {found.window} steps", *(kind.name for kind in kinds)),
             groups=[arms, best] if any(one is not None for one in most) else [arms],
         )

@@ -44,7 +44,7 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
         axes.set_ylim(max(low, found.score_range[0]), min(high, found.score_range[1]))
     name_lines(axes)
     most = f", at most {found.score_range[1]:g}" if found.score_range else ""
-    axes.set_ylabel(f"mean score of training games{most}")
+    axes.set_ylabel(f"{found.label} of training games{most}")
     axes.set_xlabel("training step" if found.axis == "steps" else "games seen")
     heading = title or (f"Training on {found.preset}" if found.preset else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# One pair of players for several games, against a pair for each; two games that nobody trains on are held out.
+#
+#   bash tools/recipes/generalist.sh
+#
+#   RECIPE_SEED   seed of the model, adapters, deals and sampling (0)
+#   RECIPE_STEPS  steps of 128 games that each specialist makes (200); the generalist makes as many of every game
+#   RECIPE_DEALS  deals of each evaluation (500)
+#
+# All start from one tiny model that has watched noisy teachers of all five games. A training that is there already is not
+# made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them, the table is printed.
+# Written 2026-11-23. What came out is in docs/results.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+name=generalist
+export SEED=${RECIPE_SEED:-0}
+steps=${RECIPE_STEPS:-200} deals=${RECIPE_DEALS:-500}
+folder=outputs/generalist-$SEED
+trained=(tic_tac_toe:tic_tac_toe kuhn_poker:kuhn_poker hanabi:marshal-mini)
+held_out=(leduc_poker:leduc_poker connect_four:connect_four-4x5)
+export MODEL=$folder/model
+# Without DATASET, so that a shell's own does not stand in for a game.
+unset DATASET HANABI_ENV HANABI_PRESET
+mkdir -p "$folder"
+source tools/session.sh
+start_session
+
+say "the tiny model, which knows the words of five games: $MODEL"
+run - hanabi-grpo tiny-model --env tic_tac_toe $(printf -- '--preset %s ' "${trained[@]}" "${held_out[@]}") \
+    --out "$MODEL" --seed "$SEED" --steps 2000
+say "the dataset of the generalist: $folder/all.jsonl"
+rm -f "$folder/all.jsonl"
+for one in "${trained[@]}"; do
+    run - hanabi-grpo dataset --env "${one%%:*}" --preset "${one##*:}" --out "$folder/all.jsonl" \
+        $([ -e "$folder/all.jsonl" ] && echo --add)
+done
+HANABI_ENV=tic_tac_toe start_server
+
+# evaluate NAME LINE_UP...: every game, by the players that are served.
+evaluate() {
+    local who=$1 one line_ups
+    for one in "${trained[@]}" "${held_out[@]}"; do
+        case $one in
+            hanabi:*) line_ups=("$2") ;;
+            tic_tac_toe:* | connect_four:*) line_ups=("$2,random" "$2,minimax") ;;
+            *) line_ups=("$2,random" "$2,cfr") ;;
+        esac
+        local file=$folder/$who-${one##*:}
+        export HANABI_ENV=${one%%:*} HANABI_PRESET=${one##*:}
+        [ -e "$file.json" ] || run - hanabi-grpo evaluate "${line_ups[@]}" --deals "$deals" --out "$file.json"
+        case $one in
+            *_poker) [ -e "$file-exploit.json" ] || run - hanabi-grpo exploit "$2" --out "$file-exploit.json" ;;
+        esac
+        unset HANABI_ENV HANABI_PRESET
+    done
+}
+
+# train NAME STEPS: and evaluate what is served after it.
+train() {
+    if [ ! -e "$folder/$1/done" ]; then
+        OUTPUT_DIR=$folder/$1 MAX_STEPS=$2 REPORT_TO=none WANDB_MODE=disabled NUM_GENERATIONS=8 \
+            HANABI_DEALS_PER_STEP=16 HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02} \
+            LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear} \
+            run "$folder/$1.log" bash tools/train/train_grpo_msswift.sh
+    fi
+}
+
+evaluate start base
+for one in "${trained[@]}"; do
+    say "the specialist of ${one##*:}: $steps steps"
+    [ -e "$folder/${one##*:}/done" ] || HANABI_ENV=${one%%:*} HANABI_PRESET=${one##*:} train "${one##*:}" "$steps"
+    evaluate "${one##*:}" served
+    touch "$folder/${one##*:}/done"
+done
+say "the generalist: $((steps * ${#trained[@]})) steps, a third of each game"
+[ -e "$folder/all/done" ] || DATASET=$folder/all.jsonl train all $((steps * ${#trained[@]}))
+evaluate all served
+touch "$folder/all/done"
+finish 0
