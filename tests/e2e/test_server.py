@@ -17,9 +17,10 @@ from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
 from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.handshake import game_claims, tokenizer_hash
+from hanabi_grpo.rollout.messages import ScoredPrompt
 from hanabi_grpo.runs.fingerprint import model_fingerprint
 from hanabi_grpo.training.model.adapters import add_adapters, export_adapter
-from hanabi_grpo.types import player_names
+from hanabi_grpo.types import ReplyKind, player_names
 
 pytestmark = pytest.mark.e2e
 PLAYERS, BASE = player_names(2), ("base", "base")
@@ -79,6 +80,24 @@ def test_games_of_the_base_model_and_of_two_environments_carry_aligned_tokens_an
             assert all(value <= 0 for value in turn.logprobs)
     for episode in (episode for group in groups[4:] for episode in group):
         assert episode.reward(0, "return") == -episode.reward(1, "return") != 0
+
+
+def test_a_scored_reply_has_the_chance_with_which_it_is_sampled(client: RolloutClient, server: Server) -> None:
+    _open(client, server, "score")
+    client.push(1, _adapters(server, 0.3))
+    setup = Setup(HANABI, CONFIG.model_copy(update={"memory": "turn"}))
+    deals = [{**setup.row(), "suite": "eval", "seed": seed} for seed in range(2)]
+    groups = _play(client, deals, num_games=2, seats=("player_0@1", "player_1@1"))
+    turns = [turn for group in groups for episode in group for turn in episode.turns if turn.kind is ReplyKind.LEGAL]
+    assert len(turns) > 10
+    for player in (0, 1):
+        own = [turn for turn in turns if turn.player == player]
+        system = HANABI.system(setup.config, player)
+        prompts = [ScoredPrompt(system=system, prompt=turn.prompt, replies=(turn.reply,)) for turn in own]
+        scored = [value for (value,) in client.score(f"player_{player}@1", prompts)]
+        assert scored == pytest.approx([sum(turn.logprobs) for turn in own], abs=1e-3)
+        other = [value for (value,) in client.score("base", prompts)]
+        assert max(abs(one - two) for one, two in zip(scored, other, strict=True)) > 0.01
 
 
 def test_players_with_different_adapters_play_differently(client: RolloutClient, server: Server) -> None:
