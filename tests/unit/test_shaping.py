@@ -9,7 +9,6 @@ import torch
 
 from hanabi_grpo.errors import ParityError
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.steps import entropy_bonus_at
 from hanabi_grpo.training.loss import entropy_part, kl_part, shape_advantages
 from hanabi_grpo.training.mismatch import check_mismatch
 from hanabi_grpo.types import Episode, player_names
@@ -67,7 +66,7 @@ def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> N
     own = ("player_0@3", "player_1@3")
     groups = [[_game({0: (-1.0, -3.0), 1: (-5.0,)}, own), _game({0: (-90.0,), 1: (-7.0,)}, ("base", "player_1@3"))]]
     batches = [_batch("player_0", [[-1.0, -3.0]], [[True, True]]), _batch("player_1", [[-5.0, 0.0]], [[True, False]])]
-    assert shape_advantages(batches, Settings(), groups, own, player_names(2), 0.1) == []
+    assert shape_advantages(batches, Settings(entropy_bonus=0.1), groups, own, player_names(2)) == []
     first, second = (batch["grpo_batch"].advantages for batch in batches)
     assert torch.allclose(first, torch.tensor([[1 - 0.1 * 1.0, 1 + 0.1 * 1.0]]))
     assert torch.allclose(second, torch.tensor([[1 - 0.1 * 1.0, 1.0]]))
@@ -76,19 +75,13 @@ def test_each_player_has_its_own_mean_and_a_partners_tokens_are_not_in_it() -> N
 def test_the_kl_is_taken_off_advantages_only_when_it_is_asked_for_there() -> None:
     def shaped(**values: Any) -> tuple[list[list[float]], list[float]]:
         batch = _batch("player_0", [[-1.0, 0.0]], [[True, False]])
-        gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"), player_names(2), 0.0)
+        gaps = shape_advantages([batch], Settings(**values), [], ("player_0@0", "player_1@0"), player_names(2))
         return batch["grpo_batch"].advantages.tolist(), gaps
 
     # The second token was not sampled.
     assert shaped(beta=0.5, kl="reward") == ([[0.5, 1.0]], [1.0])
     assert shaped(beta=0.5, kl="loss") == ([[1.0, 1.0]], [])
     assert shaped(beta=0.0, kl="reward") == ([[1.0, 1.0]], [])
-
-
-def test_the_entropys_weight_stays_or_goes_to_its_end_on_a_line() -> None:
-    assert [entropy_bonus_at(Settings(entropy_bonus=0.2), step, 5) for step in (0, 4)] == [0.2, 0.2]
-    fading = Settings(entropy_bonus=0.2, entropy_bonus_end=0.0)
-    assert [entropy_bonus_at(fading, step, 5) for step in (0, 2, 4)] == pytest.approx([0.2, 0.1, 0.0])
 
 
 def _check(shift: float, tolerance: float = 0.01) -> float:

@@ -183,12 +183,6 @@ class Settings(BaseModel):
         factory=defaults.entropy_bonus,
         ge=0,
     )
-    entropy_bonus_end: float | None = trainer(
-        "HANABI_ENTROPY_BONUS_END",
-        "The same in the last step, in between on a straight line; unset: it stays.",
-        allowed="a number, at least 0",
-        ge=0,
-    )
     sampler_correction: Literal["none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] = trainer(
         "HANABI_SAMPLER_CORRECTION", "Weights of trainer over sampler: cut at the limit, or left out above it.", "none"
     )

@@ -161,16 +161,6 @@ def steps_of_each(settings: Settings, num_steps: int) -> dict[str, int]:
     return {name: max(counts[name], 1) for name in player_names(settings.players)}
 
 
-def entropy_bonus_at(settings: Settings, step: int, num_steps: int) -> float:
-    """Return the weight of the entropy in a step, counted from 0, of a run of `num_steps`.
-
-    A bonus that fades: self-play with a large one goes straight to the equilibrium of another game, in which entropy is
-    worth points, and a small one lets that game become the true one (Sokota et al., arXiv 2206.05825).
-    """
-    first, last = settings.entropy_bonus, settings.entropy_bonus_end
-    return first if last is None else first + (last - first) * step / max(num_steps - 1, 1)
-
-
 def rates_of_each(settings: Settings) -> Mapping[str, float]:
     """Return each adapter's peak learning rate."""
     names = player_names(settings.players)

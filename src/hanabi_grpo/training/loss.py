@@ -134,7 +134,6 @@ def shape_advantages(
     groups: Sequence[Sequence[Episode]],
     trained: Sequence[str],
     players: Sequence[str],
-    entropy_bonus: float,
 ) -> list[float]:
     """Add to the advantages of a step's micro-batches what depends on the policy and not on the game.
 
@@ -147,7 +146,7 @@ def shape_advantages(
     without HANABI_KL=reward none.
     """
     means = {}
-    if entropy_bonus:
+    if settings.entropy_bonus:
         episodes = [episode for group in groups for episode in group]
         for seat, player in enumerate(players):
             own = [turn for one in episodes if is_trained(one, seat, trained) for turn in one.trajectory(seat)]
@@ -161,8 +160,8 @@ def shape_advantages(
             parts.append(kl_part(sampled, data.ref_per_token_logps, mask, settings.beta))
             if bool(mask.any()):
                 gaps.append(float((sampled - data.ref_per_token_logps)[mask].mean().item()))
-        if entropy_bonus:
-            parts.append(entropy_part(sampled, mask, entropy_bonus, means[data.player]))
+        if settings.entropy_bonus:
+            parts.append(entropy_part(sampled, mask, settings.entropy_bonus, means[data.player]))
         if parts:
             data.shaping = sum(parts[1:], parts[0])
             data.advantages = data.advantages + data.shaping

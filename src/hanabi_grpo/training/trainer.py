@@ -32,7 +32,7 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import active_players, entropy_bonus_at, rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
 from hanabi_grpo.training.deals import step_deals
@@ -176,8 +176,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             self._recall(batches, games.version)
         if self.beta:
             self._add_reference(batches)
-        bonus = entropy_bonus_at(self.settings, version, self.args.max_steps)
-        for gap in shape_advantages(batches, self.settings, groups, trained, players, bonus):
+        for gap in shape_advantages(batches, self.settings, groups, trained, players):
             self._metrics["train"]["kl"].append(gap)
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
