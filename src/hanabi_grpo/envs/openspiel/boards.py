@@ -118,6 +118,7 @@ TIC_TAC_TOE = OpenSpiel(
     presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
     policies={"random": random_policy, "minimax": minimax, **_SEARCH},
     teachers=("minimax",),
+    teacher_noise=0.3,
 )
 CONNECT_FOUR = OpenSpiel(
     "connect_four",
@@ -129,4 +130,5 @@ CONNECT_FOUR = OpenSpiel(
     },
     policies={"random": random_policy, "minimax": minimax, **_SEARCH},
     teachers=("mcts-10",),
+    teacher_noise=0.3,
 )

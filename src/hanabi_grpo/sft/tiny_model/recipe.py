@@ -26,10 +26,12 @@ _VERSION = 1
 _NO_LIMIT = 1 << 30
 _WORD_GAMES = 500
 """Random games from which the words of an environment are read."""
+_TURNS = 96
+"""Conversations of a step where each turn is one."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4},
-    "tic_tac_toe": {"num_games": 6000, "steps": 900},
-    "connect_four": {"num_games": 6000, "steps": 900},
+    "tic_tac_toe": {"num_games": 12000, "steps": 1200},
+    "connect_four": {"num_games": 12000, "steps": 1200},
 }
 """Fields of a recipe that an environment has of its own.
 
@@ -71,7 +73,11 @@ class Recipe:
     def of(cls, env: str, **fields: Any) -> "Recipe":
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
-        return cls(env=env, **{"noise": registry.get(env).teacher_noise, **_DEFAULTS.get(env, {}), **given})
+        own = {"noise": registry.get(env).teacher_noise, **_DEFAULTS.get(env, {})}
+        if next(iter(registry.get(env).presets.values())).memory == "turn":
+            # A conversation has one reply there; so a step learns about as many as elsewhere.
+            own.setdefault("batch_size", _TURNS)
+        return cls(env=env, **{**own, **given})
 
     def setups(self) -> list[Setup[Any]]:
         """Return what is played.
