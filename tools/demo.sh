@@ -51,7 +51,7 @@ case $game in
             *) export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02} ;;
         esac ;;
     frozen_lake | sokoban)
-        before=(base) after=(served) who="who have watched bfs and random play" rivals="random bfs"
+        before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake or sokoban." >&2

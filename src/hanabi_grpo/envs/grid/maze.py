@@ -122,6 +122,7 @@ class Maze(base.Environment[C], Generic[C]):
     """An environment of one player whose score is the share of games in which the goal is reached."""
 
     text: str
+    teachers = ("bfs",)
 
     def game_spec(self, config: C, *parts: object, attainable: float | None = None) -> base.EnvSpec:
         """Return the spec; `parts` are what makes the game, for its hash."""
