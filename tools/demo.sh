@@ -8,7 +8,7 @@
 #   DEMO_ENV     hanabi; a game of two against each other: kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5;
 #                or one for a single player: frozen_lake, sokoban
 #   DEMO_SEED    seed of the adapters, the deals and the sampling (unset: SEED's own default)
-#   DEMO_STEPS   steps of 128 games (60; 400 in other games than Hanabi)
+#   DEMO_STEPS   steps of 128 games (60 in Hanabi, 800 in Kuhn poker, 400 in Leduc, 300 in the others)
 #   DEMO_DEALS   held-out deals of each evaluation (1000)
 #   DEMO_PORT    port of the rollout server (unset: a free one)
 #   DEMO_MIN_RISE, DEMO_MIN_SIGMA   least rise of the mean score; below it the demo exits with 1 (unset: none)
@@ -19,7 +19,13 @@ source tools/launch.sh
 
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
-steps=${DEMO_STEPS:-$([ "$game" = hanabi ] && echo 60 || echo 400)} deals=${DEMO_DEALS:-1000}
+case $game in
+    hanabi) steps=60 ;;
+    kuhn_poker) steps=800 ;;
+    leduc_poker) steps=400 ;;
+    *) steps=300 ;;
+esac
+steps=${DEMO_STEPS:-$steps} deals=${DEMO_DEALS:-1000}
 for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
@@ -37,7 +43,7 @@ case $game in
     hanabi)
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
         before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
-    kuhn_poker | leduc_poker | tic_tac_toe | connect_four*)
+    kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
         before=(base,random) after=(served,random) who="who have watched a noisy teacher" rivals=random
         # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
         # become equal; a rate that falls, because the last players are to be the best ones.
@@ -46,9 +52,12 @@ case $game in
         # Every 20th step is kept: the average policy is that of the second half.
         export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100}
         case $game in
-            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.2} ;;
-            # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
-            *) export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02} ;;
+            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
+            *)
+                # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
+                # Two beginners alone teach each other tricks that work on nobody else.
+                export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02}
+                export HANABI_PARTNERS=${HANABI_PARTNERS:-minimax,random} HANABI_PARTNER_SHARE=${HANABI_PARTNER_SHARE:-0.6} ;;
         esac ;;
     frozen_lake | sokoban)
         before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
@@ -82,7 +91,7 @@ say "4 of 5: after: the trained players play the same deals"
 run - hanabi-grpo evaluate "${after[@]}" --label after --deals "$deals" --out "$folder/after.json"
 case $game in
     *_poker) run - hanabi-grpo exploit served base --average "$folder/train" --out "$folder/exploit.json" ;;
-    tic_tac_toe | connect_four*) run - hanabi-grpo evaluate served,minimax minimax,random random --deals 200 ;;
+    tic_tac_toe | connect_four-4x5) run - hanabi-grpo evaluate served,minimax minimax,random random --deals 200 ;;
 esac
 
 say "5 of 5: what changed; scripted players for comparison"
