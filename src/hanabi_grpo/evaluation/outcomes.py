@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hanabi_grpo.envs.base import FORFEIT, EnvSpec
-from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure
+from hanabi_grpo.evaluation.sheets import Sheet, figure
 from hanabi_grpo.runs.evaluation_result import EvaluationResult
 from hanabi_grpo.types import REPLY_PARTS, Episode
 
 OUTCOMES = ("win", "draw", "loss", "bad-reply win")
+RETURN = "return"
+"""Of the game, without what bad replies cost."""
 AS = " as "
 """Between an outcome and the role in which it was reached, e.g. "win as first"."""
 _Z = 1.959964
@@ -39,6 +41,7 @@ def outcome_figures(spec: EnvSpec, games: Sequence[Episode]) -> dict[str, float]
         happened = (margin > 0, margin == 0, margin < 0, margin > 0 and is_forfeit)
         for name, has in zip(OUTCOMES, happened, strict=True):
             found[f"{name}{AS}{spec.roles[seat]}"] = float(has)
+        found[f"{RETURN}{AS}{spec.roles[seat]}"] = _points(game, seat)
     return found
 
 
@@ -84,8 +87,8 @@ def _rows(result: EvaluationResult) -> list[tuple[str, ...]]:
         parts = roles if seat == "both" else [seat]
         shares = outcome_shares(result.figures, parts)
         cells = [_share(share, result.num_deals * len(parts)) for share in shares[:-1]] + [figure(shares[-1])]
-        whole = len(parts) == len(roles)
-        rows.append((result.label if not rows else "", seat, *cells, _normalised(result) if whole else UNKNOWN))
+        won = sum(result.figures[f"{RETURN}{AS}{role}"] for role in parts) / len(parts)
+        rows.append((result.label if not rows else "", seat, *cells, _normalised(won, result.score_range)))
     return rows
 
 
@@ -94,6 +97,6 @@ def _share(share: float, count: int) -> str:
     return f"{figure(share)} ({low:.2f} to {high:.2f})"
 
 
-def _normalised(result: EvaluationResult) -> str:
-    low, high = result.score_range
-    return f"{100 * (result.mean - low) / (high - low):.1f}"
+def _normalised(won: float, score_range: tuple[float, float]) -> str:
+    low, high = score_range
+    return f"{100 * (won - low) / (high - low):.1f}"
