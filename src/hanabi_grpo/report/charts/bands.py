@@ -3,6 +3,7 @@
 from pathlib import Path
 from textwrap import fill
 
+from hanabi_grpo.evaluation.comparison.arms import SCORE
 from hanabi_grpo.evaluation.comparison.figures import Curve
 from hanabi_grpo.evaluation.comparison.tables import Comparison
 from hanabi_grpo.report.charts.canvas import add_caption, draw_level, make_figure, name_lines, save_figure, tidy
@@ -42,9 +43,11 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
         # A band may reach beyond what can be scored.
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, found.score_range[0]), min(high, found.score_range[1]))
+    if min(float(curve.mean.min()) for curve in found.curves) >= 0:
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     name_lines(axes)
     most = f", at most {found.score_range[1]:g}" if found.score_range else ""
-    axes.set_ylabel(f"{found.label} of training games{most}")
+    axes.set_ylabel(f"{found.label} of training games{most}" if found.metric == SCORE else found.label)
     axes.set_xlabel("training step" if found.axis == "steps" else "games seen")
     heading = title or (f"Training on {found.preset}" if found.preset else "Training")
     axes.set_title(fill(heading, 80), loc="left", fontsize=12, parse_math=False)
@@ -56,7 +59,8 @@ def draw_bands(path: Path, found: Comparison, *, title: str = "") -> None:
 def _caption(curves: tuple[Curve, ...], window: int, preset: str) -> str:
     runs = {curve.num_runs for curve in curves if curve.band == "t interval"}
     parts = [f"Preset {preset}."] if preset else []
-    parts.append(f"Lines: mean of the last {window} steps, mean over runs.")
+    trailing = f"mean of the last {window} steps, " if window > 1 else ""
+    parts.append(f"Lines: {trailing}mean over runs.")
     if runs:
         numbers = " or ".join(map(str, sorted(runs)))
         parts.append(f"Bands: 95 % t interval of the mean over {numbers} runs, step by step.")
