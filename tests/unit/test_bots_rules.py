@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from boards import ALL_BOARDS, random_game
 from hanabi_grpo.envs.hanabi.policies import rules
-from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.policies.rules import Rule
 from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, Knowledge, PlayerView, make_spec, shuffled_deck
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 
 R1, R2, R3, R4, R5 = (Card(0, rank) for rank in range(5))
 Y1, Y2, Y3, Y4, Y5 = (Card(1, rank) for rank in range(5))

@@ -78,6 +78,7 @@ def test_missing_keys_come_from_the_settings(tmp_path: Path) -> None:
                 "players": 2,
                 "observation": "full",
                 "legal_moves": False,
+                "deductions": "possible",
                 "reward_score": 1.0,
                 "reward_illegal": -1.0,
                 "reward_unparsable": -0.5,

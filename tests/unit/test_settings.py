@@ -150,7 +150,14 @@ def test_the_chosen_environments_own_fields_are_settings(monkeypatch: pytest.Mon
     assert hanabi.model_fields_set == {"device", "device_reason", "legal_moves", "players"}
     assert (hanabi.env, hanabi.model) == ("hanabi", "outputs/tiny-mini-3-players")
     rewards = {"memory": "game", "reward_illegal": -0.5, "reward_unparsable": -0.5, "reward_out_of_tokens": -0.5}
-    own = {"observation": "compact", "legal_moves": True, "reward_score": 1.0, "bomb_rule": "zero", "max_turns": 0}
+    own = {
+        "observation": "compact",
+        "legal_moves": True,
+        "deductions": "possible",
+        "reward_score": 1.0,
+        "bomb_rule": "zero",
+        "max_turns": 0,
+    }
     assert hanabi.env_config == {"preset": "mini", "players": 3, **rewards, **own}
     assert hanabi.config_row({"preset": "full"})["preset"] == "full"
     kuhn = load({"HANABI_ENV": "kuhn", "HANABI_REWARD_ILLEGAL": "-2"}).settings

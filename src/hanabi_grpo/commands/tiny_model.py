@@ -42,6 +42,8 @@ def tiny_model(
     default = LAPTOP if env == "hanabi" else next(iter(registry.get(env).presets))
     boards = tuple(dict.fromkeys(preset or ())) or ((settings.preset if env == settings.env else None) or default,)
     count = settings.players if players is None else players
+    given = settings.env_config
+    prompts = {name: given.get(name, default) for name, default in (("legal_moves", False), ("deductions", "possible"))}
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
     if out is None and folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
         if force or seed is not None or steps is not None:
@@ -49,13 +51,13 @@ def tiny_model(
                 f"{folder} is shipped with the repository and stays as it is; name another folder, e.g. --out "
                 "outputs/tiny-laptop."
             )
-        check_shipped(folder, legal_moves=settings.env_config.get("legal_moves", False))
+        check_shipped(folder, **prompts)
         return
     recipe = Recipe.of(
         env,
         presets=boards,
         players=count,
-        legal_moves=settings.env_config.get("legal_moves", False),
+        **prompts,
         seed=settings.seed if seed is None else seed,
         steps=steps,
     )

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.prompts.deductions import Deductions
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, make_spec
 
 
@@ -20,6 +21,8 @@ class EnvConfig(base.EnvConfig):
     """Prompt style: readable text, or one line of words."""
     legal_moves: bool = True
     """List the legal moves in each prompt."""
+    deductions: Deductions = "possible"
+    """What a prompt works out: none, possible (by hints), counted (by the cards in sight)."""
     reward_score: float = 1.0
     """Reward of one point, for the whole team."""
     bomb_rule: Literal["zero", "keep"] = "zero"

@@ -38,7 +38,13 @@ class HanabiGame(base.Game):
 
     def message(self, player: int) -> str:
         """Return the whole position in words: hints are looked up there, so no earlier message is needed."""
-        return turn_prompt(self.view(player), style=self.config.observation, legal_moves=self.config.legal_moves)
+        config = self.config
+        return turn_prompt(
+            self.view(player),
+            style=config.observation,
+            legal_moves=config.legal_moves,
+            deductions=config.deductions,
+        )
 
     def state_message(self, player: int) -> str:
         """Return the same as `message`."""
@@ -114,13 +120,13 @@ class Hanabi(base.Environment[EnvConfig]):
     alarms = ALARMS
 
     def spec(self, config: EnvConfig) -> base.EnvSpec:
-        """Return the board's; its hash names rules and deals, as in every record."""
+        """Return the board's; its hash names rules and deals, as in every record, and what prompts work out."""
         board = config.spec()
         best = config.reward_score * board.reachable_max
         return base.EnvSpec(
             env=self.name,
             preset=board.preset,
-            hash=board.hash,
+            hash=board.hash + f"-{config.deductions}" * (config.deductions != "possible"),
             num_players=board.num_players,
             roles=("player",) * board.num_players,
             payoff="team",

@@ -83,7 +83,7 @@ def build_tiny_model(out: Path, recipe: Recipe, *, force: bool = False) -> Path:
     return out
 
 
-def check_shipped(folder: Path, *, legal_moves: bool) -> None:
+def check_shipped(folder: Path, *, legal_moves: bool, deductions: str) -> None:
     """Say that the shipped model is whole, and when it learned from other prompts than those to come.
 
     Raises:
@@ -95,10 +95,11 @@ def check_shipped(folder: Path, *, legal_moves: bool) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     manifest = json.loads((folder / TINY_MANIFEST).read_text(encoding="utf-8"))
     console.print(f"tiny model: {folder} is shipped and whole (recipe {manifest['recipe_hash']})")
-    if legal_moves and not manifest["recipe"]["legal_moves"]:
+    others = {"LEGAL_MOVES=true": legal_moves, f"DEDUCTIONS={deductions}": deductions != "possible"}
+    for name in (name for name, is_set in others.items() if is_set):
         console.print(
-            f"tiny model: {folder} has learned from prompts without legal moves, but HANABI_LEGAL_MOVES is set. One "
-            f"that has learned from such: {make} --out outputs/tiny-laptop-legal-moves, then MODEL=that folder"
+            f"tiny model: {folder} has learned from other prompts than those of HANABI_{name}. One that has learned "
+            f"from such: {make} --out outputs/tiny-laptop-{name.partition('=')[0].lower()}, then MODEL=that folder"
         )
 
 

@@ -55,6 +55,8 @@ class Recipe:
     """Where the environment's config has such a field, and likewise the next one."""
     legal_moves: bool = False
     """Whether the prompts that it learns from list the legal moves; as in the rollouts to come (HANABI_LEGAL_MOVES)."""
+    deductions: str = "possible"
+    """What the prompts work out (HANABI_DEDUCTIONS)."""
     seed: int = 0
     """Of the games, the initial weights and the order of batches."""
     steps: int = 300
@@ -86,6 +88,7 @@ class Recipe:
             HanabiGrpoError: A preset is unknown or not for this number of players.
         """
         fields = {"players": self.players, "legal_moves": self.legal_moves, "observation": "compact"}
+        fields |= {"deductions": self.deductions}
         found, unknown = [], []
         for name in self.presets:
             env, _, preset = name.rpartition(":")
@@ -118,6 +121,9 @@ class Recipe:
         """Return a short sha256 over the recipe, its words and the first conversation of each preset."""
         probes = [list(next(self.samples(setup, chat, 1)).ids) for setup in self.setups()]
         fields = asdict(self)
+        if self.deductions == "possible":
+            # As before there were others.
+            del fields["deductions"]
         if self.env == HANABI:
             # Spelt so that a recipe of one board has the same hash in every version of the package.
             del fields["env"]
@@ -136,7 +142,7 @@ def _words(setup: Setup[Any]) -> tuple[str, ...]:
         # In the order of the shipped tokenizer, which random games would not meet them in.
         from hanabi_grpo.envs.hanabi.prompts import compact_vocabulary
 
-        return compact_vocabulary(setup.config.spec())
+        return compact_vocabulary(setup.config.spec(), setup.config.deductions)
     return game_words(setup, num_games=_WORD_GAMES)
 
 

@@ -9,8 +9,8 @@ import zlib
 from collections import defaultdict
 from typing import Any
 
-from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules import COLOR_LETTERS, COLOR_NAMES, Action, Card, Game, GameSpec, PlayerView
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 
 NUM_GROUPS = 32

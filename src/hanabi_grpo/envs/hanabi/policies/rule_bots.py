@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies import rules
-from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action
 
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(

@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import product
 
-from hanabi_grpo.envs.hanabi.policies.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.actions import discard, hint_color, hint_rank, play
+from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
 from hanabi_grpo.envs.hanabi.rules.view import Action, Card, Knowledge, PlayerView
 
 Rule = Callable[[Beliefs, random.Random], Action | None]

@@ -4,6 +4,7 @@ All of it is a pure function of a `PlayerView`, so nothing here can leak a hidde
 """
 
 from hanabi_grpo.envs.hanabi.prompts.compact import compact_turn, compact_vocabulary
+from hanabi_grpo.envs.hanabi.prompts.deductions import Counted, Deductions, seen_with
 from hanabi_grpo.envs.hanabi.prompts.full import full_system, full_turn
 from hanabi_grpo.envs.hanabi.rules.actions import parse_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
@@ -18,9 +19,11 @@ def system_prompt(spec: GameSpec, style: str, player: int, *, bomb_rule: str = "
     return "" if style == "compact" else full_system(spec, player, bomb_rule)
 
 
-def turn_prompt(view: PlayerView, *, style: str, legal_moves: bool) -> str:
+def turn_prompt(view: PlayerView, *, style: str, legal_moves: bool, deductions: Deductions = "possible") -> str:
     """Return the message that asks `view.player` for its move: the whole current state, readable on its own."""
-    return (compact_turn if style == "compact" else full_turn)(view, legal_moves=legal_moves)
+    view = seen_with(view, deductions)
+    write = compact_turn if style == "compact" else full_turn
+    return write(view, legal_moves=legal_moves, counted=Counted(view) if deductions == "counted" else None)
 
 
 def parse_reply(text: str, *, num_players: int, player: int) -> Action | None:

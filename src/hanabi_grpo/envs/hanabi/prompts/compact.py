@@ -11,13 +11,27 @@ the rank that fits; a finished colour has one more than the last rank.
 from collections.abc import Iterator
 from itertools import combinations
 
+from hanabi_grpo.envs.hanabi.prompts.deductions import (
+    DEAD,
+    FITS,
+    LATER,
+    STEPS,
+    SURE,
+    Counted,
+    Deductions,
+    others_moves,
+    own_word,
+)
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
-from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_names
 
+_LAST, _GOOD, _BAD = "last", "good", "bad"
+_COUNTED = (SURE, DEAD, *(f"fit{step}" for step in range(STEPS)), FITS, LATER, _LAST, _GOOD, _BAD)
 
-def compact_vocabulary(spec: GameSpec) -> tuple[str, ...]:
+
+def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> tuple[str, ...]:
     """Return every word that a compact observation or a compact reply can hold on this board.
 
     The order is fixed: a tokenizer may number the words by position.
@@ -41,15 +55,16 @@ def compact_vocabulary(spec: GameSpec) -> tuple[str, ...]:
         *(str(number) for number in range(max(spec.hand_size, spec.num_ranks + 1))),
         *COLOR_LETTERS[: spec.num_colors],
         *(player_names(spec.num_players) if spec.num_players > 2 else ()),
+        *(_COUNTED if deductions == "counted" else ()),
     )
 
 
-def compact_turn(view: PlayerView, *, legal_moves: bool) -> str:
+def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
     """Return the observation as words separated by single spaces."""
-    return " ".join(_words(view, legal_moves))
+    return " ".join(_words(view, legal_moves, counted))
 
 
-def _words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
+def _words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iterator[str]:
     yield from (f"life{view.lives}", f"info{view.hints}", f"deck{view.deck_size}")
     if view.turns_left is not None:
         yield f"left{view.turns_left}"
@@ -63,18 +78,36 @@ def _words(view: PlayerView, legal_moves: bool) -> Iterator[str]:
     for slot, known in enumerate(view.own_hand):
         yield f"slot{slot}"
         yield from _knowledge_words(known)
+        if counted:
+            yield own_word(counted, known)
     for step in range(1, view.num_players):
         seat = (view.player + step) % view.num_players
         yield from (["mate"] if view.num_players == 2 else [f"mate{step}", names[seat]])
         for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
             yield str(card)
             yield from _knowledge_words(known)
+            if counted:
+                yield counted.card(card)
     yield "disc"
     yield from map(str, view.discards)
+    for event in others_moves(view) if counted else ():
+        yield from _event_words(event, view)
     if legal_moves and view.legal_actions:
         yield "moves"
         for action in view.legal_actions:
             yield format_action(action, style="compact", num_players=view.num_players)
+
+
+def _event_words(event: Event, view: PlayerView) -> Iterator[str]:
+    yield _LAST
+    if view.num_players > 2:
+        yield player_names(view.num_players)[event.player]
+    yield from format_action(event.action, style="compact", num_players=view.num_players).split()
+    yield from map(str, event.touched)
+    if event.card:
+        yield str(event.card)
+    if event.action.kind == "play":
+        yield _GOOD if event.scored else _BAD
 
 
 def _knowledge_words(known: Knowledge) -> tuple[str, str]:

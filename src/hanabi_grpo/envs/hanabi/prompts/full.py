@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, Counted
 from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_NAMES, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_name
+
+_WORTH = {FITS: "can be played now", LATER: "can be played later", DEAD: "can never be played"}
 
 
 def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:
@@ -66,11 +69,12 @@ def _format(spec: GameSpec, player: int) -> str:
     return f"End your reply with your move on a line of its own, written like one of these:\n{texts}"
 
 
-def full_turn(view: PlayerView, *, legal_moves: bool) -> str:
+def full_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
     """Return the observation: what happened, the table, the hands, and the moves, in printable ASCII."""
     parts = [_happened(view), _table(view)]
-    parts.extend(_partner(view, (view.player + step) % view.num_players) for step in range(1, view.num_players))
-    parts.append(_own_hand(view))
+    seats = ((view.player + step) % view.num_players for step in range(1, view.num_players))
+    parts.extend(_partner(view, seat, counted) for seat in seats)
+    parts.append(_own_hand(view, counted))
     if legal_moves and view.legal_actions:
         moves = (format_action(one, style="full", num_players=view.num_players) for one in view.legal_actions)
         parts.append("Legal moves: " + ", ".join(moves))
@@ -123,17 +127,28 @@ def _table(view: PlayerView) -> str:
     )
 
 
-def _partner(view: PlayerView, seat: int) -> str:
+def _partner(view: PlayerView, seat: int, counted: Counted | None) -> str:
     lines = [f"Hand of {player_name(seat)}:"]
     for slot, (card, known) in enumerate(zip(view.hands[seat], view.knowledge[seat], strict=True)):
-        lines.append(f"- slot {slot}: {_card(card)} (knows: {_known(known, view)})")
+        worth = f", {_WORTH[counted.card(card)]}" if counted else ""
+        lines.append(f"- slot {slot}: {_card(card)}{worth} (knows: {_known(known, view)})")
     return "\n".join(lines)
 
 
-def _own_hand(view: PlayerView) -> str:
-    lines = ["Your hand, as far as hints have told:"]
-    lines.extend(f"- slot {slot}: {_known(known, view)}" for slot, known in enumerate(view.own_hand))
+def _own_hand(view: PlayerView, counted: Counted | None) -> str:
+    lines = ["Your hand, as far as hints have told" + (", and what the cards you see leave of it:" if counted else ":")]
+    for slot, known in enumerate(view.own_hand):
+        lines.append(f"- slot {slot}: {_known(known, view)}" + (f"; {_chance(counted, known)}" if counted else ""))
     return "\n".join(lines)
+
+
+def _chance(counted: Counted, known: Knowledge) -> str:
+    if counted.is_dead(known):
+        return "can never be played"
+    chance = counted.chance(known)
+    if chance in (0, 1):
+        return "can be played for sure" if chance else "cannot be played now"
+    return f"can be played now with a chance of {chance:.0%}"
 
 
 def _known(known: Knowledge, view: PlayerView) -> str:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, Field, ValidationError
 
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HanabiGame
-from hanabi_grpo.envs.hanabi.policies.beliefs import reachable_heights
 from hanabi_grpo.envs.hanabi.replays.timeline import IMPORTED_SUITE, make_timeline, recorded_table
 from hanabi_grpo.envs.hanabi.rules import Action, Card, Game, format_action, make_spec
+from hanabi_grpo.envs.hanabi.rules.beliefs import reachable_heights
 from hanabi_grpo.envs.hanabi.rules.deals import sorted_deck
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.errors import SettingsError

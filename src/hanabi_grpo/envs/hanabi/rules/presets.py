@@ -192,13 +192,14 @@ def make_spec(preset: str, num_players: int | None = None) -> GameSpec:
 def recorded_spec(preset: str, num_players: int, board_hash: str) -> GameSpec | None:
     """Return the board that a record names; None where this version has no such board.
 
-    Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of the decks.
+    Records of version 0.1 name boards with few decks by the hash of their rules, and deal half of the decks. What
+    prompts work out stands behind a dash.
 
     Raises:
         GameParameterError: Unknown preset, or a number of players that it is not for.
     """
-    spec = make_spec(preset, num_players)
-    return next((one for one in (spec, replace(spec, halves_decks=True)) if one.hash == board_hash), None)
+    spec, wanted = make_spec(preset, num_players), board_hash.partition("-")[0]
+    return next((one for one in (spec, replace(spec, halves_decks=True)) if one.hash == wanted), None)
 
 
 _ATTAINED = {(2, 2, 2, 3, 3, 1): 3.78, (2, 2, 2, 3, 3, 3): 3.78}

@@ -8,7 +8,7 @@ import functools
 from itertools import chain
 
 from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, num_copies
-from hanabi_grpo.envs.hanabi.rules.view import Knowledge, PlayerView
+from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
 
 _LOW = sum(1 << 2 * kind for kind in range(MAX_COLORS * MAX_RANKS))
 _HIGH = _LOW << 1
@@ -41,6 +41,10 @@ class Beliefs:
     def num_unseen(self, known: Knowledge | None = None) -> int:
         """Return the number of unseen cards, or of those that the hints on a card allow."""
         return _num_cards(self.unseen if known is None else self.unseen & _kinds(known.colors, known.ranks))
+
+    def is_unseen(self, card: Card) -> bool:
+        """Return whether a card of this kind may still be in the player's own hand."""
+        return bool(self.unseen & 3 << 2 * (MAX_RANKS * card.color + card.rank))
 
     def surely_fits(self, known: Knowledge) -> bool:
         """Return True when every unseen card that the hints allow fits."""
