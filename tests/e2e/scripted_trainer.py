@@ -42,15 +42,12 @@ PLAN: dict[str, Any] = json.loads(os.environ.get("SCRIPTED", "{}"))
 class _Seat:
     """A scripted seat that also keeps the conversation as token ids."""
 
-    def __init__(self, inner: Any, chat: ChatFormat, system: str, version: int) -> None:
-        self._inner, self._system, self._version = inner, system, version
-        self._conversation = Conversation(chat, system)
+    def __init__(self, inner: Any, conversation: Conversation, version: int) -> None:
+        self._inner, self._conversation, self._version = inner, conversation, version
 
     async def reply(self, seen: Observation) -> Reply:
         text = (await self._inner.reply(seen)).text
-        chat, fresh = self._conversation._chat, seen.memory == "turn"
-        if fresh:
-            self._conversation = Conversation(chat, self._system)
+        chat = self._conversation._chat
         added = self._conversation.ask(seen.message())
         ids = [*chat.tokenizer.encode(text, add_special_tokens=False), chat.eos_id]
         self._conversation.answer(ids)
@@ -61,7 +58,7 @@ class _Seat:
             reply_ids=tuple(ids),
             logprobs=(0.0,) * len(ids),
             version=self._version,
-            fresh=fresh,
+            fresh=seen.window is not None,
         )
 
 
@@ -76,7 +73,7 @@ class _Player:
     def seat(self, player: int, *, task: Task[Any], game: int) -> _Seat:
         system = task.environment.system(task.config, player)
         inner = make_script(task.setup, "random").seat(player, task=task, game=game)
-        return _Seat(inner, self._chat, system, self._version)
+        return _Seat(inner, Conversation(self._chat, system, task.config.window), self._version)
 
 
 def _with_logprobs(model: Any, episode: Episode) -> Episode:

@@ -35,7 +35,7 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
                 "HANABI_SAMPLER_CORRECTION": "token_truncate",
             },
         ),
-        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1", "HANABI_MEMORY": "turn"}),
+        ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1", "HANABI_MEMORY": "2"}),
         ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2", "HANABI_SWAP_EVERY": "1"}),
     ],
     ids=["passes-torch", "alternating-zero2", "sequential-zero2"],

@@ -62,6 +62,23 @@ def test_a_growing_conversation_equals_the_template_rendered_at_once(turns: list
         messages.append({"role": "assistant", "content": reply})
 
 
+def test_a_window_holds_the_last_turns_without_what_a_thinking_model_thought() -> None:
+    def talk(chat: ChatFormat, window: int, reply: str) -> list[str]:
+        conversation, texts = Conversation(chat, "", window), []
+        for user in ("Play", "Discard", "Hint"):
+            texts.append(chat.tokenizer.decode(conversation.ask(user)))
+            conversation.answer([*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id])
+        return texts
+
+    plain, thinking = (ChatFormat.from_tokenizer(TOKENIZER, thinking=thinks) for thinks in (False, True))
+    for window, last in ((1, ["Hint"]), (2, ["Discard", "Hint"]), (9, ["Play", "Discard", "Hint"])):
+        words = talk(plain, window, "R1")[-1].split()
+        assert [word for word in words if word in ("Play", "Discard", "Hint")] == last
+        assert words.count("R1") == len(last) - 1
+    said = talk(thinking, 2, "<think> Y1 </think> R1")[-1]
+    assert "R1" in said and "Y1" not in said
+
+
 def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:
     closed, cut = Conversation(CHAT, ""), Conversation(CHAT, "")
     reply = TOKENIZER.encode("Play 0", add_special_tokens=False)

@@ -260,7 +260,7 @@ def test_a_full_conversation_ends_the_episode_and_costs_its_player_in_its_last_s
 
 def test_an_observation_is_the_only_door_to_a_game_and_shows_one_player() -> None:
     seen = Referee(task(KUHN)).see(1)
-    shown = {"legal", "memory", "message", "parse", "player", "state_message", "view"}
+    shown = {"legal", "message", "parse", "player", "state_message", "view", "window"}
     assert {name for name in dir(seen) if not name.startswith("_")} == shown
     assert seen.view().player == 1
     assert seen.legal() == ()
@@ -285,7 +285,7 @@ def test_a_draw_is_the_same_for_ever() -> None:
 
 KEYS = (
     "preset, memory, reward_illegal, reward_unparsable, reward_out_of_tokens, players, observation, legal_moves, "
-    "reward_score, bomb_rule, max_turns"
+    "deductions, reward_score, bomb_rule, max_turns"
 )
 
 

@@ -186,6 +186,22 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
     assert (app.engine.num_samples, app.scheduler.games_played) == before
 
 
+def test_with_memory_of_some_turns_each_turn_begins_with_those_before_it(client: RolloutClient) -> None:
+    setup = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", memory=2))
+    deal = {"env_config": setup.config.model_dump(), "suite": "eval", "seed": 3}
+    [[game]] = client.play([deal], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base")).groups
+    for player in (0, 1):
+        turns = game.trajectory(player)
+        assert len(turns) > 2 and all(turn.fresh for turn in turns)
+        for number, turn in enumerate(turns):
+            window = Conversation(CHAT, "")
+            for earlier in turns[max(0, number - 1) : number]:
+                window.ask(earlier.prompt)
+                window.answer(list(earlier.reply_ids))
+            window.ask(turn.prompt)
+            assert list(turn.prompt_ids) == window.ids
+
+
 def test_with_memory_of_a_turn_each_message_is_the_whole_state_in_a_conversation_of_its_own(
     client: RolloutClient,
 ) -> None:

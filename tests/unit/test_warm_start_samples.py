@@ -45,11 +45,13 @@ def taught_games(
     return [(game.episode, list(is_own)) for game, is_own in sources._games(setup, 0, print)]
 
 
-def served_game(texts: Sequence[str], *, seed: int = 0, max_model_len: int = 1024) -> Episode:
+def served_game(
+    texts: Sequence[str], *, seed: int = 0, max_model_len: int = 1024, setup: Setup[Any] = SETUP
+) -> Episode:
     """A game of a served model that says these texts; its turns carry the rollout's own ids."""
     model = Model(sampler=FakeEngine(texts), chat=CHAT, max_model_len=max_model_len)
     policy = ServedPlayer(model=model, sampling=SamplingConfig(max_tokens=4))
-    return asyncio.run(play_episode(SETUP.task(SUITE, seed), [policy] * 2))
+    return asyncio.run(play_episode(setup.task(SUITE, seed), [policy] * 2))
 
 
 def rollout_ids(episode: Episode, player: int) -> list[int]:
@@ -116,6 +118,18 @@ def test_any_environment_can_be_learned_from_and_all_who_act_at_once_are_asked()
     three = samples_of(episode, made=encoder(toy, chat))
     rounds = toy.config.rounds
     assert [(one.player, said(one, chat)) for one in three] == [(p, ["take", "<|im_end|>"] * rounds) for p in range(3)]
+
+
+@pytest.mark.parametrize("memory", ["turn", 3])
+def test_with_a_window_each_turn_is_a_sample_of_which_the_last_reply_is_learned(memory: object) -> None:
+    setup = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
+    [(episode, _)] = taught_games(num=1)
+    served = served_game([turn.reply for turn in episode.turns], seed=episode.seed, setup=setup)
+    found = samples_of(served, made=(made := encoder(setup)))
+    assert made.counts["recorded"] == len(served.turns), "no reply is encoded from its text"
+    turns = [turn for player in (0, 1) for turn in served.trajectory(player)]
+    assert [list(one.ids) for one in found] == [[*turn.prompt_ids, *turn.reply_ids] for turn in turns]
+    assert [marked(one) for one in found] == [list(turn.reply_ids) for turn in turns]
 
 
 def test_recorded_ids_are_used_where_the_tokenizer_is_the_same() -> None:

@@ -221,15 +221,15 @@ class RemoteSeat:
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the server, see `RolloutClient.reply`; the calling thread waits for it."""
-        text, policy, fresh = seen.message(), self.policy, seen.memory == "turn"
+        text, policy, window = seen.message(), self.policy, seen.window
         reply = policy.client.reply(
             seat=policy.seat_word,
             system=self.system,
-            turns=tuple(self.said),
+            turns=tuple(self.said if window is None else self.said[max(0, len(self.said) + 1 - window) :]),
             prompt=text,
             max_tokens=policy.max_tokens,
             temperature=policy.temperature,
         )
-        if not reply.out_of_tokens and not fresh:
+        if not reply.out_of_tokens:
             self.said.append((text, reply.reply_ids))
-        return replace(reply, prompt=text, fresh=fresh)
+        return replace(reply, prompt=text, fresh=window is not None)

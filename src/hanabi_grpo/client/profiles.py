@@ -33,7 +33,7 @@ def served_profile(setup: Setup[OpenSpielConfig], seats: Sequence[str], client: 
         SettingsError: The players remember more than the turn, so that a state alone does not say how they play.
         ServerError: The server failed.
     """
-    if setup.config.memory != "turn":
+    if setup.config.window != 1:
         raise SettingsError(
             f"exploitability of {setup.spec.preset}: HANABI_MEMORY={setup.config.memory}: it is computed for players "
             "whose reply depends on this turn's message alone; train and measure with HANABI_MEMORY=turn."

@@ -274,17 +274,17 @@ class Task(Generic[C]):
 class Observation:
     """What one player may look at on its turn, and the only thing that a player gets; each part is built when asked."""
 
-    __slots__ = ("__game", "memory", "player")
+    __slots__ = ("__game", "player", "window")
 
-    def __init__(self, game: Game, player: int, memory: str = "game") -> None:
-        """Look at `game` with the eyes of `player`, who remembers its conversation or nothing (see `EnvConfig`)."""
+    def __init__(self, game: Game, player: int, window: int | None = None) -> None:
+        """Look at `game` with the eyes of `player`, who remembers so many turns (see `EnvConfig.window`)."""
         self.__game = game
         self.player = player
-        self.memory = memory
+        self.window = window
 
     def message(self) -> str:
         """Return what the player is told on this turn, as far as it remembers: `Game.message` or `state_message`."""
-        return self.__game.message(self.player) if self.memory == "game" else self.state_message()
+        return self.__game.message(self.player) if self.window is None else self.state_message()
 
     def state_message(self) -> str:
         """See `Game.state_message`."""

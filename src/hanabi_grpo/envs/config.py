@@ -1,11 +1,14 @@
 """The settings of an environment: a dataset row's `env_config`, or one request's."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hanabi_grpo.errors import SettingsError, did_you_mean, shown
+
+Memory = Literal["game", "turn"] | Annotated[int, Field(ge=1)]
+MEMORY_ALLOWED = "game, turn, or a number of turns, at least 1"
 
 
 class EnvConfig(BaseModel):
@@ -21,14 +24,21 @@ class EnvConfig(BaseModel):
 
     preset: str
     """Preset of the environment; unset with DATASET: as its rows say."""
-    memory: Literal["game", "turn"] = "game"
-    """What a player still sees of an episode: game, its whole conversation; turn, only the message of this turn."""
+    memory: Memory = Field(default="game", json_schema_extra={"allowed": MEMORY_ALLOWED})
+    """What a player still sees of an episode: game, all of it; turn, this turn's message alone; N, its last N turns."""
     reward_illegal: float = -0.5
     """Reward of an action that the rules forbid."""
     reward_unparsable: float = -0.5
     """Reward of a reply that names no action."""
     reward_out_of_tokens: float = -0.5
     """Reward of a full conversation, which ends the episode."""
+
+    @property
+    def window(self) -> int | None:
+        """Turns of a player that its conversation holds at most; None: all of the episode."""
+        if isinstance(self.memory, int):
+            return self.memory
+        return 1 if self.memory == "turn" else None
 
     @classmethod
     def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

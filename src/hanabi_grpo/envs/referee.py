@@ -40,7 +40,7 @@ class Referee:
 
     def see(self, player: int) -> Observation:
         """Return what a player may look at."""
-        return Observation(self.game, player, self.task.config.memory)
+        return Observation(self.game, player, self.task.config.window)
 
     def step(self, replies: Mapping[int, Reply | str]) -> tuple[Turn, ...]:
         """Take one reply of each player in `to_act()`, any text or one with tokens; return their turns in that order.

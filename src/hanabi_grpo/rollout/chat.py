@@ -1,9 +1,10 @@
-"""Private conversations as token ids that only ever grow.
+"""Private conversations as token ids that only ever grow, unless players remember a few turns only.
 
 Re-rendering a conversation through a chat template at every turn changes its past (Qwen3 drops the think
 blocks of earlier replies), so the sequence that was sampled would not be the sequence that is trained.
 `ChatFormat` reads from the tokenizer's own template the text that it puts around messages, and from then
-on each turn only appends ids. The reply ids in between are the sampled ones, never re-encoded.
+on each turn only appends ids. The reply ids in between are the sampled ones, never re-encoded. A conversation with a
+window begins anew at each turn, which is a sequence of its own in training: earlier replies are only read there.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from typing import Any
 
 from hanabi_grpo.errors import SettingsError
 
+_THOUGHT = "</think>"
 _FIRST, _REPLY, _SECOND, _SYSTEM = "HANABIFIRST", "HANABIREPLY", "HANABISECOND", "HANABISYSTEM"
 
 
@@ -92,6 +94,13 @@ class ChatFormat:
         ids = self.tokenizer.encode(self.glue + user + self.tail, add_special_tokens=False)
         return [*([] if last_id == self.eos_id else [self.eos_id]), *ids]
 
+    def without_thoughts(self, ids: list[int]) -> list[int]:
+        """Return a reply as later turns see it: a thinking model's without what it thought."""
+        if not self.thinking:
+            return ids
+        spoken = self.decode(ids).rpartition(_THOUGHT)[2].strip()
+        return [*self.tokenizer.encode(spoken, add_special_tokens=False), self.eos_id]
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of a reply, the token that ended it left out."""
         kept = ids[:-1] if ids and ids[-1] in self.end_ids else ids
@@ -101,21 +110,38 @@ class ChatFormat:
 class Conversation:
     """One player's private conversation in one game, as ids."""
 
-    def __init__(self, chat: ChatFormat, system: str) -> None:
-        """Start empty; `system` is rendered with the first message."""
+    def __init__(self, chat: ChatFormat, system: str, window: int | None = None) -> None:
+        """Start empty; `system` is rendered with the first message. With a window only its last turns are kept."""
         self.ids: list[int] = []
         self._chat = chat
         self._system = system
+        self._window = window
+        self._turns: list[tuple[str, list[int]]] = []
+        """Messages and replies before this turn that the window holds."""
+        self._user = ""
 
     def ask(self, user: str) -> list[int]:
-        """Append a user message and return the ids it added."""
-        added = self._chat.follow(self.ids[-1], user) if self.ids else self._chat.open(self._system, user)
-        self.ids.extend(added)
-        return added
+        """Append a user message and return the ids that this turn added: with a window, all before the reply."""
+        self._user = user
+        if self._window is None:
+            return self._append(user)
+        self.ids = []
+        for earlier, reply_ids in self._turns:
+            self._append(earlier)
+            self.ids.extend(self._chat.without_thoughts(reply_ids))
+        self._append(user)
+        return list(self.ids)
 
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of a reply."""
         self.ids.extend(reply_ids)
+        if self._window is not None:
+            self._turns = [*self._turns, (self._user, reply_ids)][max(0, len(self._turns) + 2 - self._window) :]
+
+    def _append(self, user: str) -> list[int]:
+        added = self._chat.follow(self.ids[-1], user) if self.ids else self._chat.open(self._system, user)
+        self.ids.extend(added)
+        return added
 
 
 def _listed_ends(folder: Path) -> set[int]:

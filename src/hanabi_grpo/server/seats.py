@@ -44,7 +44,8 @@ class ServedPlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, task.environment.system(task.config, player))
+        window, system = task.config.window, task.environment.system(task.config, player)
+        return ServedSeat(self, Conversation(self.model.chat, system, window), fresh=window is not None)
 
     async def ask(self, conversation: Conversation, text: str) -> Reply:
         """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a conversation.
@@ -90,19 +91,13 @@ class ServedSeat:
     """One player of one game."""
 
     player: ServedPlayer
-    system: str
-    conversations: list[Conversation] = field(default_factory=list)
-    """The one that goes on, once it has begun."""
+    conversation: Conversation
+    fresh: bool
+    """Whether each turn is a sequence of its own, see `EnvConfig.window`."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
-        fresh = seen.memory == "turn"
-        conversation = (
-            self.conversations[0] if self.conversations else Conversation(self.player.model.chat, self.system)
-        )
-        if not fresh and not self.conversations:
-            self.conversations.append(conversation)
-        return replace(await self.player.ask(conversation, seen.message()), fresh=fresh)
+        return replace(await self.player.ask(self.conversation, seen.message()), fresh=self.fresh)
 
 
 def wanted_adapters(tasks: Sequence[RequestedTask]) -> dict[str, int] | None:

@@ -15,6 +15,9 @@ from hanabi_grpo.rollout.chat import ChatFormat, Conversation
 from hanabi_grpo.sft.samples import Sample
 from hanabi_grpo.types import ReplyKind, Turn, player_name
 
+_Played = tuple[Turn, tuple[str, str], bool]
+"""A turn, what was shown and done in it, and whether its reply is learned."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
@@ -51,21 +54,19 @@ class Encoder:
         """
         turns = game.episode.turns
         begun, start_id = self.setup.environment.recorded(self.setup.config, game)
-        played = list(zip(turns, _replay(begun, game, self.setup.config.memory), is_taught, strict=True))
+        played = list(zip(turns, _replay(begun, game, self.setup.config.window), is_taught, strict=True))
         start = int.from_bytes(hashlib.sha256(start_id.encode()).digest()[:8])
         self.counts.update(games=1, replies=len(turns))
         samples = []
         for player in range(self.setup.spec.num_players):
             own = [one for one in played if one[0].player == player]
-            for part in [[one] for one in own] if self.setup.config.memory == "turn" else [own]:
+            for part in _sequences(own, self.setup.config.window):
                 ids, marks = self._conversation(player, part, game.where)
                 if any(marks):
                     samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
         return samples
 
-    def _conversation(
-        self, player: int, turns: Sequence[tuple[Turn, tuple[str, str], bool]], where: str
-    ) -> tuple["array[int]", "array[int]"]:
+    def _conversation(self, player: int, turns: Sequence[_Played], where: str) -> tuple["array[int]", "array[int]"]:
         conversation = Conversation(self.chat, self.setup.environment.system(self.setup.config, player))
         marks = array("b")
         end = 0
@@ -74,7 +75,7 @@ class Encoder:
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
-            reply, is_recorded = self._reply_ids(turn, action, added)
+            reply, is_recorded = self._reply_ids(turn, action, (added, conversation.ids))
             if taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
                     f"{where}: {turn.reply[:60]!r} has {len(reply)} tokens in this model's vocabulary, but no rollout "
@@ -87,22 +88,31 @@ class Encoder:
                 end = len(marks)
         return array("i", conversation.ids[:end]), marks[:end]
 
-    def _reply_ids(self, turn: Turn, action: str, added: list[int]) -> tuple[list[int], bool]:
+    def _reply_ids(self, turn: Turn, action: str, prompts: Sequence[list[int]]) -> tuple[list[int], bool]:
         """Return the ids of a reply and whether they are the recorded ones.
 
-        The recorded ids are used where our tokenizer makes the recorded ids of the message before, and gives back the
-        recorded text: then they are of the same tokenizer, template and system message.
+        The recorded ids are used where our tokenizer makes the recorded ids before them (`prompts`: of this message,
+        of the whole sequence), and gives back the recorded text: then they are of the same tokenizer, template and
+        system message.
         """
         tokenizer: Any = self.chat.tokenizer
-        ids = list(turn.reply_ids)
-        if ids and list(turn.prompt_ids) == added and max(ids) < len(tokenizer) and self.chat.decode(ids) == turn.reply:
+        ids, before = list(turn.reply_ids), list(turn.prompt_ids)
+        if ids and before in prompts and max(ids) < len(tokenizer) and self.chat.decode(ids) == turn.reply:
             return ids, True
         # Scripts and people choose an action; its wording is the environment's.
         text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
 
 
-def _replay(game: Game, recording: Recording, memory: str) -> list[tuple[str, str]]:
+def _sequences(own: list[_Played], window: int | None) -> list[list[_Played]]:
+    """Return what one player did as conversations: its whole game, or each turn after those that it remembers."""
+    if window is None:
+        return [own]
+    turns = range(len(own))
+    return [[*((*one[:2], False) for one in own[max(0, at + 1 - window) : at]), own[at]] for at in turns]
+
+
+def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:
     """Play a game again from its start; returns what was shown at each turn, and the action in today's words."""
     played: list[tuple[str, str]] = []
     for _, group in groupby(recording.episode.turns, lambda turn: turn.step):
@@ -111,7 +121,7 @@ def _replay(game: Game, recording: Recording, memory: str) -> list[tuple[str, st
             where = f"{recording.where}, turn {len(played)}"
             if turn.player not in game.to_act() or len(turns) != len(game.to_act()):
                 raise SettingsError(f"{where}: {player_name(turn.player)} is not to act; the record is damaged.")
-            seen = Observation(game, turn.player, memory)
+            seen = Observation(game, turn.player, window)
             shown, legal = seen.message(), seen.legal()
             if turn.prompt and turn.prompt != shown:
                 raise SettingsError(

@@ -39,19 +39,19 @@ def measure_budget(setups: Sequence[Setup[Any]], chat: ChatFormat, max_completio
 
 def _measure(setup: Setup[Any], chat: ChatFormat, max_completion: int) -> Budget:
     """Play some games with random actions, and stretch the longest conversation to the most turns that may be."""
-    openings: list[int] = []
+    window, openings = setup.config.window, list[int]()
     later, gaps, first_steps = [0.0], [], []
     for seed in range(_STARTS):
         for messages in _conversations(setup, chat, seed):
             steps, sizes = zip(*messages, strict=True)
-            if setup.config.memory == "turn":
+            if window is not None:
                 openings += sizes
                 continue
             openings.append(sizes[0])
             first_steps.append(steps[0])
             gaps += [after - before for before, after in pairwise(steps)]
             later += [fmean(sizes[1:])] if len(sizes) > 1 else []
-    turns = 1 + (setup.spec.max_turns - 1 - min(first_steps)) // min(gaps) if gaps else 1
+    turns = 1 + (setup.spec.max_turns - 1 - min(first_steps)) // min(gaps) if gaps else window or 1
     prompts = max(openings) + math.ceil((turns - 1) * max(later))
     return Budget(
         preset=setup.spec.preset,
@@ -66,15 +66,14 @@ def _conversations(setup: Setup[Any], chat: ChatFormat, seed: int) -> list[list[
     """Play one game; return per player (step, tokens that the turn's message added) of its turns."""
     referee, rng = Referee(setup.task("doctor", seed)), random.Random(seed)
     players = range(setup.spec.num_players)
-    talks = [Conversation(chat, setup.environment.system(setup.config, player)) for player in players]
+    window = setup.config.window
+    talks = [Conversation(chat, setup.environment.system(setup.config, player), window) for player in players]
     added: list[list[tuple[int, int]]] = [[] for _ in players]
     step = 0
     while acting := referee.to_act():
         replies = {}
         for player in acting:
             seen = referee.see(player)
-            if seen.memory == "turn":
-                talks[player] = Conversation(chat, setup.environment.system(setup.config, player))
             added[player].append((step, len(talks[player].ask(seen.message()))))
             talks[player].answer([chat.eos_id])
             replies[player] = rng.choice(seen.legal() or ("",))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.config import Memory
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 
 MOVES: Mapping[str, tuple[int, int]] = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
@@ -18,7 +19,7 @@ SEPARATOR = "||"
 class MazeConfig(base.EnvConfig):
     """What both games can be told."""
 
-    memory: Literal["game", "turn"] = "turn"
+    memory: Memory = "turn"
     """What a player still sees of an episode: every message is the whole map, so no other one is needed."""
     style: Literal["full", "compact"] = "full"
     """Words of the prompts: full for language models, compact for the tiny model."""

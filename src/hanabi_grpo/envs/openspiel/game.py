@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyspiel
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.config import Memory
 from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
@@ -23,7 +24,7 @@ _CHANCE = int(pyspiel.PlayerId.CHANCE)
 class OpenSpielConfig(base.EnvConfig):
     """What every game of OpenSpiel can be told."""
 
-    memory: Literal["game", "turn"] = "turn"
+    memory: Memory = "turn"
     """What a player still sees of an episode: every message is the whole position, so no other one is needed."""
     style: Literal["full", "compact"] = "full"
     """Words of the prompts: full for language models, compact for the tiny model."""

@@ -76,7 +76,7 @@ class Recipe:
         """Return the recipe of an environment; a field that is None has its default."""
         given = {name: value for name, value in fields.items() if value is not None}
         own = {"noise": registry.get(env).teacher_noise, **_DEFAULTS.get(env, {})}
-        if next(iter(registry.get(env).presets.values())).memory == "turn":
+        if next(iter(registry.get(env).presets.values())).window is not None:
             # A conversation has one reply there; so a step learns about as many as elsewhere.
             own.setdefault("batch_size", _TURNS)
         return cls(env=env, **{**own, **given})
