@@ -62,6 +62,22 @@ class Size(Kuhn):
 SIZE = Size()
 
 
+class LongConfig(EnvConfig):
+    """Has a field that every run has."""
+
+    max_steps: int = 5
+    """Moves."""
+
+
+class Long(Kuhn):
+    name = "long"
+    Config = LongConfig
+    presets: Mapping[str, LongConfig] = {"long": LongConfig(preset="long")}
+
+
+LONG = Long()
+
+
 def load(environ: dict[str, str], dotenv: Path = NOWHERE) -> LoadedSettings:
     return load_settings(environ, dotenv)
 
@@ -171,6 +187,11 @@ def test_the_chosen_environments_own_fields_are_settings(monkeypatch: pytest.Mon
     assert (sized.env_config["size"], sized.players, sized.config_row({"preset": "small"})["size"]) == (8, 8, 1)
     assert load({"HANABI_ENV": "size", "HANABI_SIZE": "4", "HANABI_WORDS": "a, b"}).settings.players == 4
     assert message({"HANABI_ENV": "size", "HANABI_PRESET": "huge"}).endswith("allowed are small, large.")
+    # MAX_STEPS of the trainer would be the game's.
+    monkeypatch.setitem(registry.OWN, "long", f"{__name__}:LONG")
+    assert "its settings max_steps have the names of settings of every run" in message({"HANABI_ENV": "long"})
+    for name in registry.OWN:
+        assert name == "long" or load({"HANABI_ENV": name}).settings.env == name
 
 
 def test_settings_that_no_game_has_are_refused() -> None:

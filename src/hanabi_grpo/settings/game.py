@@ -11,14 +11,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.config import EnvConfig
+from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.variables import allowed_by, game, split_list
 
 HANABI = "hanabi"
 """The default environment."""
 INPUTS = ("env", "device", "dataset")
 """Settings from which defaults of a game follow."""
-_SHARED = ("preset", "players")
+_SHARED = frozenset({"preset", "players"})
 """Fields that the rollout server needs before any request, so both terminals must agree on them."""
+
+
+RUN_FIELDS: set[str] = set()
+"""Settings of every run, whose names no field of an environment may have; `settings.model` fills it."""
 
 
 @functools.cache
@@ -78,6 +83,11 @@ def game_values(given: Mapping[str, Any]) -> dict[str, Any]:
     """
     env = given.get("env") or HANABI
     model, environment = game_model(env), registry.get(env)
+    if taken := sorted(model.model_fields.keys() & RUN_FIELDS - _SHARED):
+        raise SettingsError(
+            f"env={env!r}: its settings {', '.join(taken)} have the names of settings of every run; give these "
+            "fields of its Config other names."
+        )
     own = {name: given[name] for name in model.model_fields if name in given}
     values = dict(model.model_validate({**game_defaults(given), **own}))
     if "players" not in values:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorH
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings import defaults, values
-from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
+from hanabi_grpo.settings.game import HANABI, INPUTS, RUN_FIELDS, default_preset, game_defaults, game_model, game_values
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
 
@@ -311,6 +311,9 @@ class Settings(BaseModel):
         """Return what is played, with the default preset where a dataset's rows name theirs."""
         preset = self.preset or default_preset(dict(self))
         return registry.setup(self.env, self.config_row({"preset": preset}))
+
+
+RUN_FIELDS.update(Settings.model_fields)
 
 
 @functools.cache

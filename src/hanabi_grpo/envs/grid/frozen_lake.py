@@ -95,7 +95,7 @@ class FrozenLake(Maze[FrozenLakeConfig]):
 
     def spec(self, config: FrozenLakeConfig) -> base.EnvSpec:
         """Return one player's; without slips every goal can be reached."""
-        fits = not config.slippery and config.max_steps >= 2 * config.size**2
+        fits = not config.slippery and config.max_moves >= 2 * config.size**2
         return self.game_spec(config, attainable=1.0 if fits else None)
 
     def system(self, config: FrozenLakeConfig, player: int) -> str:
@@ -113,7 +113,7 @@ class FrozenLake(Maze[FrozenLakeConfig]):
         for number in range(1 << 16):
             if _way(lake := _lake(config, split, seed, number)) is not None:
                 break
-        slips = tuple(base.draw("slip", split, seed, move, below=3) - 1 for move in range(config.max_steps))
+        slips = tuple(base.draw("slip", split, seed, move, below=3) - 1 for move in range(config.max_moves))
         return FrozenLakeGame(config, lake, slips if config.slippery else ())
 
 

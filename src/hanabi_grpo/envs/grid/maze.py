@@ -23,8 +23,8 @@ class MazeConfig(base.EnvConfig):
     """What a player still sees of an episode: every message is the whole map, so no other one is needed."""
     style: Literal["full", "compact"] = "full"
     """Words of the prompts: full for language models, compact for the tiny model."""
-    max_steps: int = 20
-    """Actions after which an episode ends."""
+    max_moves: int = 20
+    """Moves after which an episode ends."""
     actions_per_reply: int = 1
     """Actions that one reply may hold, with || between them."""
 
@@ -69,7 +69,7 @@ class MazeGame(base.Game):
 
     def to_act(self) -> tuple[int, ...]:
         """Return the player until the game is over."""
-        return () if self.won() or self.lost() or self.num_moves >= self.config.max_steps else (0,)
+        return () if self.won() or self.lost() or self.num_moves >= self.config.max_moves else (0,)
 
     def message(self, player: int) -> str:
         """Return the map."""
@@ -134,7 +134,7 @@ class Maze(base.Environment[C], Generic[C]):
             num_players=1,
             roles=("player",),
             payoff="team",
-            max_turns=config.max_steps,
+            max_turns=config.max_moves,
             return_range=(0.0, 1.0),
             score="success",
             max_score=1.0,
@@ -147,7 +147,7 @@ class Maze(base.Environment[C], Generic[C]):
             return ""
         several = f" Up to {config.actions_per_reply} moves may stand there, with {SEPARATOR} between them."
         last = "End your reply with Left, Down, Right or Up on a line of its own."
-        return f"{self.text} You have {config.max_steps} moves.\n{last}{several * (config.actions_per_reply > 1)}"
+        return f"{self.text} You have {config.max_moves} moves.\n{last}{several * (config.actions_per_reply > 1)}"
 
     def start_id(self, config: C, *, split: str, seed: int) -> str:
         """Return the map in one line."""

@@ -77,8 +77,8 @@ class Sokoban(Maze[SokobanConfig]):
     name = "sokoban"
     Config = SokobanConfig
     presets: Mapping[str, SokobanConfig] = {
-        "sokoban": SokobanConfig(preset="sokoban", max_steps=30),
-        "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=100, max_steps=60),
+        "sokoban": SokobanConfig(preset="sokoban", max_moves=30),
+        "sokoban-2": SokobanConfig(preset="sokoban-2", size=6, boxes=2, pulls=100, max_moves=60),
     }
     text = (
         "You play Sokoban: push every box onto a goal. The map has # for a wall, - for floor, . for a goal, $ for a "
