@@ -141,15 +141,17 @@ def last_saved(run_folder: Path) -> str:
     return max(saved)
 
 
-def rotate(run_folder: Path, keep: int) -> tuple[Path, ...]:
+def rotate(run_folder: Path, keep: int, *, best: int | None = None) -> tuple[Path, ...]:
     """Remove the oldest checkpoints beyond `keep`, and what killed processes left; returns those removed.
+
+    That of the step `best` stays.
 
     Call it after a checkpoint was written. The last valid one is never removed, however many newer ones are
     damaged. A folder that cannot be removed is logged and tried again the next time.
     """
     recover_checkpoints(run_folder)
     whole = _whole(run_folder)
-    kept, surplus = whole[:keep], whole[keep:]
+    kept, surplus = whole[:keep], [one for one in whole[keep:] if one.name != f"checkpoint-{best}"]
     while surplus and not any(_is_valid(folder) for folder in kept):
         kept.append(surplus.pop(0))
     removed = []

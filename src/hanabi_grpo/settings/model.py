@@ -248,6 +248,17 @@ class Settings(BaseModel):
         0,
         ge=0,
     )
+    eval_steps: int = trainer(
+        "HANABI_EVAL_STEPS",
+        "Steps between validations, in which the current players play deals of their own; 0: none.",
+        0,
+        allowed="0, or a multiple of SAVE_STEPS",
+        ge=0,
+    )
+    eval_deals: int = trainer("HANABI_EVAL_DEALS", "Deals of a validation.", 200, ge=2)
+    eval_patience: int = trainer(
+        "HANABI_EVAL_PATIENCE", "Validations without a better one after which a run stops; 0: it goes on.", 0, ge=0
+    )
     reward_funcs: Literal[""] = trainer(
         "REWARD_FUNCS",
         "Must stay empty: rewards come from the environment.",

@@ -128,6 +128,11 @@ def check_updates(settings: Settings) -> None:
         raise SettingsError(
             f"HANABI_FREEZE={','.join(settings.freeze)}: nobody is left to train; leave out at least one player."
         )
+    if settings.eval_steps % settings.save_steps:
+        raise SettingsError(
+            f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a version that is "
+            "validated is kept as a checkpoint when it is the best; set a multiple of SAVE_STEPS."
+        )
     if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
         raise SettingsError(
             f"HANABI_CLIP_DUAL={settings.clip_dual:g} is not above 1 + HANABI_CLIP_HIGH = {1 + settings.clip_high:g}, "

@@ -101,6 +101,10 @@ class FleetLink(SwiftClient):
         answers = zip(shares, request.parts, results, strict=True)
         return _merged(shares, [self.links[name].accept(part, result) for name, part, result in answers])
 
+    def validated(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+        """Return one game of each deal by the pushed version; one server is asked."""
+        return next(iter(self.links.values())).validated(deals, names, version)
+
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version; one server is asked."""
         return next(iter(self.links.values())).exploited(names, version)

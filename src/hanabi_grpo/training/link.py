@@ -166,6 +166,16 @@ class ServerLink(SwiftClient):
         price = partial(with_length_penalty, per_token=self.settings.length_penalty, free=self.settings.length_free)
         return replace(result, groups=[[price(game) for game in group] for group in result.groups])
 
+    def validated(self, deals: list[dict[str, Any]], names: tuple[str, ...], version: int) -> RolloutResult:
+        """Return one game of each deal by the pushed version in its own seats."""
+        seats, settings = own_seats(self.settings.players, names, version), self.settings
+
+        def ask() -> RolloutResult:
+            limit, heat = settings.max_completion_length, settings.temperature
+            return self.client.play(deals, num_games=1, max_tokens=limit, temperature=heat, seats=seats)
+
+        return self._reliably(ask, f"the validation of version {version}")
+
     def exploited(self, names: tuple[str, ...], version: int) -> dict[str, float]:
         """Return what a best responder wins against the pushed version, as metrics."""
         seats = own_seats(self.settings.players, names, version, self.settings.swap_every)

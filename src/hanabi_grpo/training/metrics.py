@@ -43,7 +43,7 @@ def episode_metrics(
     """
     episodes = [episode for group in groups for episode in group]
     turns = [turn for episode in episodes for turn in episode.turns]
-    metrics = _environment_figures(episodes, setups) | _score_figures(episodes, setups)
+    metrics = _environment_figures(episodes, setups) | score_figures(episodes, setups)
     metrics |= {
         "games": float(len(episodes)),
         "games_dropped": float(games_dropped),
@@ -80,7 +80,8 @@ def _score(episode: Episode, setups: Mapping[str, Setup[Any]]) -> float:
     return episode.reward(0) if name == "return" else episode.result[name]
 
 
-def _score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
+def score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]]) -> dict[str, float]:
+    """Return the scores of some games: their mean and its standard error, per preset, and as shares of the greatest."""
     scores, shares = [_score(episode, setups) for episode in episodes], []
     by_preset: dict[str, list[float]] = {}
     for episode, score in zip(episodes, scores, strict=True):

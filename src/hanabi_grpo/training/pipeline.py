@@ -136,7 +136,12 @@ class HanabiPipeline(SwiftRLHF):
             if trainer.accelerator.is_main_process:
                 check_base(settings, trainer.resume, trainer.link.server_facts)
             result = super().train(trainer)
-            trainer.sync_weights()
+            version = trainer.sync_weights()
+            if trainer.accelerator.is_main_process:
+                trainer.measure(version)
+                if best := trainer.validation.best:
+                    name = f"checkpoint-{best.step}" if best.step else "the start"
+                    logger.info("best in validation: %s, %.3f ± %.3f", name, best.score, best.se)
             return result
         except BaseException as error:
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())

@@ -255,7 +255,8 @@ class CheckpointSaving(GRPOTrainer):
         }
         folder = save_checkpoint(model, self.adapter_names, self.link.run_folder, step, facts, state)
         self.state.last_model_checkpoint = str(folder)
-        rotate(self.link.run_folder, self.settings.save_total_limit)
+        best = self.validation.best
+        rotate(self.link.run_folder, self.settings.save_total_limit, best=best.step if best else None)
 
     def save_now(self) -> str:
         """Save the last finished step when a run is interrupted; returns what was done, for the log."""

@@ -48,6 +48,7 @@ from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
+from hanabi_grpo.training.validation import Validation
 from hanabi_grpo.types import Episode, adapter_of
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,10 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             loss_scaled=self.settings.dtype == "float16",
         )
         self._resumable = stage != 3
+        setups = list(self.setups.values())
+        self.validation = Validation(
+            self.settings, self.link.run_folder, setups, self.resume.step if self.resume else 0
+        )
         self.baselines: dict[int, dict[str, float]] = {}
         """Moving ones by the number of steps before them; an interrupt may come within a step."""
         super().__init__(*args, **kwargs)
@@ -184,6 +189,9 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self._record(groups, problems, version, own, partner_names)
         for name, value in measured.items():
             self._metrics["train"][name].append(value)
+        if 0 < self.settings.eval_patience <= measured.get("validation/stale", 0):
+            # This step is the last one: every rank stops behind it.
+            self.control.should_training_stop = True
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
@@ -219,10 +227,18 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             if self.settings.overlap and version + 1 < self.args.max_steps:
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
-            every = self.settings.exploit_every
-            measured = self.link.exploited(self.adapter_names, version) if every and version % every == 0 else {}
-            answer = (games, self.link.partner_names, measured)
+            answer = (games, self.link.partner_names, self.measure(version))
         return broadcast_object_list([answer], from_process=0)[0]
+
+    def measure(self, version: int) -> dict[str, float]:
+        """Return what is measured of a version beside its training games, on the main process; see `Validation`."""
+        found: dict[str, float] = {}
+        if (every := self.settings.exploit_every) and version % every == 0:
+            found |= self.link.exploited(self.adapter_names, version)
+        if self.validation.is_due(version):
+            played = self.link.validated(self.validation.deals(), self.adapter_names, version)
+            found |= self.validation.add(version, played.groups)
+        return found
 
     def _recall(self, batches: list[dict[str, Any]], version: int) -> None:
         # What the ratio divides by, and what is compared with the sampler, is the policy that sampled.

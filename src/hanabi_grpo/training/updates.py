@@ -219,6 +219,6 @@ class AfterStep(TrainerCallback):
         self._trainer.end_update()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count the step."""
+        """Count the step; the last one is saved."""
         self._trainer.guard.settle()
-        control.should_save = control.should_save or self._trainer.failed_saves > 0
+        control.should_save |= control.should_training_stop or self._trainer.failed_saves > 0
