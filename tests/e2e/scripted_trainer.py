@@ -180,7 +180,7 @@ def _nothing(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    ServerLink.push, ServerLink.play = _push, _play
+    ServerLink.push, ServerLink.play, ServerLink.validated = _push, _play, _play
     ServerLink.connect = ServerLink.copy_log = ServerLink.disconnect = _nothing
     HanabiGRPOTrainer.new_logps = _logps
     adapters.save_adapter = _save

@@ -142,6 +142,24 @@ def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     assert any(name.endswith("|exp_avg_sq") for name in moved)
 
 
+def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(tiny_model: Path, tmp_path: Path) -> None:
+    # The scripted players never learn: the first version is the best, and every later one is stale.
+    variables = {"SAVE_STEPS": "1", "HANABI_EVAL_STEPS": "1", "HANABI_EVAL_DEALS": "4", "SAVE_TOTAL_LIMIT": "1"}
+    folder = tmp_path / "run"
+    run(write_settings(folder, tiny_model, **variables, MAX_STEPS="2"))
+    rows = json.loads((folder / "validation.json").read_text())
+    assert [row["step"] for row in rows] == [0, 1, 2] and len({row["score"] for row in rows}) == 1
+    resume_at(folder, 2)
+    output = run(write_settings(folder, tiny_model, **variables, MAX_STEPS="9", HANABI_EVAL_PATIENCE="4"))
+    assert "best in validation: the start" in output
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5], (
+        "the version before step 5 was the fourth that is no better"
+    )
+    assert [row.get("validation/stale") for row in rows] == [0, 1, None, 3, 4]
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
+
+
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
     deals = tmp_path / "kuhn.jsonl"
     row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}

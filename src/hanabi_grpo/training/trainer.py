@@ -190,8 +190,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         for name, value in measured.items():
             self._metrics["train"][name].append(value)
         if 0 < self.settings.eval_patience <= measured.get("validation/stale", 0):
-            # This step is the last one: every rank stops behind it.
-            self.control.should_training_stop = True
+            self.is_last_step = True
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)

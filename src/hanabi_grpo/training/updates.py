@@ -115,6 +115,8 @@ class StepUpdates(GRPOTrainer):
     """A trainer whose batches are `MicroStep`, and whose step has several updates."""
 
     _updates: Sequence[Update] = ()
+    is_last_step = False
+    """Whether the run stops behind this step, before MAX_STEPS."""
     _number: int = 0
     _log_ratios: tuple[dict[int, float], ...] = ()
     _micro_batch: dict[str, Any] | None = None
@@ -221,4 +223,6 @@ class AfterStep(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the step; the last one is saved."""
         self._trainer.guard.settle()
+        # Not before: transformers would stop between two micro-steps.
+        control.should_training_stop |= self._trainer.is_last_step
         control.should_save |= control.should_training_stop or self._trainer.failed_saves > 0
