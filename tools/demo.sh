@@ -39,6 +39,11 @@ mkdir -p "$folder"
 if [ -n "${DEMO_SEED:-}" ]; then export SEED=$DEMO_SEED; fi
 name=demo
 source tools/session.sh
+# In Leduc poker more depends on the cards, and chips are more.
+if [ "$game" = leduc_poker ]; then
+    export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16}
+    export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.3}
+fi
 case $game in
     hanabi)
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
