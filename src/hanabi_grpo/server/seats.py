@@ -44,7 +44,8 @@ class ServedPlayer:
 
     def seat(self, player: int, *, task: Task[Any], game: int) -> "ServedSeat":
         """Return a fresh private conversation for one game."""
-        return ServedSeat(self, task.environment.system(task.config, player))
+        system = task.environment.system(task.config, player)
+        return ServedSeat(self, system, Conversation(self.model.chat, system))
 
     async def ask(self, conversation: Conversation, text: str) -> Reply:
         """Add a message and the reply to it, `out_of_tokens` when it might not fit the budget, to a conversation.
@@ -91,17 +92,13 @@ class ServedSeat:
 
     player: ServedPlayer
     system: str
-    conversations: list[Conversation] = field(default_factory=list)
-    """The one that goes on, once it has begun."""
+    conversation: Conversation
+    """The one that goes on where players remember the game."""
 
     async def reply(self, seen: Observation) -> Reply:
         """Ask the model for an action."""
         fresh = seen.memory == "turn"
-        conversation = (
-            self.conversations[0] if self.conversations else Conversation(self.player.model.chat, self.system)
-        )
-        if not fresh and not self.conversations:
-            self.conversations.append(conversation)
+        conversation = Conversation(self.player.model.chat, self.system) if fresh else self.conversation
         return replace(await self.player.ask(conversation, seen.message()), fresh=fresh)
 
 
