@@ -19,13 +19,7 @@ source tools/launch.sh
 
 game=${DEMO_ENV:-hanabi}
 if [ "$game" = tictactoe ]; then game=tic_tac_toe; fi
-case $game in
-    hanabi) steps=60 ;;
-    kuhn_poker) steps=800 ;;
-    leduc_poker) steps=400 ;;
-    *) steps=300 ;;
-esac
-steps=${DEMO_STEPS:-$steps} deals=${DEMO_DEALS:-1000}
+deals=${DEMO_DEALS:-1000}
 for knob in DEMO_SEED DEMO_STEPS DEMO_DEALS DEMO_PORT; do
     if [[ -n ${!knob:-} && ! ${!knob} =~ ^[0-9]+$ ]]; then
         echo "demo: $knob='${!knob}': must be a whole number." >&2
@@ -41,31 +35,42 @@ name=demo
 source tools/session.sh
 case $game in
     hanabi)
+        steps=60
         export MODEL=data/tiny-model DATASET=data/hanabi.laptop.jsonl
         before=(base) after=(served) who="who have watched a noisy hint bot" rivals="hint-bot iggi" ;;
     kuhn_poker | leduc_poker | tic_tac_toe | connect_four-4x5)
         before=(base,random) after=(served,random) who="who have watched a noisy teacher" rivals=random
+        case $game in
+            kuhn_poker)
+                steps=800
+                export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
+            leduc_poker)
+                # More chips, and more that depends on the cards: larger groups and a larger bonus.
+                steps=400
+                export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.3}
+                export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
+            *)
+                # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
+                # Two beginners alone teach each other tricks that work on nobody else.
+                steps=300
+                export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02}
+                export HANABI_PARTNERS=${HANABI_PARTNERS:-minimax,random} HANABI_PARTNER_SHARE=${HANABI_PARTNER_SHARE:-0.6} ;;
+        esac
         # Many starts in few games each, since who wins depends on the start; advantages in points, which fade as players
         # become equal; a rate that falls, because the last players are to be the best ones.
         export NUM_GENERATIONS=${NUM_GENERATIONS:-4} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-32}
         export HANABI_ADVANTAGE_SCALE=${HANABI_ADVANTAGE_SCALE:-none}
         # Every 20th step is kept: the average policy is that of the second half.
-        export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100}
-        case $game in
-            *_poker) export HANABI_EXPLOIT_EVERY=${HANABI_EXPLOIT_EVERY:-20} ;;
-            *)
-                # On a board most moves are worth nearly the same, and a large bonus would hide what they are worth.
-                # Two beginners alone teach each other tricks that work on nobody else.
-                export HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02}
-                export HANABI_PARTNERS=${HANABI_PARTNERS:-minimax,random} HANABI_PARTNER_SHARE=${HANABI_PARTNER_SHARE:-0.6} ;;
-        esac ;;
+        export SAVE_STEPS=${SAVE_STEPS:-20} SAVE_TOTAL_LIMIT=${SAVE_TOTAL_LIMIT:-100} ;;
     frozen_lake | sokoban)
+        steps=300
         before=(base) after=(served) who="who have watched a noisy bfs" rivals="random bfs"
         export NUM_GENERATIONS=${NUM_GENERATIONS:-8} HANABI_DEALS_PER_STEP=${HANABI_DEALS_PER_STEP:-16} ;;
     *)
         echo "demo: DEMO_ENV='$game': hanabi, kuhn_poker, leduc_poker, tic_tac_toe, connect_four-4x5, frozen_lake or sokoban." >&2
         exit 2 ;;
 esac
+steps=${DEMO_STEPS:-$steps}
 if [ "$game" != hanabi ]; then
     # A preset has its environment's name, or begins with it.
     export HANABI_ENV=${game%%-*} HANABI_PRESET=$game MODEL=outputs/tiny-$game

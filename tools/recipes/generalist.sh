@@ -7,9 +7,9 @@
 #   RECIPE_STEPS  steps of 128 games that each specialist makes (200); the generalist makes as many of every game
 #   RECIPE_DEALS  deals of each evaluation (500)
 #
-# All start from one tiny model that has watched noisy teachers of all five games. A training that is there already is not
-# made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them, the table is printed.
-# Written 2026-11-23. What came out is in docs/results.md.
+# All start from one tiny model that has watched noisy teachers of all five games. What is trained and evaluated already is
+# not made again. The runs are outputs/generalist-SEED/NAME, the evaluations lie beside them.
+# Written 2026-11-23 and not run yet.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -38,7 +38,7 @@ for one in "${trained[@]}"; do
 done
 HANABI_ENV=tic_tac_toe start_server
 
-# evaluate NAME LINE_UP...: every game, by the players that are served.
+# evaluate NAME WORD: every game, by base or by the players that are served.
 evaluate() {
     local who=$1 one line_ups
     for one in "${trained[@]}" "${held_out[@]}"; do
@@ -57,25 +57,24 @@ evaluate() {
     done
 }
 
-# train NAME STEPS: and evaluate what is served after it.
+# train NAME STEPS [VARIABLE=VALUE...]: and evaluate what is served then.
 train() {
-    if [ ! -e "$folder/$1/done" ]; then
-        OUTPUT_DIR=$folder/$1 MAX_STEPS=$2 REPORT_TO=none WANDB_MODE=disabled NUM_GENERATIONS=8 \
-            HANABI_DEALS_PER_STEP=16 HANABI_ENTROPY_BONUS=${HANABI_ENTROPY_BONUS:-0.02} \
-            LEARNING_RATE=${LEARNING_RATE:-1e-3} LR_SCHEDULER_TYPE=${LR_SCHEDULER_TYPE:-linear} \
-            run "$folder/$1.log" bash tools/train/train_grpo_msswift.sh
-    fi
+    local who=$1 count=$2
+    shift 2
+    if [ -e "$folder/$who/done" ]; then return; fi
+    run "$folder/$who.log" env OUTPUT_DIR="$folder/$who" MAX_STEPS="$count" REPORT_TO=none WANDB_MODE=disabled \
+        NUM_GENERATIONS=8 HANABI_DEALS_PER_STEP=16 HANABI_ENTROPY_BONUS="${HANABI_ENTROPY_BONUS:-0.02}" \
+        LEARNING_RATE="${LEARNING_RATE:-1e-3}" LR_SCHEDULER_TYPE="${LR_SCHEDULER_TYPE:-linear}" "$@" \
+        bash tools/train/train_grpo_msswift.sh
+    evaluate "$who" served
+    touch "$folder/$who/done"
 }
 
 evaluate start base
 for one in "${trained[@]}"; do
     say "the specialist of ${one##*:}: $steps steps"
-    [ -e "$folder/${one##*:}/done" ] || HANABI_ENV=${one%%:*} HANABI_PRESET=${one##*:} train "${one##*:}" "$steps"
-    evaluate "${one##*:}" served
-    touch "$folder/${one##*:}/done"
+    train "${one##*:}" "$steps" HANABI_ENV="${one%%:*}" HANABI_PRESET="${one##*:}"
 done
 say "the generalist: $((steps * ${#trained[@]})) steps, a third of each game"
-[ -e "$folder/all/done" ] || DATASET=$folder/all.jsonl train all $((steps * ${#trained[@]}))
-evaluate all served
-touch "$folder/all/done"
+train all $((steps * ${#trained[@]})) DATASET="$folder/all.jsonl"
 finish 0

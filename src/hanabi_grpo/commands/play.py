@@ -7,7 +7,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +19,8 @@ from hanabi_grpo.client.lineups import RemotePolicy, parse_line_up, short_name
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.commands.console import INTERRUPTED, make_console, sayer
 from hanabi_grpo.commands.playing import Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Observation, Task
+from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import visible
 from hanabi_grpo.errors import SettingsError
@@ -71,9 +71,9 @@ def play(
             f"{HUMAN} in yours, e.g. {HUMAN},random."
         )
     team = parse_line_up(",".join(words), count, env=game.env, human=True)
-    if not team.needs_server and "style" in type(game.config).model_fields:
+    if not team.needs_server and isinstance(game.config, StateConfig):
         # No model plays, so the words may be those for people.
-        game = registry.setup(game.env, {**game.config.model_dump(), "style": "full"})
+        game = replace(game, config=game.config.model_copy(update={"style": "full"}))
     number = secrets.randbelow(2**31) if seed is None else seed
     target = out or Path("outputs/played") / f"{datetime.now():%Y%m%d-%H%M%S}-{game.spec.preset}-{number}.jsonl"
     if target.exists():

@@ -68,3 +68,16 @@ class EnvConfig(BaseModel):
             hint = did_you_mean(key, cls.model_fields)
             return f"unknown key {key!r}; {hint}allowed: {', '.join(cls.model_fields)}"
         return f"key {key!r} is missing" if item["type"] == "missing" else f"{key}={shown(item['input'])}: {message}"
+
+
+class StateConfig(EnvConfig):
+    """Of an environment whose every message is the whole position, so that no other one is needed."""
+
+    memory: Memory = Field(default="turn", json_schema_extra={"allowed": MEMORY_ALLOWED})
+    style: Literal["full", "compact"] = "full"
+    """Words of the prompts: full for language models, compact for the tiny model."""
+
+    @classmethod
+    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the style of the model that plays by default: the tiny one without a GPU."""
+        return {"style": "compact" if device == "cpu" else "full"}

@@ -50,9 +50,8 @@ def outcome_sheets(results: Sequence[EvaluationResult]) -> list[Sheet]:
     groups = [rows for result in results if (rows := _rows(result))]
     note = "Shares with 95 % Wilson intervals. Normalised: 0 is the least return of the rules, 100 the greatest."
     columns = ("line-up", "seat", *OUTCOMES, "normalised")
-    return [Sheet(title="Outcomes of the first word", columns=columns, groups=groups, num_names=2, note=note)] * any(
-        map(len, groups)
-    )
+    title = "Outcomes of the first word"
+    return [Sheet(title=title, columns=columns, groups=groups, num_names=2, note=note)] if groups else []
 
 
 def played_roles(figures: Mapping[str, float]) -> list[str]:

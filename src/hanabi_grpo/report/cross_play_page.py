@@ -69,8 +69,7 @@ def heat_map(summary: Summary) -> "Figure":
     In games against each other the second line is wins/draws/losses of the row in percent instead.
     """
     labels, estimates = summary.labels, summary.estimates
-    spec = summary.plan.setup.spec
-    low, high = score_range(spec)
+    low, high = score_range(summary.plan.setup.spec)
     names = [_wrapped(label) for label in labels]
     side = max(_CELL_INCHES * len(labels), 3.2)
     size = min(12.0, 6.0 * side / len(labels) + 5.0)

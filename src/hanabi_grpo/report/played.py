@@ -13,6 +13,7 @@ from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import earned, signed, split_reply, visible
 from hanabi_grpo.errors import HanabiGrpoError, SettingsError
 from hanabi_grpo.runs.recordings import num_bad_replies
+from hanabi_grpo.settings.game import game_defaults
 from hanabi_grpo.types import Episode, EpisodeStatus, ReplyKind, Turn
 
 _ENDINGS = {
@@ -37,11 +38,9 @@ def setup_of(episode: Episode, settings: Mapping[str, Any]) -> Setup[Any] | None
     """Return what a recorded game played: that of its run's settings, or a preset; None where neither has its rules."""
     found = [run_setup(settings)]
     for device, more in itertools.product(("cpu", "gpu"), ({}, {"players": episode.num_players})):
-        with suppress(HanabiGrpoError, LookupError):
-            environment = registry.get(episode.env)
-            known = environment.presets[episode.preset].model_dump() | more
-            own = {**environment.Config.defaults(device, known), "preset": episode.preset}
-            found.append(registry.setup(episode.env, known | own))
+        with suppress(HanabiGrpoError):
+            given = {"env": episode.env, "device": device, "preset": episode.preset, **more}
+            found.append(registry.setup(episode.env, game_defaults(given) | more))
     wanted = (episode.env, episode.spec_hash)
     return next((one for one in found if one is not None and (one.env, one.spec.hash) == wanted), None)
 

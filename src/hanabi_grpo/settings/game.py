@@ -4,7 +4,7 @@ Their defaults are the Config's own, then `EnvConfig.defaults`, then what the ch
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model
@@ -20,10 +20,6 @@ INPUTS = ("env", "device", "dataset")
 """Settings from which defaults of a game follow."""
 _SHARED = frozenset({"preset", "players"})
 """Fields that the rollout server needs before any request, so both terminals must agree on them."""
-
-
-RUN_FIELDS: set[str] = set()
-"""Settings of every run, whose names no field of an environment may have; `settings.model` fills it."""
 
 
 @functools.cache
@@ -73,19 +69,21 @@ def default_preset(given: Mapping[str, Any]) -> str:
     return str(game_defaults({**given, "dataset": None})["preset"])
 
 
-def game_values(given: Mapping[str, Any]) -> dict[str, Any]:
+def game_values(given: Mapping[str, Any], taken: Set[str]) -> dict[str, Any]:
     """Return every setting of a game, and `players`, the number of its players; see `game_defaults`.
+
+    `taken` are the names of the settings of every run, which no other field of an environment may have.
 
     Raises:
         ValidationError: A value is not what its field takes.
-        SettingsError: There is no such environment; or its fields contradict each other, so that nobody can say how
-            many play.
+        SettingsError: There is no such environment; it has such a field; or its fields contradict each other, so that
+            nobody can say how many play.
     """
     env = given.get("env") or HANABI
     model, environment = game_model(env), registry.get(env)
-    if taken := sorted(model.model_fields.keys() & RUN_FIELDS - _SHARED):
+    if both := sorted(model.model_fields.keys() & taken - _SHARED):
         raise SettingsError(
-            f"env={env!r}: its settings {', '.join(taken)} have the names of settings of every run; give these "
+            f"env={env!r}: its settings {', '.join(both)} have the names of settings of every run; give these "
             "fields of its Config other names."
         )
     own = {name: given[name] for name in model.model_fields if name in given}

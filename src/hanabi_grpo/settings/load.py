@@ -186,7 +186,7 @@ def _validate(given: Mapping[str, Any], known: Sequence[Variable]) -> tuple[Sett
     """Return the settings, None where a value is bad, and a sentence for each problem."""
     bad: set[str] = set()
     try:
-        game_values(given)
+        game_values(given, Settings.model_fields.keys())
     except ValidationError as error:
         bad = {str(item["loc"][0]) for item in error.errors(include_input=False)}
     except HanabiGrpoError as error:

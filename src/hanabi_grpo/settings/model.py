@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorH
 from hanabi_grpo.envs import registry
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.settings import defaults, values
-from hanabi_grpo.settings.game import HANABI, INPUTS, RUN_FIELDS, default_preset, game_defaults, game_model, game_values
+from hanabi_grpo.settings.game import HANABI, INPUTS, default_preset, game_defaults, game_model, game_values
 from hanabi_grpo.settings.values import where
 from hanabi_grpo.settings.variables import Variable, game, run, server, split_list, tracking, trainer, variables_of
 
@@ -299,7 +299,7 @@ class Settings(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _add_the_game(cls, data: dict[str, Any], make: ModelWrapValidatorHandler[Self]) -> Self:
-        game = game_values(data)
+        game = game_values(data, cls.model_fields.keys())
         if unknown := sorted(data.keys() - cls.model_fields.keys() - game.keys()):
             raise ValueError(f"no such setting: {', '.join(unknown)}")
         made = make({**data, **game})
@@ -322,9 +322,6 @@ class Settings(BaseModel):
         """Return what is played, with the default preset where a dataset's rows name theirs."""
         preset = self.preset or default_preset(dict(self))
         return registry.setup(self.env, self.config_row({"preset": preset}))
-
-
-RUN_FIELDS.update(Settings.model_fields)
 
 
 @functools.cache

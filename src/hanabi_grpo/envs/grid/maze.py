@@ -4,10 +4,10 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.config import Memory
+from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.replies import answer_lines, last_choice
 
 MOVES: Mapping[str, tuple[int, int]] = {"Left": (0, -1), "Down": (1, 0), "Right": (0, 1), "Up": (-1, 0)}
@@ -16,22 +16,13 @@ SEPARATOR = "||"
 """Between the actions of one reply, as in ROLL."""
 
 
-class MazeConfig(base.EnvConfig):
+class MazeConfig(StateConfig):
     """What both games can be told."""
 
-    memory: Memory = "turn"
-    """What a player still sees of an episode: every message is the whole map, so no other one is needed."""
-    style: Literal["full", "compact"] = "full"
-    """Words of the prompts: full for language models, compact for the tiny model."""
     max_moves: int = 20
     """Moves after which an episode ends."""
     actions_per_reply: int = 1
     """Actions that one reply may hold, with || between them."""
-
-    @classmethod
-    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the style of the model that plays by default: the tiny one without a GPU."""
-        return {"style": "compact" if device == "cpu" else "full"}
 
 
 C = TypeVar("C", bound=MazeConfig)

@@ -2,16 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from hanabi_grpo.envs.base import random_policy
 from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
-from hanabi_grpo.envs.openspiel.policies import mcts
+from hanabi_grpo.envs.openspiel.policies import SEARCHES
 from hanabi_grpo.envs.openspiel.rules import check_name, load
 from hanabi_grpo.envs.replies import undecorated
-
-_SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
 
 
 class OwnWords(Words):
@@ -60,5 +57,5 @@ def any_game(name: str) -> OpenSpiel:
         OwnWords(),
         roles=[f"player {number}" for number in range(load(game).num_players())],
         presets={game: OpenSpielConfig(preset=game)},
-        policies={"random": random_policy, **(_SEARCH if is_open else {})},
+        policies={"random": random_policy, **(SEARCHES if is_open else {})},
     )

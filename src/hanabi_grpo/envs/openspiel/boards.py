@@ -7,10 +7,9 @@ from typing import Any, Self
 from pydantic import model_validator
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words, in_range
-from hanabi_grpo.envs.openspiel.policies import mcts, minimax
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words, in_range
+from hanabi_grpo.envs.openspiel.policies import SEARCHES, minimax
 
-ROLES = ("first", "second")
 MARKS = "XO"
 """Of the first and the second player."""
 
@@ -109,26 +108,22 @@ class ConnectFourWords(Words):
         return "\n".join([" ".join(self.actions(config, state)), *(" ".join(row.upper()) for row in _grid(state))])
 
 
-_SEARCH = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
+_board = partial(
+    OpenSpiel, roles=ROLES, policies={"random": random_policy, "minimax": minimax, **SEARCHES}, teacher_noise=0.3
+)
 
-TIC_TAC_TOE = OpenSpiel(
+TIC_TAC_TOE = _board(
     "tic_tac_toe",
     TicTacToeWords(),
-    roles=ROLES,
     presets={"tic_tac_toe": OpenSpielConfig(preset="tic_tac_toe")},
-    policies={"random": random_policy, "minimax": minimax, **_SEARCH},
     teachers=("minimax",),
-    teacher_noise=0.3,
 )
-CONNECT_FOUR = OpenSpiel(
+CONNECT_FOUR = _board(
     "connect_four",
     ConnectFourWords(),
-    roles=ROLES,
     presets={
         "connect_four": ConnectFourConfig(preset="connect_four"),
         "connect_four-4x5": ConnectFourConfig(preset="connect_four-4x5", rows=4, columns=5, in_a_row=3),
     },
-    policies={"random": random_policy, "minimax": minimax, **_SEARCH},
     teachers=("mcts-10",),
-    teacher_noise=0.3,
 )

@@ -10,24 +10,22 @@ from typing import Any, Literal, NamedTuple, Protocol
 import pyspiel
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.config import Memory
+from hanabi_grpo.envs.config import StateConfig
 from hanabi_grpo.envs.openspiel.rules import facts, load
 from hanabi_grpo.envs.replies import last_choice
 from hanabi_grpo.errors import SettingsError
 
+ROLES = ("first", "second")
+"""Of two players who move in turn."""
 _GRAIN = 1 << 53
 """Steps of a draw between 0 and 1."""
 _RESAMPLES = 2000
 _CHANCE = int(pyspiel.PlayerId.CHANCE)
 
 
-class OpenSpielConfig(base.EnvConfig):
+class OpenSpielConfig(StateConfig):
     """What every game of OpenSpiel can be told."""
 
-    memory: Memory = "turn"
-    """What a player still sees of an episode: every message is the whole position, so no other one is needed."""
-    style: Literal["full", "compact"] = "full"
-    """Words of the prompts: full for language models, compact for the tiny model."""
     bad_reply: Literal["random_legal", "forfeit"] = "random_legal"
     """What a bad reply does: a random legal action takes its place, or the game is lost."""
     reward_illegal: float = -2.0
@@ -36,11 +34,6 @@ class OpenSpielConfig(base.EnvConfig):
     """Reward of a reply that names no action."""
     reward_draw: float = 0.0
     """Reward of both players for a draw; other than 0 the game is no longer zero-sum."""
-
-    @classmethod
-    def defaults(cls, device: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the style of the model that plays by default: the tiny one without a GPU."""
-        return {"style": "compact" if device == "cpu" else "full"}
 
     def game(self) -> str:
         """Return the text by which OpenSpiel loads the game; its parameters were checked."""

@@ -5,10 +5,9 @@ from functools import partial
 from typing import Any
 
 from hanabi_grpo.envs.base import random_policy
-from hanabi_grpo.envs.openspiel.game import OpenSpiel, OpenSpielConfig, Words
+from hanabi_grpo.envs.openspiel.game import ROLES, OpenSpiel, OpenSpielConfig, Words
 from hanabi_grpo.envs.openspiel.policies import CFR_ITERATIONS, cfr
 
-ROLES = ("first", "second")
 RANKS = "JQK"
 _CHOICES = {"kuhn": ("check", "bet", "fold", "call"), "leduc": ("fold", "call", "raise")}
 _END = "End your reply with your action on a line of its own: {choices}."
@@ -119,23 +118,14 @@ def _turns(name: str, actions: Sequence[str]) -> list[str]:
     return [f"{name}: {', '.join(told)}."] if told else []
 
 
-KUHN_POKER = OpenSpiel(
-    "kuhn_poker",
-    KuhnWords(),
+_poker = partial(
+    OpenSpiel,
     roles=ROLES,
-    presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")},
     policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
     teachers=("cfr",),
     # Of random play alone a model learns that the card does not matter, and self-play hardly teaches it to look.
     teacher_noise=0.8,
 )
-LEDUC_POKER = OpenSpiel(
-    "leduc_poker",
-    LeducWords(),
-    roles=ROLES,
-    presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")},
-    policies={"random": random_policy, "cfr": partial(cfr, CFR_ITERATIONS), "cfr-10": partial(cfr, 10)},
-    teachers=("cfr",),
-    # Of random play alone a model learns that the card does not matter, and self-play hardly teaches it to look.
-    teacher_noise=0.8,
-)
+
+KUHN_POKER = _poker("kuhn_poker", KuhnWords(), presets={"kuhn_poker": OpenSpielConfig(preset="kuhn_poker")})
+LEDUC_POKER = _poker("leduc_poker", LeducWords(), presets={"leduc_poker": OpenSpielConfig(preset="leduc_poker")})

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from functools import partial
 from typing import Any
 
 import pyspiel
@@ -46,6 +47,10 @@ def mcts(simulations: int) -> Script:
         return (seen.legal() or ())[view.legal.index(bot.step(state))]
 
     return Script(f"mcts-{simulations}", choose)
+
+
+SEARCHES = {f"mcts-{number}": partial(mcts, number) for number in (10, 100, 1000)}
+"""By name, for games in which nothing is hidden."""
 
 
 def cfr(iterations: int) -> Script:

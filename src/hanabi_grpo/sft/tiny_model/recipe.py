@@ -32,6 +32,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     HANABI: {"num_games": 6000, "steps": 900, "single_turn_share": 0.4},
     "tic_tac_toe": {"num_games": 12000, "steps": 1200},
     "connect_four": {"num_games": 12000, "steps": 1200},
+    "sokoban": {"num_games": 12000, "steps": 1200},
 }
 """Fields of a recipe that an environment has of its own.
 
