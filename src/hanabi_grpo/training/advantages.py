@@ -10,19 +10,21 @@
 | `return_to_go` | what came from the turn on | all turns of the step: mean |
 | `reinforce_pp` | the whole game's return | all turns of the step: mean, standard deviation |
 | `baseline` | the whole game's return | earlier steps: moving mean |
+| `ippo` | what came from the turn on, fading | what a critic expected; all turns of the step |
 
 A group's games are of the same deal, so its baseline is about play and not about luck. In the formulas R_i is the
 player's undiscounted return of game i. Games in which it had no turn enter no mean and no deviation.
 
-GAE with a value head is left out. It needs a critic for each player, with an optimizer and a state in checkpoints of
-its own, and its error is a bias where λ < 1; games have few turns and a group has many games of the same deal, so a
-mean over games is at hand. GAE with γ = λ = 1 and a mean as its value is `return_to_go`.
+`ippo` alone knows what a turn's state is worth. Its critics (`critic`) cost a forward pass over a step's prompts, and
+are a bias while they are wrong and λ < 1. Games of few turns, with a group of many games, do without; in a game of
+seventy turns the return of each holds the noise of all others.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal
 
 from hanabi_grpo.envs.recording import Recording
@@ -164,6 +166,50 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     return over_turns(found, scaled)
 
 
+Chain = Callable[[Episode, int], Mapping[int, float]]
+"""(episode, player) -> values of states by the number of the turn that was made in each."""
+
+
+def lambda_advantages(episode: Episode, player: int, chain: Mapping[int, float], decay: float) -> dict[int, float]:
+    """Return A_k = Σ_j λ^j δ_{k+j} at the turns of a chain, with δ_k = r_k + V(s_{k+1}) − V(s_k).
+
+    r_k is what the player receives from turn k on and before the next turn of the chain; behind the last one nothing is
+    expected. Turns of one step have one state, whose value is the player's own where it has one.
+
+    Source: generalised advantage estimation (arXiv 1506.02438), equation 16 with γ = 1.
+    """
+    found: dict[int, float] = {}
+    reward = value_after = advantage = 0.0
+    for _, group in groupby(reversed([*enumerate(episode.turns)]), key=lambda one: one[1].step):
+        turns = list(group)
+        reward += sum(turn.reward(player) for _, turn in turns)
+        asked = [number for number, _ in turns if number in chain]
+        if asked:
+            own = [number for number in asked if episode.turns[number].player == player]
+            value = mean([chain[number] for number in own or asked])
+            advantage = reward + value_after - value + decay * advantage
+            value_after, reward = value, 0.0
+            found |= dict.fromkeys(asked, advantage)
+    return found
+
+
+def own_turns(episode: Episode, player: int) -> dict[int, float]:
+    """Return the chain of who has no critic: 0 at the player's own turns."""
+    return {number: 0.0 for number, turn in enumerate(episode.turns) if turn.player == player}
+
+
+def above_critic(episodes: Sequence[Episode], player: int, scaled: bool, *, chain: Chain, decay: float) -> Values:
+    """Return A_it − mean A for turn t of game i, see `lambda_advantages`; scaled, divided by (std A + ε).
+
+    Mean and deviation are over all turns of this player in the step.
+    """
+    found = []
+    for episode in episodes:
+        above = lambda_advantages(episode, player, chain(episode, player), decay)
+        found.append([above.get(number, 0.0) for number in own_turns(episode, player)])
+    return over_turns(found, scaled)
+
+
 ESTIMATORS = {
     one.name: one
     for one in (
@@ -173,16 +219,27 @@ ESTIMATORS = {
         Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
         Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
         Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
+        Estimator(name="ippo", formula=partial(above_critic, chain=own_turns, decay=1.0), pool="step", scaled=True),
     )
 }
-"""By name; `baseline` without any earlier step."""
+"""By name; `baseline` without any earlier step, `ippo` without a critic."""
 
 
 def choose_estimator(
-    name: str, scale: Literal["std", "none"] | None = None, baselines: Mapping[str, float] | None = None
+    name: str,
+    scale: Literal["std", "none"] | None = None,
+    baselines: Mapping[str, float] | None = None,
+    *,
+    chain: Chain = own_turns,
+    decay: float = 1.0,
 ) -> Estimator:
-    """Return the estimator of a run, scaled as its source does unless `scale` says; `baselines` are of `moved`."""
+    """Return the estimator of a run, scaled as its source does unless `scale` says.
+
+    `baselines` are of `moved`, for `baseline`; `chain` and λ (`decay`) for `ippo`.
+    """
     found = ESTIMATORS[name]
+    if name == "ippo":
+        found = replace(found, formula=partial(above_critic, chain=chain, decay=decay))
     if name == "baseline":
         found = replace(found, formula=partial(above_baseline, baselines=dict(baselines or {})))
     return found if scale is None else replace(found, scaled=scale == "std")

@@ -9,7 +9,7 @@ ranks work on the same player at the same micro-step, which DeepSpeed's collecti
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,9 @@ class TokenRow:
     """Of the reply tokens' turns, times the tokens' weights in the loss; 0 elsewhere."""
     game: int = -1
     """Number of the game in the step, the same for all its players and on every rank; -1: a row without loss."""
+
+
+Row = TypeVar("Row", bound=TokenRow)
 
 
 @dataclass
@@ -175,9 +178,7 @@ def plan_batches(
     return batches
 
 
-def cut_rows(
-    rows: list[TokenRow], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool
-) -> list[list[TokenRow]]:
+def cut_rows(rows: list[Row], *, tokens: int, parts: int, rank: int, world_size: int, shared: bool) -> list[list[Row]]:
     """Return this rank's rows of each micro-batch of one player, see `plan_batches`."""
     if not shared:
         ordered = sorted(rows, key=lambda one: -len(one.ids))
@@ -204,7 +205,7 @@ def useful_share(batches: Sequence[Mapping[str, Any]]) -> float:
 
 
 def collate(
-    rows: list[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device, shared: bool = False
+    rows: Sequence[TokenRow], player: str, num_tokens: int, pad_id: int, device: torch.device, shared: bool = False
 ) -> dict[str, Any]:
     """Return a player's rows as one micro-batch, padded on the right to the longest; without rows one without loss.
 

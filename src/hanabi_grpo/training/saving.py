@@ -9,7 +9,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from hanabi_grpo.runs.resume import TRAINER_STATE
 from hanabi_grpo.training.model import adapters
 
 OPTIMIZER, GROUPS, RANDOM, BASELINES = "optimizer.safetensors", "groups.json", "random.json", "baselines.json"
+CRITICS = "critics.safetensors"
 _MASTER = "master"
 SAVE_TRIES = 3
 """Failed saves in a row after which a run stops; the steps after a failed one try again."""
@@ -43,6 +44,8 @@ class TrainingState:
     """Per rank, of `random_state`."""
     baselines: Mapping[str, float]
     """Of `advantages.moved`."""
+    critics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Of `Critics.state`; empty without critics."""
 
     def save(self, folder: Path) -> None:
         """Write the folder."""
@@ -53,14 +56,21 @@ class TrainingState:
         (folder / RANDOM).write_text(json.dumps(self.random_states))
         # Python writes the shortest decimal that reads back as the same number, bit by bit.
         (folder / BASELINES).write_text(json.dumps(dict(self.baselines), indent=1))
+        if self.critics:
+            save_file(dict(self.critics), folder / CRITICS, metadata={"format": "pt"})
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingState":
         """Read the folder; checkpoints from before there were moving baselines have none."""
         groups, states = (json.loads((folder / name).read_text()) for name in (GROUPS, RANDOM))
-        path = folder / BASELINES
-        baselines = json.loads(path.read_text()) if path.exists() else {}
-        return cls(moments=load_file(folder / OPTIMIZER), groups=groups, random_states=states, baselines=baselines)
+        path, critics = folder / BASELINES, folder / CRITICS
+        return cls(
+            moments=load_file(folder / OPTIMIZER),
+            groups=groups,
+            random_states=states,
+            baselines=json.loads(path.read_text()) if path.exists() else {},
+            critics=load_file(critics) if critics.exists() else {},
+        )
 
 
 class OptimizerState:
@@ -219,6 +229,7 @@ class CheckpointSaving(GRPOTrainer):
                 groups=optimizer.groups,
                 random_states=gather_object([random_state()]),
                 baselines=self.baselines.get(step, {}),
+                critics=self.critic_states.get(step, {}),
             )
         with self._whole_adapters():
             if self.accelerator.is_main_process:
@@ -297,7 +308,7 @@ def save_checkpoint(
         if state is not None:
             state.save(partial / TRAINER_STATE)
 
-    tensors = [*state.moments.values()] if state is not None else []
+    tensors = [*state.moments.values(), *state.critics.values()] if state is not None else []
     for name in names:
         tensors += adapters.adapter_tensors(model, name, torch.float32).values()
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

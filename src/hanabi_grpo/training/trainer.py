@@ -33,8 +33,14 @@ from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
-from hanabi_grpo.training.advantages import choose_estimator
-from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
+from hanabi_grpo.training.batching import (
+    PlayerBatch,
+    next_baselines,
+    plan_batches,
+    usable_groups,
+    useful_share,
+)
+from hanabi_grpo.training.critic import Valuing
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
 from hanabi_grpo.training.isolation import BAD_STEPS_IN_A_ROW, PlayerGuard, PlayerSchedule, player_groups
@@ -54,7 +60,7 @@ from hanabi_grpo.types import Episode, adapter_of
 logger = logging.getLogger(__name__)
 
 
-class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
+class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
     """Trains every player's adapter from games that the rollout server plays."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -93,6 +99,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         # ZeRO-3 gathers weights for the engine's own calls alone, so there is no trial.
         self.shared = stage != 3 and share_prefixes(self.model)
         self._base_checksum = adapters.base_checksum(self.model)
+        self.make_critics(setups)
 
     def get_train_dataloader(self, skip_batches: int = 0) -> DataLoader:
         """Return every step's deals, once per micro-step; the same on all ranks, so nothing is sharded."""
@@ -139,6 +146,8 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         saved = TrainingState.load(folder / TRAINER_STATE)
         OptimizerState(model, self.optimizer).restore(saved)
         self.baselines = {self.first_step: dict(saved.baselines)}
+        if self.critics:
+            self.critics.restore(saved.critics)
         self.lr_scheduler.refresh()
         rank = self.accelerator.process_index
         if rank < len(saved.random_states):
@@ -160,6 +169,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
         trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
         before = self.baselines.get(version, {})
+        measured |= self.look(groups, own, players, version)
         batches = plan_batches(
             groups,
             own=trained,
@@ -168,7 +178,7 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
             tokens_per_micro_batch=self.plan.tokens_per_micro_batch,
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
-            estimator=choose_estimator(self.settings.advantage, self.settings.advantage_scale, before),
+            estimator=self.estimator(before),
             whiten=self.settings.whiten,
             unit=self.settings.loss_unit,
             shared=self.shared,

@@ -60,6 +60,31 @@ def reply_logps(
     return torch.zeros(mask.shape, dtype=found.dtype, device=found.device).masked_scatter(mask, found)
 
 
+def reply_features(
+    model: torch.nn.Module,
+    unwrapped: PeftModel,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    tree: PrefixTree | None = None,
+) -> torch.Tensor:
+    """Return [tokens in mask, width] what the output head reads where it predicts each, in float32, without a gradient.
+
+    The arguments are those of `reply_logps`.
+    """
+    seen: list[torch.Tensor] = []
+    hook = unwrapped.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    try:
+        with torch.no_grad():
+            if tree is None:
+                with only_at(unwrapped, torch.nn.functional.pad(mask, (0, 1))):
+                    model(input_ids=ids, use_cache=False)
+                return seen[0][0].float()
+            _, nodes = reply_logits(model, unwrapped, tree)
+            return seen[0][0][nodes].float()
+    finally:
+        hook.remove()
+
+
 def _of_each_sequence(logits: torch.Tensor, nodes: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return [replies] logprobs of `targets` at `nodes` of [1, nodes, vocabulary] `logits`; no row is copied."""
     vocabulary = logits.shape[-1]
