@@ -27,7 +27,13 @@ PLAYERS = ("player_0", "player_1")
 STAGES = {
     "torch": {},
     "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
-    "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
+    # With critics, which each process has a copy of.
+    "zero2": {
+        "DEEPSPEED": "zero2",
+        "NPROC_PER_NODE": "2",
+        "PER_DEVICE_TRAIN_BATCH_SIZE": "4",
+        "HANABI_ADVANTAGE": "ippo",
+    },
 }
 
 
@@ -75,12 +81,15 @@ def resume_at(folder: Path, step: int) -> None:
 
 
 def everything(checkpoint: Path, player: str) -> dict[str, torch.Tensor]:
-    """Return a player's weights, moments and counters."""
+    """Return a player's weights, moments and counters; and its critic's, where it has one."""
     moments = load_file(checkpoint / "trainer/optimizer.safetensors")
     own = {key: value for key, value in moments.items() if f".{player}." in key}
     assert any(key.endswith("|exp_avg") for key in own), sorted(own)[:4]
     groups = {group["player"]: group for group in json.loads((checkpoint / "trainer/groups.json").read_text())}
     counts = {key: torch.tensor(groups[player][key], dtype=torch.float64) for key in ("updates", "lr")}
+    critics = checkpoint / "trainer/critics.safetensors"
+    if critics.exists():
+        own |= {key: value for key, value in load_file(critics).items() if key.startswith(f"{player}|")}
     return {**load_file(checkpoint / player / "adapter_model.safetensors"), **own, **counts}
 
 
