@@ -27,6 +27,7 @@ def tiny_model(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Steps of the warm start; 900 in Hanabi, 300 elsewhere.")
     ] = None,
+    games: Annotated[int | None, typer.Option(min=1, help="Games of each preset that it watches.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Make it even if the folder is complete.")] = False,
 ) -> None:
     """Make the tiny model that trains on a laptop, for one preset or several; at once when it is there already.
@@ -46,7 +47,7 @@ def tiny_model(
     prompts = {name: given.get(name, default) for name, default in (("legal_moves", False), ("deductions", "possible"))}
     folder = Path(tiny_model_folder(boards, count, env)) if out is None else out
     if out is None and folder == Path(TINY_MODEL) and (folder / TINY_MANIFEST).is_file():
-        if force or seed is not None or steps is not None:
+        if force or any(one is not None for one in (seed, steps, games)):
             raise SettingsError(
                 f"{folder} is shipped with the repository and stays as it is; name another folder, e.g. --out "
                 "outputs/tiny-laptop."
@@ -60,5 +61,6 @@ def tiny_model(
         **prompts,
         seed=settings.seed if seed is None else seed,
         steps=steps,
+        num_games=games,
     )
     build_tiny_model(folder, recipe, force=force)

@@ -6,29 +6,25 @@ Example (board `laptop`; one line):
 
 `c` and `r` words name the colours and ranks that hints leave possible for the card before them, `next` words
 the rank that fits; a finished colour has one more than the last rank.
+
+With counted cards (HANABI_DEDUCTIONS=counted) the word of a card says what follows for it, `slot0fit2` and `R3later`,
+and the discards, which were counted, are left out:
+    life3 info1 deck25 nextR4 nextY1 me slot0fit2 cRY r1 slot1sure cR r4 mate Y4later cYGWB r1345 B2fits cYGWB r2
+    last Hint 4 2 3
+A tiny model learns that far sooner than a word for each: after 150 s of watching IGGI on Full it says .96 of its moves
+and scores what IGGI scores, where it said .71 and scored 3.
 """
 
-from collections.abc import Iterator
-from itertools import combinations
+from collections.abc import Iterable, Iterator
+from itertools import combinations, product
 
-from hanabi_grpo.envs.hanabi.prompts.deductions import (
-    DEAD,
-    FITS,
-    LATER,
-    STEPS,
-    SURE,
-    Counted,
-    Deductions,
-    others_moves,
-    own_word,
-)
+from hanabi_grpo.envs.hanabi.prompts.deductions import OTHERS, OWN, Counted, Deductions, others_moves, own_word
 from hanabi_grpo.envs.hanabi.rules.actions import format_action
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_LETTERS, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_names
 
 _LAST, _GOOD, _BAD = "last", "good", "bad"
-_COUNTED = (SURE, DEAD, *(f"fit{step}" for step in range(STEPS)), FITS, LATER, _LAST, _GOOD, _BAD)
 
 
 def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> tuple[str, ...]:
@@ -37,6 +33,8 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
     The order is fixed: a tokenizer may number the words by position.
     """
     colors, ranks = range(spec.num_colors), range(spec.num_ranks)
+    slots = [f"slot{slot}" for slot in range(spec.hand_size)]
+    cards = [str(Card(color, rank)) for color in colors for rank in ranks]
     undealt = spec.deck_size - spec.num_players * spec.hand_size
     partners = range(1, spec.num_players)
     return (
@@ -46,17 +44,23 @@ def compact_vocabulary(spec: GameSpec, deductions: Deductions = "possible") -> t
         *(f"left{count}" for count in range(spec.num_players + 1)),
         *(f"next{COLOR_LETTERS[color]}{rank + 1}" for color in colors for rank in range(spec.num_ranks + 1)),
         *("me", "disc", "moves"),
-        *(f"slot{slot}" for slot in range(spec.hand_size)),
+        *slots,
         *(["mate"] if spec.num_players == 2 else [f"mate{step}" for step in partners]),
-        *(str(Card(color, rank)) for color in colors for rank in ranks),
+        *cards,
         *(_colors_word(subset) for size in colors for subset in combinations(colors, size + 1)),
         *(_ranks_word(subset) for size in ranks for subset in combinations(ranks, size + 1)),
         *("Play", "Discard", "Hint"),
         *(str(number) for number in range(max(spec.hand_size, spec.num_ranks + 1))),
         *COLOR_LETTERS[: spec.num_colors],
         *(player_names(spec.num_players) if spec.num_players > 2 else ()),
-        *(_COUNTED if deductions == "counted" else ()),
+        *(_counted_vocabulary(slots, cards) if deductions == "counted" else ()),
     )
+
+
+def _counted_vocabulary(slots: Iterable[str], cards: Iterable[str]) -> Iterator[str]:
+    yield from (slot + word for slot, word in product(slots, OWN))
+    yield from (card + word for card, word in product(cards, OTHERS))
+    yield from (_LAST, _GOOD, _BAD)
 
 
 def compact_turn(view: PlayerView, *, legal_moves: bool, counted: Counted | None = None) -> str:
@@ -76,20 +80,17 @@ def _words(view: PlayerView, legal_moves: bool, counted: Counted | None) -> Iter
         # Hints name absolute seats, so a policy shared by several seats must read which one it sits on.
         yield names[view.player]
     for slot, known in enumerate(view.own_hand):
-        yield f"slot{slot}"
+        yield f"slot{slot}" + (own_word(counted, known) if counted else "")
         yield from _knowledge_words(known)
-        if counted:
-            yield own_word(counted, known)
     for step in range(1, view.num_players):
         seat = (view.player + step) % view.num_players
         yield from (["mate"] if view.num_players == 2 else [f"mate{step}", names[seat]])
         for card, known in zip(view.hands[seat], view.knowledge[seat], strict=True):
-            yield str(card)
+            yield str(card) + (counted.card(card) if counted else "")
             yield from _knowledge_words(known)
-            if counted:
-                yield counted.card(card)
-    yield "disc"
-    yield from map(str, view.discards)
+    if not counted:
+        yield "disc"
+        yield from map(str, view.discards)
     for event in others_moves(view) if counted else ():
         yield from _event_words(event, view)
     if legal_moves and view.legal_actions:

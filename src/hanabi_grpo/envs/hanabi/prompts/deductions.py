@@ -10,12 +10,17 @@ from itertools import product
 from typing import Literal
 
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs, reachable_heights
+from hanabi_grpo.envs.hanabi.rules.presets import num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Event, Knowledge, PlayerView
 
 Deductions = Literal["none", "possible", "counted"]
 STEPS = 5
 """Into which a chance below 1 is sorted."""
-SURE, DEAD, FITS, LATER = "sure", "dead", "fits", "later"
+SURE, DEAD, FITS, LATER, ONLY = "sure", "dead", "fits", "later", "only"
+OWN = (SURE, DEAD, *(f"fit{step}" for step in range(STEPS)))
+"""What `own_word` says."""
+OTHERS = (FITS, LATER, ONLY, DEAD)
+"""What `Counted.card` says."""
 
 
 class Counted:
@@ -26,10 +31,13 @@ class Counted:
         self.view, self.beliefs, self.reachable = view, Beliefs(view), reachable_heights(view)
 
     def card(self, card: Card) -> str:
-        """Return of a card in sight: it fits now, later, or never again."""
-        if card.rank == self.view.fireworks[card.color]:
+        """Return of a card in sight: it fits now, later, later and no other of its kind is left, or never again."""
+        view = self.view
+        if card.rank == view.fireworks[card.color]:
             return FITS
-        return LATER if self.view.fireworks[card.color] < card.rank < self.reachable[card.color] else DEAD
+        if not view.fireworks[card.color] < card.rank < self.reachable[card.color]:
+            return DEAD
+        return ONLY if num_copies(card.rank, view.num_ranks) - view.discards.count(card) == 1 else LATER
 
     def chance(self, known: Knowledge) -> float:
         """Return the chance that an own card fits now, over the unseen cards that hints allow."""

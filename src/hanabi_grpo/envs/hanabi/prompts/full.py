@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 
-from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, Counted
+from hanabi_grpo.envs.hanabi.prompts.deductions import DEAD, FITS, LATER, ONLY, Counted
 from hanabi_grpo.envs.hanabi.rules.actions import discard, format_action, hint_color, hint_rank, play
 from hanabi_grpo.envs.hanabi.rules.presets import GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import COLOR_NAMES, Card, Event, Knowledge, PlayerView
 from hanabi_grpo.types import player_name
 
-_WORTH = {FITS: "can be played now", LATER: "can be played later", DEAD: "can never be played"}
+_WORTH = {
+    FITS: "can be played now",
+    LATER: "can be played later",
+    ONLY: "can be played later, the only one left",
+    DEAD: "can never be played",
+}
 
 
 def full_system(spec: GameSpec, player: int, bomb_rule: str) -> str:

@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Full Hanabi, two players, on two CPU cores: imitation of a bot by single turns, then GRPO with critics from there.
+#
+#   bash tools/recipes/full_laptop.sh     # again and again: each call is one sitting, and goes on where the last one ended
+#
+#   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
+#   RECIPE_MINUTES   of one sitting (110); what is begun is kept
+#   RECIPE_TEACHER   a bot (iggi)
+#   RECIPE_GAMES     of the teacher, about 72 turns each (4000)
+#   RECIPE_STEPS     steps of 64 games each after the imitation (300)
+#   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
+#
+# A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
+# turn can be learned by itself. The model is 0.7 M parameters that one network for both seats begins as; from there each
+# player has an adapter. Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value.
+# The run is outputs/full-SEED. What it comes to is in docs/results.md.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+SECONDS=0
+source tools/launch.sh
+name=full_laptop
+export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
+teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-300} deals=${RECIPE_DEALS:-2000}
+minutes=${RECIPE_MINUTES:-110}
+folder=outputs/full-$SEED
+mkdir -p "$folder"
+unset DATASET
+source tools/session.sh
+start_session
+
+# for_now LOG COMMAND...: until the sitting ends; then the command is asked to stop, which keeps what it has.
+for_now() {
+    local log=$1 status=0
+    shift
+    local left=$((minutes * 60 - SECONDS))
+    if [ $left -gt 60 ]; then
+        run "$log" timeout --signal TERM --kill-after 120 "$left" "$@" || status=$?
+        if [ $status -eq 0 ]; then return; fi
+        if [ $SECONDS -lt $((minutes * 60)) ]; then exit $status; fi
+    fi
+    say "the sitting of $minutes minutes is over; the same command goes on"
+    finish 0
+}
+
+export MODEL=$folder/untaught
+run - hanabi-grpo tiny-model --preset full --games 2 --steps 1 --out "$MODEL"
+if [ ! -e "$folder/taught" ]; then
+    say "imitation of $teacher: $games games, log $folder/warm.log"
+    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --deals "$games" --noise 0.1 --learn-noise --resume \
+        --batch "${RECIPE_BATCH:-128}" --steps $((games * 72 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+    touch "$folder/taught"
+fi
+export MODEL=$folder/warm/model
+default_env HANABI_ADVANTAGE ippo
+default_env HANABI_DEALS_PER_STEP 8
+default_env NUM_GENERATIONS 8
+default_env LEARNING_RATE 2e-3
+default_env HANABI_ENTROPY_BONUS 0.01
+default_env HANABI_EVAL_STEPS 20
+default_env HANABI_EVAL_DEALS 200
+default_env SAVE_STEPS 10
+say "rollout server on port $PORT, log $folder/server.log"
+start_server
+[ -e "$folder/start.json" ] || run - hanabi-grpo evaluate base --suite test --label start --deals "$deals" --out "$folder/start.json"
+say "training: $steps steps, log $folder/train.log"
+OUTPUT_DIR=$folder/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUME=latest \
+    for_now "$folder/train.log" bash tools/train/train_grpo_msswift.sh
+say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$folder/sampled.json"
+run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$folder/greedy.json"
+run - hanabi-grpo evaluate "$teacher" --suite test --deals "$deals" --out "$folder/teacher.json"
+finish 0
