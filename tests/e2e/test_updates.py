@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from test_resumed_run import PLAYERS, STAGES, everything, resume_at, run, write_settings
 
 from hanabi_grpo.runs.checkpoints import check_checkpoint
+from hanabi_grpo.runs.history import read_history
 
 pytestmark = [pytest.mark.e2e, pytest.mark.rest]
 
@@ -37,8 +38,10 @@ def _same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
         ),
         ("zero2", {"HANABI_UPDATE": "alternating", "HANABI_ALTERNATE_EVERY": "1", "HANABI_MEMORY": "2"}),
         ("zero2", {"HANABI_UPDATE": "sequential", "HANABI_UPDATES_PER_STEP": "2", "HANABI_SWAP_EVERY": "1"}),
+        # Pairs of games: every other deal or so is flat.
+        ("zero2", {"HANABI_RESAMPLE_FLAT": "2", "NUM_GENERATIONS": "2", "HANABI_DEALS_PER_STEP": "8"}),
     ],
-    ids=["passes-torch", "alternating-zero2", "sequential-zero2"],
+    ids=["passes-torch", "alternating-zero2", "sequential-zero2", "resampled-zero2"],
 )
 def test_a_run_with_several_updates_resumes_bit_by_bit(
     tmp_path: Path, tiny_model: Path, stage: str, updates: dict[str, str]
@@ -59,6 +62,13 @@ def test_a_run_with_several_updates_resumes_bit_by_bit(
             resting = PLAYERS[step % 2]
             before, after = (everything(whole / f"checkpoint-{number}", resting) for number in (step - 1, step))
             assert _same(before, after), (step, resting)
+    if "HANABI_RESAMPLE_FLAT" in updates:
+        rows, cut_rows = (read_history(folder / "metrics.jsonl") for folder in (whole, cut))
+        assert max(row["resample/rounds"] for row in rows) >= 1
+        for row, same in zip(rows, cut_rows, strict=True):
+            assert row["resample/flat_after"] <= row["resample/flat_before"] == row["flat_group_share"]
+            assert row["games"] == row["resample/games_used"] == 16 <= row["resample/games_played"]
+            assert all(row[name] == same[name] for name in row if name.startswith("resample/"))
 
 
 def test_two_processes_under_zero_2_make_the_step_that_one_process_makes(tmp_path: Path, tiny_model: Path) -> None:

@@ -44,13 +44,19 @@ KNOWN = {"player_0 x": 0.25, "player_0 y": 9.0, "player_1 x": 9.0}
         ("grpo", "none", 0, [[7 / 6] * 2, [-4 / 3], [1 / 6]]),
         # A player without a turn does not enter its baseline: mean 1, deviation sqrt(2).
         ("grpo", None, 1, [[0.70706], [-0.70706], []]),
-        # The team's returns are 2, 0, 1; the penalty is on the reply that earned it.
-        ("turn", None, 0, [[1.0, 1.0], [-1.0 + 2.0 * -0.5], [0.0]]),
-        ("turn", "none", 0, [[1.0, 1.0], [-2.0], [0.0]]),
+        # The game's returns are 2, 0, 1, the others' means 0.5, 1.5, 1; the penalty is on the reply that earned it, and
+        # the others' turns have −0.25, 0, −1/6 of it on average. Deviations 1 and 0.25: hypot(1, 0.25) = 1.03078.
+        ("turn", "none", 0, [[1.75, 1.75], [-2.0], [1 / 6]]),
+        ("turn", None, 0, [[1.69758, 1.69758], [-1.94010], [0.16168]]),
+        ("turn", "none", 1, [[2.0], [-2.0], []]),
         # The others' means are 0.25, 1.5 and 0.75.
         ("rloo", None, 0, [[1.75, 1.75], [-2.0], [0.25]]),
         ("rloo", None, 1, [[2.0], [-2.0], []]),
         ("rloo", "std", 0, [[1.39065] * 2, [-1.58932], [0.19866]]),
+        # All are shown and say the same. What comes from the first turns on is 2, −0.5, 1; the second turn, which 0
+        # follows, is the only one of its state and of its number: the mean of all turns of the others, 0.25.
+        ("state_baseline", None, 0, [[1.75, -0.25], [-2.0], [0.25]]),
+        ("state_baseline", "std", 0, [[1.57829, -0.22547], [-1.80378], [0.22547]]),
         # Player 0's turns are followed by 2 and 0, by −0.5, and by 1, themselves included: mean 2.5 / 4 = 0.625.
         ("return_to_go", None, 0, [[1.375, -0.625], [-1.125], [0.375]]),
         # Player 1's by 1 and by 0; what player 0 scored before is not in it.

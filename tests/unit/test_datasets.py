@@ -16,9 +16,11 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import dataset_row
 from hanabi_grpo.rollout.datasets import (
     EXAMPLE_ROW,
+    FURTHER_APART,
     MAX_BLOCK,
     Terms,
     deals,
+    further_deal,
     load_rows,
     locate,
     mix_line,
@@ -298,3 +300,18 @@ def test_the_seed_of_a_run_chooses_its_fresh_deals_and_no_two_seeds_share_one(tm
     assert deals(last, 2**32 - 1, 1)[0]["seed"] == 2**63 - 1
     with pytest.raises(SettingsError, match="a run has 4294967296 fresh deals; set another HANABI_DEAL_SEED"):
         deals(last, 2**32, 1)
+
+
+def test_a_further_deal_is_of_the_same_row_and_no_deal_that_the_run_has_already(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, {"share": 3}, {"preset": "marshal-mini", "env_config": {"seeds": [5, 6, 7]}})
+    own = deals(rows, 0, 40)
+    others = [further_deal(rows, number, round_) for round_ in (1, 2, 15) for number in range(40)]
+    assert [deal["deal"] for deal in others[40:80]] == [2 * FURTHER_APART + number for number in range(40)]
+    assert [deal["env_config"] for deal in others] == [deal["env_config"] for deal in own] * 3
+    fresh = [deal["seed"] for deal in (*own, *others) if deal["env_config"]["preset"] == "laptop"]
+    assert len(set(fresh)) == len(fresh) == 120 and max(fresh) < 2**32
+    # Of a row's seeds each of the others, never the deal's own.
+    drawn = zip(own * 3, others, strict=True)
+    pairs = {(one["seed"], other["seed"]) for one, other in drawn if one["env_config"]["preset"] == "marshal-mini"}
+    assert pairs == {(5, 6), (5, 7), (6, 5), (6, 7), (7, 5), (7, 6)}
+    assert further_deal(rows_of(tmp_path, {"env_config": {"seeds": [9]}}), 0, 1)["seed"] == 9

@@ -17,6 +17,7 @@ from hanabi_grpo.envs.hanabi.rules import make_spec, shuffled_deck
 from hanabi_grpo.envs.recording import Recording
 from hanabi_grpo.envs.texts import split_reply, visible
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.report.games import turn_advantages
 from hanabi_grpo.report.games_screen import print_game
 from hanabi_grpo.report.played import frames_of
 from hanabi_grpo.rollout.loop import make_script, play_episodes_sync
@@ -28,7 +29,7 @@ from hanabi_grpo.runs.recordings import (
     write_episodes,
     write_recordings,
 )
-from hanabi_grpo.training.advantages import ESTIMATORS, turn_advantages
+from hanabi_grpo.training.advantages import ESTIMATORS
 from hanabi_grpo.types import Episode, ReplyKind
 from tracked_runs import scripted_games
 

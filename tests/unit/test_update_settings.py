@@ -7,14 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from doctor_machines import ROOT, find, only
-from hanabi_grpo.commands.doctor.games import batch_checks
-from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.datasets import check_rewards
 from hanabi_grpo.runs.resume_settings import check_compatible
 from hanabi_grpo.settings import Settings, batch_plan, load_settings, settings_values
-from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each, trained_players
+from hanabi_grpo.settings.steps import GROUP_ESTIMATORS, active_players, rates_of_each, steps_of_each, trained_players
 from hanabi_grpo.training.advantages import ESTIMATORS
 
 
@@ -54,6 +50,11 @@ CONTRADICTIONS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"clip_dual": 1.2}, r"HANABI_CLIP_DUAL=1.2 is not above 1 \+ HANABI_CLIP_HIGH = 1.2"),
     ({"start_from": ("outputs/a",), "resume": "outputs/b"}, "HANABI_START_FROM with RESUME=outputs/b"),
     ({"overlap": True, "deepspeed": "zero3"}, r"HANABI_OVERLAP=1 with DEEPSPEED=zero3: .*take zero2"),
+    ({"resample_flat": 2, "overlap": True}, "HANABI_RESAMPLE_FLAT=2 with HANABI_OVERLAP=1: .*unset one"),
+    (
+        {"resample_flat": 1, "advantage": "return_to_go"},
+        "HANABI_ADVANTAGE=return_to_go: .* take one of grpo,",
+    ),
 )
 
 
@@ -64,16 +65,12 @@ def test_what_contradicts_itself_is_refused_before_anything_starts() -> None:
     batch_plan(Settings(start_from=("outputs/a",), resume="latest"))  # as a supervisor sets both
 
 
-def test_every_estimator_can_be_chosen_and_a_weight_that_is_divided_out_is_refused() -> None:
+def test_every_estimator_can_be_chosen_and_those_within_groups_go_with_further_deals() -> None:
     assert [Settings(advantage=name).advantage for name in ESTIMATORS] == list(ESTIMATORS)
-    row = [{"env_config": EnvConfig(preset="laptop", reward_score=3.0).model_dump()}]
-    with pytest.raises(SettingsError, match=r"HANABI_REWARD_SCORE=3 .* has no effect .* HANABI_ADVANTAGE_SCALE=none"):
-        check_rewards(Settings(), row)
-    check_rewards(Settings(advantage_scale="none"), row)
-    check_rewards(Settings(advantage="rloo"), row)
-    check_rewards(Settings(), [{"env_config": EnvConfig(preset="laptop").model_dump()}])
-    check = only(find(batch_checks, HANABI_REWARD_SCORE=3, DATASET=ROOT / "data" / "hanabi.laptop.jsonl"))
-    assert check.status == "fail" and "HANABI_ADVANTAGE_SCALE=none" in check.finding
+    within = [name for name, one in ESTIMATORS.items() if one.pool == "group"]
+    assert list(GROUP_ESTIMATORS) == within
+    for name in within:
+        batch_plan(Settings(advantage=name, resample_flat=15))
 
 
 def test_values_out_of_range_are_refused() -> None:
@@ -81,7 +78,13 @@ def test_values_out_of_range_are_refused() -> None:
     for values in (
         *({"learning_rates": one} for one in rates),
         *({"updates_per_step": 0}, {"clip_low": 0.0}, {"clip_dual": 1.0}, {"entropy_bonus": -0.1}),
-        *({"sampler_correction_limit": 0.5}, {"alternate_every": 0}, {"length_penalty": float("nan")}),
+        *(
+            {"resample_flat": -1},
+            {"resample_flat": 16},
+            {"sampler_correction_limit": 0.5},
+            {"alternate_every": 0},
+            {"length_penalty": float("nan")},
+        ),
     ):
         with pytest.raises(ValidationError):
             Settings(**values)
@@ -91,7 +94,7 @@ CHANGED: dict[str, Any] = {
     **{"updates_per_step": 2, "clip_low": 0.1, "clip_high": 0.3, "clip_dual": 3.0, "kl": "reward"},
     **{"entropy_bonus": 0.01, "sampler_correction": "token_mask", "sampler_correction_limit": 3.0},
     **{"update": "sequential", "alternate_every": 3, "freeze": ("player_1",), "advantage_scale": "none"},
-    **{"whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64},
+    **{"resample_flat": 1, "whiten": True, "loss_unit": "turn", "length_penalty": 0.01, "length_free": 64},
     **{"overlap": True, "partners": ("iggi",), "bomb_rule": "keep", "reward_illegal": -1.0, "max_turns": 9},
 }
 

@@ -25,6 +25,8 @@ declare -A arms=(
     [grpo]="HANABI_ADVANTAGE=grpo"
     [return_to_go]="HANABI_ADVANTAGE=return_to_go"
     [rloo]="HANABI_ADVANTAGE=rloo"
+    [state_baseline]="HANABI_ADVANTAGE=state_baseline"
+    [resample_flat]="HANABI_RESAMPLE_FLAT=2"
     [reinforce_pp]="HANABI_ADVANTAGE=reinforce_pp"
     [baseline]="HANABI_ADVANTAGE=baseline"
     [sequential]="HANABI_UPDATE=sequential"
@@ -35,7 +37,8 @@ declare -A arms=(
     [shared]="HANABI_ADAPTERS=shared"
 )
 # shared comes last: the server has to be started anew for it.
-order=(turn grpo return_to_go rloo reinforce_pp baseline sequential alternating updates_1 updates_4 no_bonus shared)
+order=(turn grpo return_to_go rloo state_baseline reinforce_pp baseline resample_flat sequential alternating updates_1 updates_4
+    no_bonus shared)
 # Where the arms of docs/results.md began, and how fast they learned.
 RECIPE_START=${RECIPE_START:-hint-bot}
 default_env LEARNING_RATE 1e-3

@@ -1,6 +1,7 @@
 """Recorded games of any environment as a page, with what their turns were worth among the games recorded with them."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hanabi_grpo.runs.manifest import read_manifest
 from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import recorded_settings
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.training.advantages import ESTIMATORS, choose_estimator, turn_advantages
+from hanabi_grpo.training.advantages import ESTIMATORS, Estimator, choose_estimator
 
 
 def settings_beside(path: Path) -> dict[str, Any]:
@@ -43,6 +44,32 @@ def advantages_of(
     found = dict(zip((one.number for one in recordings), turn_advantages(recordings, estimator), strict=True))
     among = "the games of a task" if estimator.pool == "group" else "all games of the step"
     return found, f"{estimator.name}, among {among}" if any(found.values()) else ""
+
+
+def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
+    """Return per game the advantage of each turn, None for a game that is alone with its deal.
+
+    Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
+    games of one file and one board are compared, per player those in which the same policy had its seat.
+    """
+
+    def pool(one: Recording) -> tuple[Any, ...]:
+        deal = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
+        return (one.source, one.episode.spec_hash, *deal)
+
+    compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, one in enumerate(recordings):
+        for player in range(one.episode.num_players):
+            compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
+    values: dict[tuple[int, int], Iterator[float]] = {}
+    for (player, *_), places in compared.items():
+        games = estimate([recordings[place].episode for place in places], player)
+        values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
+    sizes = Counter(map(pool, recordings))
+    return [
+        tuple(next(values[place, turn.player]) for turn in one.episode.turns) if sizes[pool(one)] > 1 else None
+        for place, one in enumerate(recordings)
+    ]
 
 
 def games_page(

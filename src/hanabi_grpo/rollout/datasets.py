@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from hanabi_grpo.envs.base import Setup
+from hanabi_grpo.envs.base import Setup, draw
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.dataset_rows import SEEDS_APART, messages, parse_row
@@ -28,6 +28,8 @@ EXAMPLE_ROW = (
 )
 MAX_BLOCK = 10_000
 """Most deals in which shares come out exactly; 0.9999 and 0.0001 are just allowed."""
+FURTHER_APART = SEEDS_APART // 16
+"""Distance of the numbers of a deal and of the further ones that may take its place, of which there are up to 15."""
 _DEAL_KEYS = ("messages", "env", "env_config", "suite")
 
 
@@ -196,16 +198,21 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
     return chosen
 
 
-def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse a weight of points that the estimator divides out again, by a SettingsError."""
-    weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"].get("reward_score", 1) != 1]
-    if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
-        raise SettingsError(
-            f"HANABI_REWARD_SCORE={weights[0]:g} (reward_score in a row) has no effect with HANABI_ADVANTAGE=turn, "
-            "which divides the team's returns by their standard deviation. Set HANABI_ADVANTAGE_SCALE=none, so that it "
-            "scales them; or weigh penalties instead (HANABI_REWARD_ILLEGAL, HANABI_REWARD_UNPARSABLE, "
-            "HANABI_REWARD_OUT_OF_TOKENS); or choose another HANABI_ADVANTAGE."
-        )
+def further_deal(rows: Sequence[dict[str, Any]], deal: int, number: int) -> dict[str, Any]:
+    """Return the `number`-th (from 1) of the deals that may take the place of deal number `deal`.
+
+    It is of the same row, so that rows keep their shares, and depends on nothing that was played. Where the row has no
+    seeds it takes one that no other deal of the run has; else one of the row's, drawn, but not that of `deal` itself
+    unless there is only one.
+    """
+    index, visit = locate(_terms(rows), deal)
+    row, own = rows[index], deal + number * FURTHER_APART
+    if seeds := row["seeds"]:
+        apart = draw("further deal", row["first_seed"], own, below=len(seeds) - 1) + 1 if len(seeds) > 1 else 0
+        seed = seeds[(visit + apart) % len(seeds)]
+    else:
+        seed = row["first_seed"] + own
+    return {**{key: row[key] for key in _DEAL_KEYS}, "seed": seed, "deal": own}
 
 
 def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:

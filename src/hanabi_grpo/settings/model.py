@@ -218,8 +218,8 @@ class Settings(BaseModel):
         "checkpoint-N) and wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before one a seat",
     )
     partner_share: float = trainer("HANABI_PARTNER_SHARE", "Share of the deals that have a partner.", 0.5, gt=0, le=1)
-    advantage: Literal["grpo", "turn", "return_to_go", "rloo", "reinforce_pp", "baseline", "ippo"] = trainer(
-        "HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn"
+    advantage: Literal["grpo", "turn", "rloo", "state_baseline", "return_to_go", "reinforce_pp", "baseline", "ippo"] = (
+        trainer("HANABI_ADVANTAGE", "How much better a turn was than others: the estimator.", "turn")
     )
     advantage_scale: Literal["std", "none"] | None = trainer(
         "HANABI_ADVANTAGE_SCALE",
@@ -230,6 +230,13 @@ class Settings(BaseModel):
     )
     critic_learning_rate: float = trainer(
         "HANABI_CRITIC_LEARNING_RATE", "Learning rate of the critics of HANABI_ADVANTAGE=ippo.", 1e-3, gt=0
+    )
+    resample_flat: int = trainer(
+        "HANABI_RESAMPLE_FLAT",
+        "Rounds in which further deals take the place of those whose games all earned the same; 0: none.",
+        0,
+        ge=0,
+        le=15,
     )
     whiten: bool = trainer("HANABI_WHITEN", "Bring a player's advantages of a step to mean 0 and deviation 1.", False)
     loss_unit: Literal["token", "turn", "sequence"] = trainer("HANABI_LOSS_UNIT", "What weighs 1 in the loss.", "token")

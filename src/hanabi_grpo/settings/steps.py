@@ -10,6 +10,9 @@ from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.settings.model import DEEPSPEED_STAGES, Settings
 from hanabi_grpo.types import SHARED_ADAPTER, player_names
 
+GROUP_ESTIMATORS = ("grpo", "turn", "rloo", "state_baseline")
+"""Those of HANABI_ADVANTAGE that compare within a group: one whose games all earned the same teaches nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
@@ -132,6 +135,17 @@ def check_updates(settings: Settings) -> None:
         raise SettingsError(
             f"HANABI_EVAL_STEPS={settings.eval_steps} with SAVE_STEPS={settings.save_steps}: a version that is "
             "validated is kept as a checkpoint when it is the best; set a multiple of SAVE_STEPS."
+        )
+    if settings.resample_flat and settings.overlap:
+        raise SettingsError(
+            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_OVERLAP=1: a step's games are a version old "
+            "when they show which deals are flat, and the server plays further ones with a newer version; unset one."
+        )
+    if settings.resample_flat and settings.advantage not in GROUP_ESTIMATORS:
+        raise SettingsError(
+            f"HANABI_RESAMPLE_FLAT={settings.resample_flat} with HANABI_ADVANTAGE={settings.advantage}: it compares "
+            "games of different deals, so a flat group teaches too, and a mean without flat groups is biased; unset "
+            f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
         )
     if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
         raise SettingsError(

@@ -5,8 +5,9 @@
 | name | credit | compared with |
 |---|---|---|
 | `grpo` | the whole game's return | its group: mean, standard deviation |
-| `turn` | the team's game, and the turn's own penalties | its group: mean, standard deviation |
-| `rloo` | the whole game's return | the other games of its group: mean |
+| `turn` | the game's return, and of penalties the turn's own | its group: mean of the others, standard deviation |
+| `rloo` | the whole game's return | its group: mean of the others |
+| `state_baseline` | what came from the turn on | its group: mean of the others that met the same history |
 | `return_to_go` | what came from the turn on | all turns of the step: mean |
 | `reinforce_pp` | the whole game's return | all turns of the step: mean, standard deviation |
 | `baseline` | the whole game's return | earlier steps: moving mean |
@@ -20,23 +21,31 @@ are a bias while they are wrong and λ < 1. Games of few turns, with a group of 
 seventy turns the return of each holds the noise of all others.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any, Literal
+from math import hypot
+from typing import Literal
 
-from hanabi_grpo.envs.recording import Recording
+from hanabi_grpo.training.comparing import (
+    EPSILON,
+    Values,
+    centred,
+    deviation,
+    divisor,
+    mean,
+    mean_of_others,
+    over_games,
+    over_turns,
+    returns_to_go,
+)
 from hanabi_grpo.types import REPLY_PARTS, Episode, Turn, player_name
 
 LossUnit = Literal["token", "turn", "sequence"]
-EPSILON = 1e-4
-PENALTY_WEIGHT = 2.0
 DECAY = 0.9
 """What is kept of a moving baseline in each step: its memory is about ten steps."""
-Values = list[list[float]]
-"""Per game, per own turn of one player: its advantage; an empty list for a game without a turn of that player."""
 Formula = Callable[[Sequence[Episode], int, bool], Values]
 """(games, player, whether to divide by the standard deviation) -> Values."""
 
@@ -68,29 +77,42 @@ def group_relative(episodes: Sequence[Episode], player: int, scaled: bool) -> Va
 
 
 def turn_credit(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
-    """Return (S_i − mean S) / (std S + ε) + 2·r_it for turn t of game i; unscaled S_i − mean S + 2·r_it.
+    """Return S_i − mean S + p_it − mean p for turn t of game i, both means over the other games; scaled, divided by σ.
 
-    S_i is the player's return of game i without the parts for replies (`REPLY_PARTS`), and r_it the sum of those for
-    turn t. A penalty reaches the reply that earned it and no other; the factor makes an illegal reply (−0.5) weigh as
-    much as a game one standard deviation below the mean. Scaled, a weight on all of S is divided out again, so
-    HANABI_REWARD_SCORE is refused then; unscaled it scales the first term. Source: this project; the first term is that
-    of GRPO.
+    S_i is the player's return of game i without the parts for replies (`REPLY_PARTS`), and p_it the sum of those for
+    turn t. A penalty reaches the reply that earned it and no other. A game without others gets 0.
+
+    Unscaled, the expectation is ∇E[S] + E[Σ_t ∇E[p_t | h_t]], h_t being what the player knows before its turn t: the
+    gradient of the game's return and of what a reply costs where it is made, with these histories as often as they
+    come. The baselines are of other games, so they add nothing to it. The gradient of E[S + Σ_t p_t] has the further
+    term E[Σ_t ∇log π(a_t | h_t) Σ_{u>t} p_u]: a reply is not credited with the penalties of its player's later replies,
+    which it may provoke, or spare by ending the game. Where these do not depend on it, as with no bad replies at all,
+    the term is 0. `rloo` has it, and its noise.
+
+    σ = sqrt(var S + var p) + ε, over games and over turns, divides both, so a point weighs against a penalty as
+    HANABI_REWARD_SCORE and its like say. A deal of little spread weighs more by it, as in GRPO.
+
+    Source: this project; S alone is RLOO's estimator.
     """
 
     def paid(one: Turn, *, for_reply: bool) -> float:
         return sum(value for part, value in one.rewards[player].items() if (part in REPLY_PARTS) == for_reply)
 
-    def of_game(episode: Episode) -> float:
-        return sum(paid(one, for_reply=False) for one in episode.turns)
-
-    games = over_games(episodes, player, partial(centred, scaled=scaled), of_game)
-    return [
-        [
-            value + PENALTY_WEIGHT * paid(one, for_reply=True)
-            for value, one in zip(values, episode.trajectory(player), strict=True)
-        ]
-        for values, episode in zip(games, episodes, strict=True)
+    penalties = [[paid(one, for_reply=True) for one in episode.trajectory(player)] for episode in episodes]
+    games = [
+        [sum(paid(one, for_reply=False) for one in episode.turns)] if own else []
+        for episode, own in zip(episodes, penalties, strict=True)
     ]
+    deviations = (deviation([value for game in values for value in game]) for values in (games, penalties))
+    scale = hypot(*deviations) + EPSILON if scaled else 1.0
+    found: Values = []
+    for place, own in enumerate(penalties):
+        score, penalty = mean_of_others(games, place), mean_of_others(penalties, place)
+        if score is None or penalty is None:
+            found.append([0.0] * len(own))
+        else:
+            found.append([(games[place][0] - score + value - penalty) / scale for value in own])
+    return found
 
 
 def leave_one_out(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
@@ -155,15 +177,53 @@ def to_go(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
     Source: MARSHAL (arXiv 2510.15414), turn-level advantage estimator (sum, then normalise) with agent-specific
     normalisation over the batch; it subtracts the mean and does not divide.
     """
-    found: Values = []
-    for episode in episodes:
-        total, backwards = 0.0, []
-        for one in reversed(episode.turns):
-            total += one.reward(player)
-            if one.player == player:
-                backwards.append(total)
-        found.append(backwards[::-1])
-    return over_turns(found, scaled)
+    return over_turns(returns_to_go(episodes, player), scaled)
+
+
+def above_state(episodes: Sequence[Episode], player: int, scaled: bool) -> Values:
+    """Return G_it − mean G for turn t of game i, the mean over turns of the same state; scaled, divided by (std G + ε).
+
+    G_it is what the player receives from its turn t on, without discount. A state is what the player has seen and said
+    before the turn, token by token: the conversation of the whole game so far, or of HANABI_MEMORY. The mean is over
+    the turns of *other* games of the group that met the state; where none did, over those with the same number among
+    their game's turns, then over all. Which of them it is was decided before the turn, and other games know nothing of
+    its reply, so the gradient is unbiased while nothing is divided. The game's own turns must stay out: with
+    HANABI_MEMORY=turn it may meet a state twice, and what came after the one depends on the other.
+
+    Source: GiGPO (arXiv 2505.10978), the step's advantage by anchor states. There it is added to the game's, which
+    counts the final score twice; here it takes its place. Departures: no discount, and the mean leaves the game out.
+    """
+    gains, known = returns_to_go(episodes, player), dict[tuple[int, object], int]()
+    levels = [
+        [((0, state), (1, number), (2, 0)) for number, state in enumerate(states_of(episode, player, known))]
+        for episode in episodes
+    ]
+    met: dict[tuple[int, int], Values] = defaultdict(lambda: [[] for _ in episodes])
+    for game, (values, keys) in enumerate(zip(gains, levels, strict=True)):
+        for value, turn in zip(values, keys, strict=True):
+            for key in turn:
+                met[key][game].append(value)
+    scale = divisor([value for game in gains for value in game], scaled)
+    found: Values = [[] for _ in episodes]
+    for game, (values, keys) in enumerate(zip(gains, levels, strict=True)):
+        for value, turn in zip(values, keys, strict=True):
+            means = (mean_of_others(met[key], game) for key in turn)
+            found[game].append((value - next((one for one in means if one is not None), value)) / scale)
+    return found
+
+
+def states_of(episode: Episode, player: int, known: dict[tuple[int, object], int]) -> list[int]:
+    """Return per own turn a number of its state, equal where the conversations before the reply are equal.
+
+    `known` grows: (number of what was before, tokens or for a script the text) -> number. It is the tree of all
+    conversations, so that none is kept or compared as a whole.
+    """
+    found, place = [], 0
+    for turn in episode.trajectory(player):
+        place = known.setdefault((0 if turn.fresh else place, turn.prompt_ids or turn.prompt), len(known) + 1)
+        found.append(place)
+        place = known.setdefault((place, turn.reply_ids or turn.reply), len(known) + 1)
+    return found
 
 
 Chain = Callable[[Episode, int], Mapping[int, float]]
@@ -216,6 +276,7 @@ ESTIMATORS = {
         Estimator(name="grpo", formula=group_relative, pool="group", scaled=True),
         Estimator(name="turn", formula=turn_credit, pool="group", scaled=True),
         Estimator(name="rloo", formula=leave_one_out, pool="group", scaled=False),
+        Estimator(name="state_baseline", formula=above_state, pool="group", scaled=False),
         Estimator(name="return_to_go", formula=to_go, pool="step", scaled=False),
         Estimator(name="reinforce_pp", formula=batch_normalised, pool="step", scaled=True),
         Estimator(name="baseline", formula=partial(above_baseline, baselines={}), pool="step", scaled=False),
@@ -262,59 +323,6 @@ def moved(baselines: Mapping[str, float], episodes: Sequence[Episode], player: i
 def baseline_key(player: int, board: str) -> str:
     """Return the name of a baseline in a checkpoint."""
     return f"{player_name(player)} {board}"
-
-
-def over_games(
-    episodes: Sequence[Episode],
-    player: int,
-    compare: Callable[[Sequence[float]], Sequence[float]],
-    reward: Callable[[Episode], float] | None = None,
-) -> Values:
-    """Return for every turn of a game what `compare` makes of that game's return beside those of the others.
-
-    Only games in which the player had a turn are compared. A game's return is the player's, unless `reward` says.
-    """
-    turns = [len(episode.trajectory(player)) for episode in episodes]
-    playing = [episode for episode, count in zip(episodes, turns, strict=True) if count]
-    values = iter(compare([reward(one) if reward else one.reward(player) for one in playing]))
-    return [[next(values)] * count if count else [] for count in turns]
-
-
-def over_turns(values: Values, scaled: bool) -> Values:
-    """Return the values of turns `centred` among all turns."""
-    flat = iter(centred([value for game in values for value in game], scaled))
-    return [[next(flat) for _ in game] for game in values]
-
-
-def centred(values: Sequence[float], scaled: bool) -> list[float]:
-    """Return (x − mean) / (std + ε), or x − mean where `scaled` is false."""
-    centre, scale = mean(values), divisor(values, scaled)
-    return [(value - centre) / scale for value in values]
-
-
-def divisor(values: Sequence[float], scaled: bool) -> float:
-    """Return std + ε, or 1 where `scaled` is false."""
-    return deviation(values) + EPSILON if scaled else 1.0
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean, 0 of nothing."""
-    return sum(values) / len(values) if values else 0.0
-
-
-def deviation(values: Sequence[float]) -> float:
-    """Return the sample standard deviation (divided by n − 1), 0 of fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    centre = mean(values)
-    apart = [value - centre for value in values]
-    # A product overflows to infinity, where a power would raise.
-    variance = sum(value * value for value in apart) / (len(values) - 1)
-    if variance != float("inf"):
-        return float(variance**0.5)
-    # An infinite divisor would make every advantage a quiet 0.
-    largest = max(map(abs, apart))
-    return float(largest * (sum((value / largest) ** 2 for value in apart) / (len(values) - 1)) ** 0.5)
 
 
 def step_advantages(
@@ -365,29 +373,3 @@ def token_weights(turns: Sequence[Sequence[int]], unit: LossUnit) -> list[list[f
         count = sum(sum(lengths) > 0 for lengths in turns)
         return [[total / (count * sum(lengths)) if length else 0.0 for length in lengths] for lengths in turns]
     return [[1.0] * len(lengths) for lengths in turns]
-
-
-def turn_advantages(recordings: Sequence[Recording], estimate: Estimator) -> list[tuple[float, ...] | None]:
-    """Return per game the advantage of each turn, None for a game that is alone with its deal.
-
-    Games of one file and one deal are a group, as they were in training. For an estimator that compares over the step,
-    games of one file and one board are compared, per player those in which the same policy had its seat.
-    """
-
-    def pool(one: Recording) -> tuple[Any, ...]:
-        deal = (one.episode.suite, one.episode.seed) if estimate.pool == "group" else ()
-        return (one.source, one.episode.spec_hash, *deal)
-
-    compared: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for place, one in enumerate(recordings):
-        for player in range(one.episode.num_players):
-            compared[player, one.episode.seats[player : player + 1], pool(one)].append(place)
-    values: dict[tuple[int, int], Iterator[float]] = {}
-    for (player, *_), places in compared.items():
-        games = estimate([recordings[place].episode for place in places], player)
-        values |= {(place, player): iter(game) for place, game in zip(places, games, strict=True)}
-    sizes = Counter(map(pool, recordings))
-    return [
-        tuple(next(values[place, turn.player]) for turn in one.episode.turns) if sizes[pool(one)] > 1 else None
-        for place, one in enumerate(recordings)
-    ]

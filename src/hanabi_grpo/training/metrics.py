@@ -49,7 +49,7 @@ def episode_metrics(
         "games_dropped": float(games_dropped),
         "groups_dropped": float(groups_dropped),
         "games_all_bad": float(sum(_is_all_bad(episode, own) for episode in episodes)),
-        "groups_without_spread": float(sum(not _has_spread(group, own) for group in groups)),
+        "groups_without_spread": float(sum(not has_spread(group, own) for group in groups)),
         "reply_tokens": float(sum(len(turn.reply_ids) for turn in turns)),
     }
     if groups:
@@ -148,7 +148,8 @@ def _is_all_bad(episode: Episode, own: Sequence[str]) -> bool:
     return bool(turns) and all(turn.kind is not ReplyKind.LEGAL for turn in turns)
 
 
-def _has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:
+def has_spread(group: Sequence[Episode], own: Sequence[str]) -> bool:
+    """Tell whether the games of a group differ in what any player earned whose seat is trained; `own` as above."""
     for player in range(max((episode.num_players for episode in group), default=0)):
         playing = [one for one in group if one.trajectory(player) and _trains(one, player, own)]
         if len({episode.reward(player) for episode in playing}) > 1:

@@ -33,13 +33,7 @@ from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
 from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
-from hanabi_grpo.training.batching import (
-    PlayerBatch,
-    next_baselines,
-    plan_batches,
-    usable_groups,
-    useful_share,
-)
+from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
 from hanabi_grpo.training.critic import Valuing
 from hanabi_grpo.training.deals import step_deals
 from hanabi_grpo.training.fleet_link import Link
@@ -52,10 +46,11 @@ from hanabi_grpo.training.model.forward import join_lora_products, reply_logps
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.overlap import KeptAdapters, PlayAhead, StepGames
+from hanabi_grpo.training.resampling import UsedGames, resample
 from hanabi_grpo.training.saving import CheckpointSaving, OptimizerState, TrainingState, restore_random_state
 from hanabi_grpo.training.updates import AfterStep, MicroStep, StepUpdates, order_updates
 from hanabi_grpo.training.validation import Validation
-from hanabi_grpo.types import Episode, adapter_of
+from hanabi_grpo.types import adapter_of
 
 logger = logging.getLogger(__name__)
 
@@ -160,14 +155,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
-        games, partner_names, measured = self._play(inputs, version)
-        groups, problems = usable_groups(games.result.groups, games.result.dropped)
-        swap_every = self.settings.swap_every
-        own = own_seats(self.settings.players, self.adapter_names, games.version, swap_every)
-        players = seated(self.settings.players, games.version, swap_every)
-        active = active_players(self.settings, version)
-        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
-        trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
+        games, used, partner_names, measured = self._play(inputs, version)
+        groups = used.groups
+        own, players, trained = self._seats(games.version, version)
         before = self.baselines.get(version, {})
         measured |= self.look(groups, own, players, version)
         batches = plan_batches(
@@ -186,7 +176,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
             device=self.accelerator.device,
         )
         # All own players: the baseline of one that rests moves on.
-        self.baselines = {version: before, version + 1: next_baselines(before, groups, own)}
+        self.baselines = {version: before, version + 1: next_baselines(before, used.drawn, own)}
         if games.version != version:
             self._recall(batches, games.version)
         if self.beta:
@@ -196,7 +186,7 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         data = [batch["grpo_batch"] for batch in batches]
         moving = {adapter_of(one.player, self.adapter_names) for one in data if one.has_data}
         updates = order_updates(batches, self.settings, step=version, adapters=self.adapter_names, active=moving)
-        self._record(groups, problems, version, own, partner_names)
+        self._record(used, version, own, partner_names)
         for name, value in measured.items():
             self._metrics["train"][name].append(value)
         if 0 < self.settings.eval_patience <= measured.get("validation/stale", 0):
@@ -229,14 +219,28 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str], dict[str, float]]:
+    def _seats(self, version: int, step: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Return per seat the word of who sits there at a version, its player, and the word if it learns in a step."""
+        swap_every = self.settings.swap_every
+        own = own_seats(self.settings.players, self.adapter_names, version, swap_every)
+        players = seated(self.settings.players, version, swap_every)
+        active = active_players(self.settings, step)
+        # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
+        trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
+        return own, players, trained
+
+    def _play(
+        self, deals: list[dict[str, Any]], version: int
+    ) -> tuple[StepGames, UsedGames, dict[str, str], dict[str, float]]:
         answer = None
         if self.accelerator.is_main_process:
             games = self.ahead.take(deals, version)
+            trained = self._seats(games.version, version)[2]
+            used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
             if self.settings.overlap and version + 1 < self.args.max_steps:
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
-            answer = (games, self.link.partner_names, self.measure(version))
+            answer = (games, used, self.link.partner_names, self.measure(version) | used.metrics)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def measure(self, version: int) -> dict[str, float]:
@@ -329,20 +333,15 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         # The guard records each player's own norm; ms-swift's version drops everybody's gradient for one bad value.
         return None
 
-    def _record(
-        self,
-        groups: list[list[Episode]],
-        problems: list[str],
-        version: int,
-        own: tuple[str, ...],
-        partner_names: dict[str, str],
-    ) -> None:
-        missing = self.plan.games - sum(len(group) for group in groups)
+    def _record(self, used: UsedGames, version: int, own: tuple[str, ...], partner_names: dict[str, str]) -> None:
+        drawn, groups, problems = used.drawn, used.groups, used.problems
+        missing = self.plan.games - sum(len(group) for group in drawn)
+        # Of the deals as they came: a choice of those with spread would show another score.
         metrics = episode_metrics(
-            groups,
+            drawn,
             self.setups,
             games_dropped=missing,
-            groups_dropped=self.plan.deals - len(groups),
+            groups_dropped=self.plan.deals - len(drawn),
             own=own,
             partners=partner_names if self.settings.partners else None,
             reply_limit=self.settings.max_completion_length,

@@ -34,7 +34,10 @@ EXPLOITABILITY = "exploitability"
 """A metric of training, see HANABI_EXPLOIT_EVERY."""
 PICTURES = ("score", "phases", "alarms")
 _BAD_REPLIES = {"illegal_per_game": ("illegal", COLORS[0]), "unparsable_per_game": ("unparsable", COLORS[1])}
-_PHASE_COLORS = {"push": "#c2185b", "rollout": "#1f5fa8", "wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"}
+_PHASE_COLORS = {
+    **{"push": "#c2185b", "rollout": "#1f5fa8", "resample": "#7fb2e5"},
+    **{"wait": "#d9a400", "recall": "#6a3d9a", "train": "#2e7d32"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ _TEAM_TITLES = {
     "out_of_tokens_per_game": "games out of tokens",
     "turns_per_game": "turns a game",
     "flat_group_share": "zero-variance groups",
+    "resample/flat_after": "zero-variance groups, used",
     "loss": "loss",
     "kl": "KL to the base model, nats",
 }
@@ -35,12 +36,12 @@ _PLAYER_TITLES = {
     "parity": "logprob mismatch, nats",
 }
 _UNSHOWN = re.compile(
-    r"(alarm|time|clip_ratio|tokens|games|score|partners|self_play)/.*|step|seconds|step_time|epoch|learning_rate|"
+    r"(alarm|time|clip_ratio|tokens|games|score|partners|self_play|resample)/.*|step|seconds|step_time|epoch|learning_rate|"
     r"staleness|grad_norm|games|games_.*|groups_.*|reply_tokens|updates_dropped|unparsable_share|hint_pairs",
     re.DOTALL,
 )
 """Counts and clocks, and what other figures say already."""
-_PHASES = ("push", "rollout", "wait", "recall", "train")
+_PHASES = ("push", "rollout", "resample", "wait", "recall", "train")
 
 
 class Figure(NamedTuple):

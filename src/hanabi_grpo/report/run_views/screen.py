@@ -44,7 +44,10 @@ _TRAINER = {
     "not running": ("trainer not running", "yellow"),
     "elsewhere": ("trainer on another machine", "dim"),
 }
-_PHASE_STYLES = {"push": "magenta", "rollout": "cyan", "wait": "yellow", "recall": "blue", "train": "green"}
+_PHASE_STYLES = {
+    **{"push": "magenta", "rollout": "cyan", "resample": "bright_cyan"},
+    **{"wait": "yellow", "recall": "blue", "train": "green"},
+}
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 """Bit of each dot of a braille character, by column and row from above (Unicode, block "Braille Patterns")."""
 _BLOCKS = "▁▂▃▄▅▆▇█"

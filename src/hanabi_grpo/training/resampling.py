@@ -1,0 +1,95 @@
+"""Which games a step learns from; HANABI_RESAMPLE_FLAT=k: further deals take the place of flat ones, in up to k rounds.
+
+A group is flat (of zero variance) where all games of its deal earn the same for each player that learns in the step. An
+estimator that compares within groups gives all its turns the advantage 0, so leaving it out biases nothing: deals that
+teach something come up more often. With one that compares over the step it would; `settings.steps` refuses that.
+
+Which deals come in which round is a function of the deals in whose place they come (`further_deal`), so a step asks for
+the same ones whatever other steps needed, also after a resume. The main process plays, and all ranks are handed what it
+found. A place that stays flat keeps its own group, so that an entropy bonus has a whole step also where all are flat.
+
+Source: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), which samples until the batch is full.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hanabi_grpo.client.answers import RolloutResult
+from hanabi_grpo.rollout.datasets import further_deal, training_rows
+from hanabi_grpo.training.batching import MIN_GAMES, usable_groups
+from hanabi_grpo.training.fleet_link import Link
+from hanabi_grpo.training.metrics import has_spread
+from hanabi_grpo.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsedGames:
+    """What a step learns from, and what that took."""
+
+    drawn: list[list[Episode]]
+    """Groups of the step's own deals that can be trained on; figures of play are of them."""
+    groups: list[list[Episode]]
+    """Groups that are learned from, in the order of the step's deals."""
+    problems: list[str]
+    """A sentence for each deal that lost games."""
+    metrics: dict[str, float]
+    """`resample/…` and `time/resample` (seconds); none without HANABI_RESAMPLE_FLAT."""
+
+
+def resample(
+    link: Link,
+    names: tuple[str, ...],
+    deals: Sequence[dict[str, Any]],
+    result: RolloutResult,
+    *,
+    version: int,
+    trained: Sequence[str],
+) -> UsedGames:
+    """Play further deals in the place of those that are flat, or have fewer than two games left.
+
+    Args:
+        link: To the server, with the run's settings.
+        names: The run's adapters.
+        deals: The step's own, each with its number as "deal".
+        result: Their games.
+        version: What the server plays.
+        trained: Per seat the word of the adapter that learns in this step, else "".
+    """
+    drawn, problems = usable_groups(result.groups, result.dropped)
+    if not (rounds := link.settings.resample_flat):
+        return UsedGames(drawn=drawn, groups=drawn, problems=problems, metrics={})
+
+    def rank(group: Sequence[Episode]) -> int:
+        return 0 if len(group) < MIN_GAMES else 1 + has_spread(group, trained)
+
+    start, rows, places, answers = time.perf_counter(), training_rows(link.settings), list(result.groups), [result]
+    while len(answers) <= rounds and (open_places := [one for one, group in enumerate(places) if rank(group) < 2]):
+        further = [further_deal(rows, deals[place]["deal"], len(answers)) for place in open_places]
+        answers.append(answer := link.play(further, names, version))
+        for place, group in zip(open_places, answer.groups, strict=True):
+            # Of equals the first: its own.
+            places[place] = max(places[place], group, key=rank)
+        problems += usable_groups(answer.groups, answer.dropped)[1]
+    groups = [group for group in places if rank(group)]
+    if groups and all(rank(group) == 1 for group in groups):
+        logger.warning(
+            "step %d: after %d round(s) of further deals all games of each deal still earn the same: no advantage "
+            "differs from 0 (see the alarm flat_groups)",
+            version + 1,
+            len(answers) - 1,
+        )
+    metrics = {
+        "resample/rounds": float(len(answers) - 1),
+        "resample/games_played": float(sum(len(group) for answer in answers for group in answer.groups)),
+        "resample/games_used": float(sum(map(len, groups))),
+        "time/resample": time.perf_counter() - start,
+    }
+    for when, usable in (("before", drawn), ("after", groups)):
+        if usable:
+            metrics[f"resample/flat_{when}"] = sum(rank(group) == 1 for group in usable) / len(usable)
+    return UsedGames(drawn=drawn, groups=groups, problems=problems, metrics=metrics)
