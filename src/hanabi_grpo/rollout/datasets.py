@@ -197,7 +197,18 @@ def deals(rows: Sequence[dict[str, Any]], start: int, count: int) -> list[dict[s
 
 
 def check_rewards(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse a weight of points that the estimator divides out again, by a SettingsError."""
+    """Refuse what the games' rewards do not allow, by a SettingsError.
+
+    That is a weight of points that the estimator divides out again, and phases of best response, which look for a
+    greater score, where one player's score is not the others'.
+    """
+    if settings.update == "best_response":
+        for one in played_setups(rows):
+            if one.spec.payoff != "team":
+                raise SettingsError(
+                    f"HANABI_UPDATE=best_response: {one.env} is not played by a team, so no score says whether a "
+                    "player got better; set independent or alternating."
+                )
     weights = [row["env_config"]["reward_score"] for row in rows if row["env_config"].get("reward_score", 1) != 1]
     if weights and settings.advantage == "turn" and settings.advantage_scale != "none":
         raise SettingsError(

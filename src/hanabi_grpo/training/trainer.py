@@ -32,7 +32,7 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import rates_of_each, steps_of_each
 from hanabi_grpo.training.advantages import choose_estimator
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, usable_groups, useful_share
 from hanabi_grpo.training.deals import step_deals
@@ -151,12 +151,11 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
-        games, partner_names, measured = self._play(inputs, version)
+        games, partner_names, measured, active, self.is_last_step = self._play(inputs, version)
         groups, problems = usable_groups(games.result.groups, games.result.dropped)
         swap_every = self.settings.swap_every
         own = own_seats(self.settings.players, self.adapter_names, games.version, swap_every)
         players = seated(self.settings.players, games.version, swap_every)
-        active = active_players(self.settings, version)
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
         trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
         before = self.baselines.get(version, {})
@@ -189,8 +188,6 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         self._record(groups, problems, version, own, partner_names)
         for name, value in measured.items():
             self._metrics["train"][name].append(value)
-        if 0 < self.settings.eval_patience <= measured.get("validation/stale", 0):
-            self.is_last_step = True
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
@@ -219,14 +216,18 @@ class HanabiGRPOTrainer(StepUpdates, CheckpointSaving, GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _play(self, deals: list[dict[str, Any]], version: int) -> tuple[StepGames, dict[str, str], dict[str, float]]:
+    def _play(
+        self, deals: list[dict[str, Any]], version: int
+    ) -> tuple[StepGames, dict[str, str], dict[str, float], tuple[str, ...], bool]:
         answer = None
         if self.accelerator.is_main_process:
             games = self.ahead.take(deals, version)
             if self.settings.overlap and version + 1 < self.args.max_steps:
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
-            answer = (games, self.link.partner_names, self.measure(version))
+            measured, validation = self.measure(version), self.validation
+            decided = validation.active(version), validation.ends_run(version)
+            answer = (games, self.link.partner_names, measured, *decided)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def measure(self, version: int) -> dict[str, float]:
