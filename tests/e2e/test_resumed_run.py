@@ -169,6 +169,37 @@ def test_a_run_that_gets_no_better_stops_and_keeps_its_best_checkpoint(tiny_mode
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
 
 
+def test_phases_of_best_response_resume_bit_by_bit_and_end_with_a_round_in_vain(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    # The scripted players never learn, so each phase lasts as long as its patience: player_0 moves in steps 1 and 2,
+    # player_1 in 3 and 4; the version after step 4 ends the round, and player_0's step 5 the run.
+    variables = {"SAVE_STEPS": "1", "HANABI_EVAL_STEPS": "1", "HANABI_EVAL_DEALS": "4", "HANABI_EVAL_PATIENCE": "2"}
+    variables |= {"HANABI_UPDATE": "best_response", "LR_SCHEDULER_TYPE": "constant", "WARMUP_STEPS": "0"}
+    variables |= STAGES["zero2"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    output = run(write_settings(whole, tiny_model, MAX_STEPS="9", **variables), processes=2)
+    assert "phase 1: player_1 is trained now" in output and "a whole round of players brought no version" in output
+    # Interrupted within a phase, and between the validation that ends the run and its last step.
+    for start, end in ((0, 3), (3, 4), (4, 9)):
+        if start:
+            resume_at(cut, start)
+        run(write_settings(cut, tiny_model, MAX_STEPS=str(end), **variables), processes=2)
+    for folder in (whole, cut):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+        assert [[name for name in PLAYERS if f"{name}/grad_norm" in row] for row in rows] == [
+            [PLAYERS[number]] for number in (0, 0, 1, 1, 0)
+        ]
+    assert (whole / "validation.json").read_text() == (cut / "validation.json").read_text()
+    for player, updates in zip(PLAYERS, (3, 2), strict=True):
+        one, other = (everything(folder / "checkpoint-5", player) for folder in (whole, cut))
+        assert differing(one, other) == [] and one["updates"] == updates, player
+    for player, before, after in (("player_0", 2, 4), ("player_1", 4, 5)):
+        one, other = (everything(whole / f"checkpoint-{step}", player) for step in (before, after))
+        assert differing(one, other) == [], f"{player} rests"
+
+
 def test_a_zero_sum_game_trains_as_any_other(tiny_model: Path, tmp_path: Path) -> None:
     deals = tmp_path / "kuhn.jsonl"
     row = {"messages": [{"role": "user", "content": "x"}], "env": "kuhn_poker", "env_config": {"preset": "kuhn_poker"}}

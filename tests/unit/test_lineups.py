@@ -20,6 +20,7 @@ from hanabi_grpo.errors import ServerError, SettingsError
 from hanabi_grpo.rollout.loop import make_script, play_episode
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.saved_adapters import newest_checkpoint
+from hanabi_grpo.runs.validation import FILE, Validated, write_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.refs import Role, ScriptRef
 from hanabi_grpo.types import Episode, EpisodeStatus, Reply
@@ -146,6 +147,55 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_at_the_first_look(tmp_path
     resolver.lend_again()
     seats_of(resolver, str(run))
     assert [version for version, _ in desk.lent] == [9, 9], "a training that goes on must not change who plays"
+
+
+def test_the_best_of_a_run_is_the_checkpoint_that_validation_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    run = Path("demo/train")
+    for step in (10, 20, 30):
+        checkpoint(run, step, "player_0", "player_1")
+
+    def validate(*scores: float) -> None:
+        write_validations(run, [Validated(step=10 * n, score=one, se=0.1) for n, one in enumerate(scores)])
+
+    validate(1.0, 2.0, 3.0, 3.0)
+    line_up, desk = parse_line_up("demo@best,./demo/train@best:player_1", 2), Desk()
+    assert line_up.words == ("demo/train/checkpoint-20", "demo/train/checkpoint-20:player_1")
+    assert line_up.label == "demo@best,demo/train@best:player_1"
+    resolver_of(desk).seats(line_up.refs)
+    assert desk.lent == [(20, b"player_0@20"), (20, b"player_1@20")]
+    Path("demo@best").mkdir()
+    assert parse_line_up("demo@best", 2).words == ("./demo@best",) * 2, "a folder of that name is itself"
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (None, r"run@best: validation chooses the best version, and this run made none \(HANABI_EVAL_STEPS\)"),
+        ((3.0, 1.0), r"the version that did best \(3.000 ± 0.100 at step 0\) is of the start, which is no checkpoint"),
+        ((1.0, 2.0, 3.0), r"did best \(3.000 ± 0.100 at step 20\) is not there. Name .*run for its newest checkpoint"),
+    ],
+)
+def test_a_run_that_has_no_best_checkpoint_says_why(
+    tmp_path: Path, scores: tuple[float, ...] | None, message: str
+) -> None:
+    checkpoint(tmp_path / "run", 10, "player_0", "player_1")
+    if scores is not None:
+        rows = [Validated(step=10 * number, score=one, se=0.1) for number, one in enumerate(scores)]
+        write_validations(tmp_path / "run", rows)
+    with pytest.raises(SettingsError, match=message):
+        parse_line_up(f"{tmp_path}/run@best", 2)
+
+
+def test_the_best_of_no_run_and_of_a_damaged_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such folder; give a run"):
+        parse_line_up(f"{tmp_path}/none@best", 2)
+    (tmp_path / FILE).write_text('[{"step": 1')
+    with pytest.raises(SettingsError, match=f"{FILE}: not what a training writes"):
+        parse_line_up(f"{tmp_path}@best", 2)
 
 
 def test_an_adapter_that_a_checkpoint_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:

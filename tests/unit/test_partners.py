@@ -25,6 +25,7 @@ from hanabi_grpo.settings.partners import (
 )
 from hanabi_grpo.settings.refs import (
     AdapterRef,
+    BestPlace,
     CheckpointRef,
     HubPlace,
     Ref,
@@ -193,6 +194,8 @@ READ: dict[str, Ref] = {
     "player_4@latest": AdapterRef(adapter="player_4"),
     "shared@12": AdapterRef(adapter="shared", version=12),
     "outputs/run": CheckpointRef(place=Path("outputs/run")),
+    "outputs/run@best": CheckpointRef(place=BestPlace(run=Path("outputs/run"))),
+    "./run@best:player_1": CheckpointRef(place=BestPlace(run=Path("run")), adapter="player_1"),
     "./iggi": CheckpointRef(place=Path("iggi")),
     "outputs/a:run/checkpoint-50:player_1": CheckpointRef(
         place=Path("outputs/a:run/checkpoint-50"), adapter="player_1"

@@ -18,6 +18,7 @@ from hanabi_grpo.evaluation.crossplay.plan import parse_entries
 from hanabi_grpo.runs.checkpoints import write_checkpoint
 from hanabi_grpo.runs.recordings import read_recordings, recording_files
 from hanabi_grpo.runs.saved_adapters import read_adapters
+from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
@@ -294,6 +295,24 @@ def test_words_are_fetched_once_and_a_resume_uses_the_same_weights_although_the_
     with pytest.raises(
         SettingsError, match=r"not there as it was, and it cannot be fetched again .*Put that folder back"
     ):
+        fetch_used(settings, Path("run"))
+
+
+def test_a_resumed_run_uses_the_weights_that_were_the_best_of_another_when_it_began() -> None:
+    run = tracked_run(Path("outputs/other"), checkpoints=(2, 3))
+    rows = [Validated(step=step, score=score, se=0.1) for step, score in ((2, 1.0), (3, 2.0))]
+    write_validations(run, rows[:1])
+    word = "outputs/other@best"
+    settings = settings_of(start_from=(word,), partners=(f"player_1={word}",))
+    used = fetch_used(settings, Path("run"))
+    assert (used[word]["version"], used[word]["step"]) == ("outputs/other/checkpoint-2", 2)
+    keep(used)
+    write_validations(run, rows)
+    assert fetch_used(settings, Path("run"), is_resumed=True) == used
+    folder, saved = read_used(parse_checkpoint(word).place, Path("run"))
+    assert (folder, saved.step) == (run / "checkpoint-2", 2)
+    shutil.rmtree(run / "checkpoint-2")
+    with pytest.raises(SettingsError, match=r"this run used outputs/other/checkpoint-2 .*Put that folder back"):
         fetch_used(settings, Path("run"))
 
 

@@ -32,6 +32,7 @@ from hanabi_grpo.report.run_page import run_page
 from hanabi_grpo.report.run_report import read_evaluations, read_report
 from hanabi_grpo.runs.evaluation_result import result_to_json, write_result
 from hanabi_grpo.runs.history import IncidentLog
+from hanabi_grpo.runs.validation import Validated, write_validations
 from pages import Reader
 from tracked_runs import SECRET, add_row, tracked_run
 from training_runs import LAPTOP, evaluate_scripted
@@ -207,6 +208,38 @@ def test_a_run_of_one_step_and_nothing_else_has_a_page(tmp_path: Path) -> None:
     for words in ("None in the run folder", "No alarm was raised.", "No recorded game is shown.",
                   "The run folder has no settings.json."):  # fmt: skip
         assert words in text
+
+
+def test_validations_are_a_curve_a_line_and_data(tmp_path: Path) -> None:
+    run = evaluated_run(tmp_path / "run")
+    rows = [Validated(step=step, score=score, se=0.25) for step, score in ((0, 1.0), (1, 1.9), (2, 1.9), (3, 1.4))]
+    write_validations(run, rows)
+    line = "validation: best 1.900 ± 0.250 at step 1, last 1.400 ± 0.250 at step 3"
+    answer = command(run, "--markdown", tmp_path / "report.md", "--png", tmp_path / "one.svg", "--html", tmp_path / "p")
+    assert answer.exit_code == 0 and line in answer.output.splitlines()
+    assert (tmp_path / "report.md").read_text().splitlines()[0] == line and line in (tmp_path / "p").read_text()
+    picture = (tmp_path / "one.svg").read_text()
+    for words in ("validation 1.40", "best 1.90, step 1", "training games 1.10", "held-out deals"):
+        assert words in picture, words
+    assert [(one["step"], one["score"]) for one in json.loads(command(run, "--json").stdout)["validations"]] == [
+        (row.step, row.score) for row in rows
+    ]
+    axes = read_report(run).pictures.draw("score").axes[0]
+    bars = [bar.get_segments() for bar in axes.collections]
+    drawn = [(float(low[0]), float(low[1]), float(high[1])) for low, high in bars[0]]
+    assert drawn == [(row.step, row.score - 0.5, row.score + 0.5) for row in rows], "two standard errors"
+
+
+def test_several_games_are_drawn_by_their_shares_and_a_damaged_record_gets_a_note(tmp_path: Path) -> None:
+    run = tracked_run(tmp_path / "run", steps=0, games=False)
+    for step in (1, 2):
+        add_row(run, step, **{"score/mean": 9.0, "score/normalized": 0.25 * step})
+    write_validations(run, [Validated(step=0, score=0.4, se=0.1, metric="score/normalized")])
+    axes = read_report(run).pictures.draw("score").axes[0]
+    assert axes.get_ylabel() == "mean share of the greatest score" and axes.get_ylim()[1] < 1
+    (run / "validation.json").write_text("[")
+    found = read_report(run)
+    assert found.validation == "" and "validation.json: not what a training writes" in found.notes[-1]
 
 
 def test_evaluations_of_other_deals_get_tables_of_their_own_and_damaged_ones_a_note(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import TrainerState
 
 from hanabi_grpo.errors import SettingsError
+from hanabi_grpo.runs.validation import Validated, write_validations
 from hanabi_grpo.settings import read_settings
 from hanabi_grpo.tracking import mirror
 from hanabi_grpo.tracking.callback import TrackingCallback
 from hanabi_grpo.tracking.mirror import Mirror, unsent_folders
 from hanabi_grpo.tracking.record import read_record
+from hanabi_grpo.tracking.senders import _LOOK_SECONDS
 from tracked_runs import PLAYERS, SECRET, add_checkpoint, add_row, tracked_run
 from wandb_backend import KEY, Backend, backend, wait_until
 from wandb_files import artifacts, history, offline_records
@@ -107,6 +110,35 @@ def test_the_settings_say_which_checkpoints_go_up(tmp_path: Path, log_model: str
     assert [set(aliases) - {"best", "latest"} for _, aliases, _ in models(run)] == expected
 
 
+@pytest.mark.parametrize("log_model", ["checkpoint", "end"])
+def test_the_best_is_the_version_that_validation_chose_and_the_last_one_stays_the_latest(
+    tmp_path: Path, log_model: str
+) -> None:
+    variables = {"WANDB_MODE": "offline", "WANDB_LOG_MODEL": log_model, "UPLOAD_CKPT_TO_WANDB": "true"}
+    run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, HANABI_EVAL_STEPS="2", SAVE_STEPS="2",
+                      **variables)  # fmt: skip
+
+    def validate(*scores: float) -> None:
+        write_validations(run, [Validated(step=2 * n, score=one, se=0.1) for n, one in enumerate(scores)])
+
+    def train() -> None:
+        time.sleep(3 * _LOOK_SECONDS)
+        assert models(run) == [], "the validation of step 2 is still going on"
+        for step, scores in ((3, (1.0, 3.0)), (4, (1.0, 3.0, 2.0))):
+            validate(*scores)
+            add_row(run, step, **{"score/mean": 9.0})
+        add_checkpoint(run, 4)
+
+    mirrored(run, 0, then=train)
+    assert {step: set(aliases) - {"latest"} for _, aliases, step in models(run)[:1]} == {
+        2: {"checkpoint_global_step_2", "best"}
+    }
+    assert [step for _, _, step in models(run)] == ([2, 4, 4] if log_model == "checkpoint" else [2, 4])
+    assert all("best" not in aliases for _, aliases, step in models(run) if step == 4)
+    rows = history(offline_records(run))
+    assert [row["validation/score/mean"] for row in rows if "validation/score/mean" in row] == [2.0], "no row has it"
+
+
 def test_a_resumed_run_goes_on_under_its_id_with_the_steps_that_are_new(tmp_path: Path) -> None:
     run = tracked_run(tmp_path / "run", steps=2, checkpoints=(2,), games=False, WANDB_MODE="offline")
     mirrored(run, 0)
@@ -146,7 +178,7 @@ state = TrainerState(max_steps=1)
 tracking.on_train_begin(None, state, None)
 state.global_step = 1
 tracking.on_log(None, state, None, {"games": 16.0, "loss": 0.5})
-tracking.on_train_end(None, state, None)
+tracking.close()
 print(sorted(name for name in sys.modules if "wandb" in name.split(".") or "tensorboard" in name.split(".")))
 """
 

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 
 from hanabi_grpo.envs import registry
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.checkpoints import rotate, write_checkpoint
+from hanabi_grpo.runs.validation import FILE
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.settings.steps import check_updates
-from hanabi_grpo.training.validation import FILE, SUITE, Validation
+from hanabi_grpo.training.validation import SUITE, Validation
 from hanabi_grpo.types import Episode
 from made_games import made_episode, made_turn
 
@@ -44,6 +46,31 @@ def test_the_best_version_is_the_first_of_the_greatest_score_and_later_ones_are_
     again = Validation(SETTINGS, tmp_path, [LAPTOP], 20)
     assert [row.step for row in again.rows] == [0, 10, 20] and again.stale == 1 and again.is_due(30)
     assert [row["step"] for row in json.loads((tmp_path / FILE).read_text())] == [0, 10, 20, 30]
+
+
+def test_over_several_games_the_score_and_its_error_are_of_shares_of_the_greatest(tmp_path: Path) -> None:
+    played = games(1, 4)
+    spec = MINI.spec
+    made = made_episode(made_turn(0), score=2, preset=spec.preset, spec_hash=spec.hash)
+    validation = Validation(SETTINGS, tmp_path, [LAPTOP, MINI], 0)
+    found = validation.add(0, [*played, [made]])
+    shares = [1 / (LAPTOP.spec.max_score or 0), 4 / (LAPTOP.spec.max_score or 0), 2 / (spec.max_score or 0)]
+    [row] = validation.rows
+    assert (row.score, row.metric) == (pytest.approx(mean(shares)), "score/normalized")
+    assert row.se == pytest.approx(stdev(shares) / 3**0.5) == found["validation/score/normalized_se"]
+
+
+def test_a_resumed_run_stops_where_the_whole_run_stops(tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"eval_patience": 1})
+    made = Validation(settings, tmp_path, [LAPTOP], 0)
+    for step, score in ((0, 2), (10, 1)):
+        made.add(step, games(score, score))
+    assert [step for step in range(20) if made.ends_run(step)] == [10], (
+        "only where it was seen; more steps may be asked"
+    )
+    again = Validation(settings, tmp_path, [LAPTOP], 10)
+    assert not again.is_due(10) and again.ends_run(10) and not again.ends_run(11)
+    assert not Validation(SETTINGS, tmp_path, [LAPTOP], 10).ends_run(10)
 
 
 def test_the_best_checkpoint_outlives_its_turn(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ def export(
     source: Annotated[
         str,
         typer.Argument(
-            help="Run folder, checkpoint-N, artifacts/step_N, wandb:entity/project/name:alias or hf:org/repo; "
-            ":player_1 behind it chooses one adapter."
+            help="Run folder, RUN@best, checkpoint-N, artifacts/step_N, wandb:entity/project/name:alias or "
+            "hf:org/repo; :player_1 behind it chooses one adapter."
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder.")],

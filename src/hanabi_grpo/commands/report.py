@@ -70,7 +70,8 @@ def report(
     if png is not None:
         _draw(found, png, say)
     if markdown is not None:
-        save_text(markdown, "\n".join(sheet.markdown() for sheet in found.sheets), "--markdown")
+        line = f"{found.validation}\n\n" if found.validation else ""
+        save_text(markdown, line + "\n".join(sheet.markdown() for sheet in found.sheets), "--markdown")
         say(f"tables: {markdown}")
     if min_rise is not None or min_sigma is not None:
         problem = found.shortfall(min_rise=min_rise, min_sigma=min_sigma)
@@ -82,8 +83,8 @@ def report(
 def _show(found: RunReport, say: Callable[..., None]) -> None:
     state = found.state
     say(f"{state.name}: step {state.step}" + (f" of {state.max_steps}" if state.max_steps else ""), "bold")
-    if found.lead:
-        say(found.lead)
+    for line in filter(None, (found.lead, found.validation)):
+        say(line)
     raised = [
         f"{name}{f' ({subject})' if subject else ''} since step {since}"
         for (name, subject), since in state.raised.items()

@@ -24,7 +24,7 @@ from hanabi_grpo.commands.console import (
 )
 from hanabi_grpo.commands.dry_run import AsJson, DryRun, PrintConfig, look
 from hanabi_grpo.commands.nodes import Nodes, check_nodes, read_nodes, trainer_argv
-from hanabi_grpo.rollout.datasets import mix_line, num_steps, played_setups, training_rows
+from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of
 from hanabi_grpo.runs.checkpoints import recover_checkpoints
 from hanabi_grpo.runs.fingerprint import resolve_model
@@ -66,6 +66,7 @@ def train(
     loaded = announce(console, SECTIONS["trainer"], "trainer")
     plan = batch_plan(loaded.settings)
     rows = training_rows(loaded.settings)
+    check_payoffs(loaded.settings, rows)
     steps = num_steps(loaded.settings, rows)
     boards = boards_of(played_setups(rows))
     resolve_model(loaded.settings.model, tiny_model_command(*boards))

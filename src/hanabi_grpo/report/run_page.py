@@ -66,6 +66,7 @@ def run_page(report: RunReport, *, num_replays: int = 6) -> tuple[str, list[str]
         frame=replays,
         title=state.name,
         lead=report.lead,
+        validation=report.validation,
         facts=_facts(state),
         score=_drawn(report, "score", _words(state, [SCORE])),
         first=[*first, *filter(None, [_drawn(report, "phases", "seconds a step")])],

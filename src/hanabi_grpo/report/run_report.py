@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.texts import visible
-from hanabi_grpo.errors import HanabiGrpoError, SettingsError
+from hanabi_grpo.errors import HanabiGrpoError, RunFolderError, SettingsError
 from hanabi_grpo.evaluation.evaluate import paired_difference
 from hanabi_grpo.evaluation.sheets import Sheet
 from hanabi_grpo.evaluation.tables import (
@@ -22,6 +22,7 @@ from hanabi_grpo.report.run_views.run_watch import read_run
 from hanabi_grpo.report.run_views.state import RunState
 from hanabi_grpo.runs.evaluation_result import EvaluationResult, is_result, read_result, result_of_json
 from hanabi_grpo.runs.run_folder import EVALUATIONS, TRAIN, run_home
+from hanabi_grpo.runs.validation import Validated, best_of, read_validations
 from hanabi_grpo.settings.refs import seat_adapter
 
 Results = list[EvaluationResult]
@@ -58,6 +59,14 @@ class RunReport:
     """Those of the longest training first."""
     notes: Sequence[str]
     """What could not be read."""
+    validations: Sequence[Validated] = ()
+    """By step."""
+
+    @property
+    def validation(self) -> str:
+        """The validations in one line, e.g. "validation: best 2.310 ± 0.050 at step 30, last …"; "": none."""
+        best = best_of(self.validations)
+        return "" if best is None else f"validation: best {best}, last {self.validations[-1]}"
 
     @property
     def lead(self) -> str:
@@ -83,6 +92,7 @@ class RunReport:
             points=[
                 (min(_trained_steps(one), last), one.mean, one.standard_error) for one in first.of_last_temperature
             ],
+            validations=self.validations,
         )
 
     @property
@@ -127,6 +137,7 @@ class RunReport:
         return {
             "run": self.state.name,
             "step": self.state.step,
+            "validations": [asdict(one) for one in self.validations],
             "evaluations": [evaluation_document(one.results, one.references) for one in self.evaluations],
             "alarms": [
                 {
@@ -159,7 +170,13 @@ def read_report(folder: Path, evaluations: Sequence[Path] = ()) -> RunReport:
     """
     state = read_run(folder)
     found, problems = evaluations_by_deals(run_home(folder), evaluations)
-    return RunReport(folder=folder, state=state, evaluations=found, notes=[*state.notes, *problems])
+    validations: list[Validated] = []
+    try:
+        validations = read_validations(run_home(folder))
+    except RunFolderError as error:
+        problems.append(visible(str(error)))
+    notes = [*state.notes, *problems]
+    return RunReport(folder=folder, state=state, evaluations=found, notes=notes, validations=validations)
 
 
 def read_evaluations(run_folder: Path, files: Sequence[Path] = ()) -> tuple[Results, Results, list[str]]:

@@ -215,6 +215,21 @@ def further_deal(rows: Sequence[dict[str, Any]], deal: int, number: int) -> dict
     return {**{key: row[key] for key in _DEAL_KEYS}, "seed": seed, "deal": own}
 
 
+def check_payoffs(settings: Settings, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse phases of best response, which look for a greater score, where one player's score is not the others'.
+
+    Raises:
+        SettingsError: A game that is not a team's.
+    """
+    if settings.update == "best_response":
+        for one in played_setups(rows):
+            if one.spec.payoff != "team":
+                raise SettingsError(
+                    f"HANABI_UPDATE=best_response: {one.env} is not played by a team, so no score says whether a "
+                    "player got better; set independent or alternating."
+                )
+
+
 def num_steps(settings: Settings, rows: Sequence[dict[str, Any]]) -> int:
     """Return how many optimizer steps a run takes.
 

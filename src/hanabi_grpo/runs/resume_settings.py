@@ -28,6 +28,8 @@ Free in both is the rest. NPROC_PER_NODE, PER_DEVICE_TRAIN_BATCH_SIZE and DEEPSP
 parameter; sums are then taken in another order, so the next steps are equal but for rounding. SAVE_STEPS and
 SAVE_TOTAL_LIMIT are, although they decide which earlier versions a pool with HANABI_PARTNERS=earlier holds.
 """
+PHASES = ("HANABI_EVAL_STEPS", "HANABI_EVAL_DEALS", "HANABI_EVAL_PATIENCE")
+"""With HANABI_UPDATE=best_response they say who is trained, and are of the meaning, too."""
 _PLACES = ("OUTPUT_DIR", "RESUME")
 _SETTINGS_FILE = "settings.json"
 
@@ -51,7 +53,8 @@ def check_compatible(saved: Mapping[str, Any], settings: Settings, *, fork: bool
     # A run from before there was a setting had its default, which changes nothing.
     defaults = settings_values(Settings(device=settings.device, env=settings.env))
     known = variables(settings.env)
-    meaning = {*MEANING, *(one.env for one in known if one.section == "game")}.difference(WEIGHTS)
+    phases = PHASES if settings.update == "best_response" else ()
+    meaning = {*MEANING, *phases, *(one.env for one in known if one.section == "game")}.difference(WEIGHTS)
     before = {**{name: defaults[name] for name in meaning}, **UNRECORDED, **before}
     fixed = {*WEIGHTS, *(() if fork else meaning)}
     gone = {name: (before[name], kept) for name, kept in REMOVED.items() if not fork and before.get(name, kept) != kept}

@@ -193,8 +193,10 @@ class Settings(BaseModel):
     adapters: Literal["per_player", "shared"] = trainer(
         "HANABI_ADAPTERS", "One adapter for each player, or one for all.", "per_player", both=True
     )
-    update: Literal["independent", "alternating", "sequential"] = trainer(
-        "HANABI_UPDATE", "Who moves: everybody, one player for some steps, or one after the other.", "independent"
+    update: Literal["independent", "alternating", "sequential", "best_response"] = trainer(
+        "HANABI_UPDATE",
+        "Who moves: everybody, one player for some steps, one after the other, or one until it gets no better.",
+        "independent",
     )
     alternate_every: int = trainer("HANABI_ALTERNATE_EVERY", "Steps a turn with HANABI_UPDATE=alternating.", 10, ge=1)
     swap_every: int = trainer(
@@ -207,15 +209,15 @@ class Settings(BaseModel):
         "HANABI_START_FROM",
         "Adapters to start from instead of new ones, a comma list.",
         (),
-        allowed="a run, its checkpoint-N, or a wandb: or hf: word, for all players or with player_0= before it; "
-        ":player_1 behind it chooses another of its adapters",
+        allowed="a run, RUN@best, its checkpoint-N, or a wandb: or hf: word, for all players or with player_0= before "
+        "it; :player_1 behind it chooses another of its adapters",
     )
     partners: CommaList = trainer(
         "HANABI_PARTNERS",
         "Who takes a player's seat in some deals, without being trained, a comma list; unset: self-play alone.",
         (),
-        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), folders with a slash (a run, or its "
-        "checkpoint-N) and wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before one a seat",
+        allowed="scripts (iggi), base, earlier (this run's kept checkpoints), folders with a slash (a run, RUN@best, "
+        "its checkpoint-N), wandb: or hf: words; :player_0 behind those chooses an adapter, player_1= before a seat",
     )
     partner_share: float = trainer("HANABI_PARTNER_SHARE", "Share of the deals that have a partner.", 0.5, gt=0, le=1)
     advantage: Literal["grpo", "turn", "rloo", "state_baseline", "return_to_go", "reinforce_pp", "baseline", "ippo"] = (
@@ -270,7 +272,10 @@ class Settings(BaseModel):
     )
     eval_deals: int = trainer("HANABI_EVAL_DEALS", "Deals of a validation.", 200, ge=2)
     eval_patience: int = trainer(
-        "HANABI_EVAL_PATIENCE", "Validations without a better one after which a run stops; 0: it goes on.", 0, ge=0
+        "HANABI_EVAL_PATIENCE",
+        "Validations without a better one after which a run stops, or a phase of HANABI_UPDATE=best_response; 0: none.",
+        0,
+        ge=0,
     )
     reward_funcs: Literal[""] = trainer(
         "REWARD_FUNCS",
@@ -304,7 +309,7 @@ class Settings(BaseModel):
     )
     ckpt_artifact_aliases: values.Aliases = tracking(
         "CKPT_ARTIFACT_ALIASES",
-        "Its aliases, besides checkpoint_global_step_N and, for a team's best score so far, best.",
+        "Its aliases, besides checkpoint_global_step_N and, for a team's best version so far, best.",
         ("latest", "end"),
         allowed=values.ALIASES_ALLOWED,
     )

@@ -10,6 +10,7 @@
 | `player_0@7` | `AdapterRef` | that adapter of the server at that version, in whatever seat |
 | `player_0`, `player_0@latest` | `AdapterRef` | the same at its newest version |
 | `outputs/run`, `outputs/run/checkpoint-50` | `CheckpointRef` | its adapter of the seat; a run stands for its newest |
+| `outputs/run@best` | `CheckpointRef` | the checkpoint of the run that validation chose |
 | `outputs/run:player_1` | `CheckpointRef` | that adapter of it, in whatever seat |
 | `wandb:entity/project/name:alias` | `CheckpointRef` | an artifact; entity and alias may be left out |
 | `hf:org/repo`, `hf:org/repo@revision` | `CheckpointRef` | a repository that `hanabi-grpo export` made |
@@ -38,6 +39,7 @@ _SHOWN = 80
 """Characters of a bad reference in an error."""
 _OWN_ADAPTERS = (*player_names(MAX_PLAYERS), SHARED_ADAPTER)
 _PLAYER = rf"player_[0-9]+|{SHARED_ADAPTER}"
+_AT_BEST = "@best"
 _PART = r"[^/:,\s]{1,128}"
 _ADAPTER = re.compile(r"([A-Za-z0-9_]{1,64})(?:@(latest|[0-9]{1,12}))?", re.ASCII)
 _SEATED = re.compile(rf"({_PLAYER})\s*=\s*(.*)", re.ASCII)
@@ -78,6 +80,16 @@ class AdapterRef:
 
     def __str__(self) -> str:
         return f"{self.adapter}@{LATEST if self.version is None else self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestPlace:
+    """The checkpoint of a run that validation chose; while the run goes on, it may become another one."""
+
+    run: Path
+
+    def __str__(self) -> str:
+        return f"{self.run}{_AT_BEST}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +137,10 @@ class HubPlace:
         return f"hf:{self.org}/{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
-Place = Path | WandbPlace | HubPlace
-"""Where a checkpoint is: a folder, or elsewhere."""
+Moving = BestPlace | WandbPlace | HubPlace
+"""A name for a checkpoint that may be given to another one."""
+Place = Path | Moving
+"""Where a checkpoint is: a folder, or what stands for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +159,8 @@ class CheckpointRef:
     @property
     def label(self) -> str:
         """What a table or a chart calls it: a folder by its last two names."""
-        text = "/".join(self.place.parts[-2:]) if isinstance(self.place, Path) else str(self.place)
+        is_folder = isinstance(self.place, Path | BestPlace)
+        text = "/".join(Path(str(self.place)).parts[-2:]) if is_folder else str(self.place)
         return text + (f":{self.adapter}" if self.adapter else "")
 
     @property
@@ -156,7 +171,8 @@ class CheckpointRef:
                 own = f"{name}.{alias}" if alias else name
             case HubPlace(org=org, repo=repo, revision=revision):
                 parent, own = f"hf.{org}", f"{repo}.{revision}" if revision else repo
-            case Path() as folder:
+            case Path() | BestPlace() as place:
+                folder = Path(str(place))
                 parent, own = folder.parent.name.replace(":", "."), folder.name or "checkpoint"
         return parent, _NOT_IN_A_NAME.sub(".", own) + (f".{self.adapter}" if self.adapter else "")
 
@@ -184,7 +200,8 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
     match = _ADAPTER.fullmatch(text) if adapters else None
     if match and match[1] in _OWN_ADAPTERS:
         return AdapterRef(adapter=match[1], version=None if match[2] in (None, LATEST) else int(match[2]))
-    if "/" in text or is_remote(text) or (text and Path(text[:255]).is_dir()):
+    run = text.removesuffix(_AT_BEST)
+    if "/" in text or is_remote(text) or (run and Path(run[:255]).is_dir()):
         return parse_checkpoint(text, where=f"{where}: ")
     known = (*scripts, *roles)
     close = difflib.get_close_matches(text[:_SHOWN], known, n=1)
@@ -198,7 +215,7 @@ def parse_ref(text: str, *, where: str, roles: Sequence[Role], scripts: Collecti
 
 
 def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
-    """Read a folder, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1` behind it.
+    """Read a folder, `RUN@best`, `wandb:entity/project/name:alias` or `hf:org/repo@revision`, perhaps with `:player_1`.
 
     Raises:
         SettingsError: A `wandb:` or `hf:` reference that is none; begins with `where`.
@@ -214,6 +231,8 @@ def parse_checkpoint(text: str, *, where: str = "") -> CheckpointRef:
         wandb = "wandb:entity/project/name:alias, e.g. wandb:team/hanabi-grpo/laptop-adapters:best"
         form = wandb if text.startswith("wandb:") else "hf:org/repo, or hf:org/repo@revision"
         raise SettingsError(f"{where}{text[:_SHOWN]!r}: give {form}.")
+    elif str(place).endswith(_AT_BEST) and not Path(typed).is_dir():
+        place = BestPlace(run=Path(str(place).removesuffix(_AT_BEST)))
     return CheckpointRef(place=place, adapter=adapter)
 
 

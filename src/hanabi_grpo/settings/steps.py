@@ -147,6 +147,12 @@ def check_updates(settings: Settings) -> None:
             "games of different deals, so a flat group teaches too, and a mean without flat groups is biased; unset "
             f"HANABI_RESAMPLE_FLAT, or take one of {', '.join(GROUP_ESTIMATORS)}."
         )
+    if settings.update == "best_response" and not (settings.eval_steps and settings.eval_patience):
+        raise SettingsError(
+            f"HANABI_UPDATE=best_response with HANABI_EVAL_STEPS={settings.eval_steps} HANABI_EVAL_PATIENCE="
+            f"{settings.eval_patience}: a player is trained until so many validations in a row were no better; set "
+            "both, e.g. HANABI_EVAL_STEPS=50 HANABI_EVAL_PATIENCE=3."
+        )
     if settings.clip_dual is not None and settings.clip_dual <= 1 + settings.clip_high:
         raise SettingsError(
             f"HANABI_CLIP_DUAL={settings.clip_dual:g} is not above 1 + HANABI_CLIP_HIGH = {1 + settings.clip_high:g}, "
@@ -165,7 +171,10 @@ def trained_players(settings: Settings) -> tuple[str, ...]:
 
 
 def active_players(settings: Settings, step: int) -> tuple[str, ...]:
-    """Return the players whose data counts in a step; `step` counts from 0."""
+    """Return the players whose data counts in a step; `step` counts from 0.
+
+    With HANABI_UPDATE=best_response it is one of these, which `training.phases` says.
+    """
     trained = trained_players(settings)
     if settings.update != "alternating":
         return trained
@@ -173,7 +182,11 @@ def active_players(settings: Settings, step: int) -> tuple[str, ...]:
 
 
 def steps_of_each(settings: Settings, num_steps: int) -> dict[str, int]:
-    """Return in how many of a run's steps each player may move, at least 1; a schedule ends there."""
+    """Return in how many of a run's steps each player may move, at least 1; a schedule ends there.
+
+    With HANABI_UPDATE=best_response nobody knows beforehand, so it is all of them: schedules but constant ones then do
+    not come to their end.
+    """
     if settings.update != "alternating":
         return dict.fromkeys(player_names(settings.players), num_steps)
     counts = Counter(name for step in range(num_steps) for name in active_players(settings, step))

@@ -101,12 +101,8 @@ class TrackingCallback(TrainerCallback):
         shown = [f"{label} {logs[name]:{form}}" for name, (label, form) in _SHOWN.items() if name in logs]
         logger.info("step %d/%d  %s", state.global_step, state.max_steps, "  ".join(shown) or "no usable game")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let the mirror send the last adapters, and close the trackers."""
-        self.close()
-
     def close(self, *, exit_code: int = 0) -> None:
-        """Close the trackers; also for a run that was stopped."""
+        """Let the mirror send the last adapters, and close the trackers; also for a run that was stopped."""
         if self._board is not None:
             with self._board_may_fail():
                 self._board.close()

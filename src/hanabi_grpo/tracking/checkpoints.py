@@ -1,4 +1,4 @@
-"""Where the checkpoint behind a reference is on this disk: a folder, an artifact of W&B, or a repository of the hub.
+"""Where the checkpoint behind a reference is on this disk: a folder, a run's best, an artifact of W&B or the hub.
 
 Folders are under `outputs/downloads/`: W&B's files themselves, links into the hub's cache.
 """
@@ -14,8 +14,19 @@ from typing import Any
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.run_folder import new_folder, run_home
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, read_adapters
+from hanabi_grpo.runs.validation import best_checkpoint
 from hanabi_grpo.settings import LoadedSettings, load_settings
-from hanabi_grpo.settings.refs import CheckpointRef, HubPlace, Place, Ref, WandbPlace, is_remote, parse_checkpoint
+from hanabi_grpo.settings.refs import (
+    BestPlace,
+    CheckpointRef,
+    HubPlace,
+    Moving,
+    Place,
+    Ref,
+    WandbPlace,
+    is_remote,
+    parse_checkpoint,
+)
 from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
 from hanabi_grpo.tracking.record import find_recorded
 from hanabi_grpo.tracking.wandb_run import time_limit
@@ -44,12 +55,15 @@ def local_folder(place: Place, say: Say = say_aside) -> Path:
     return place if isinstance(place, Path) else fetched(place, say)[0]
 
 
-def fetched(place: WandbPlace | HubPlace, say: Say = say_aside) -> tuple[Path, SavedAdapters]:
+def fetched(place: Moving, say: Say = say_aside) -> tuple[Path, SavedAdapters]:
     """Return the folder of a place, downloaded unless it is here, and its adapters, which are those of its manifest.
 
     `say` receives what a person should know, e.g. how to send a run that is only on this disk. A SettingsError where it
     cannot be had, or is damaged.
     """
+    if isinstance(place, BestPlace):
+        folder = best_checkpoint(place.run)
+        return folder, read_adapters(folder)
     loaded = load_settings()
     with _dotenv(loaded):
         folder = _from_hub(place) if isinstance(place, HubPlace) else _from_wandb(place, loaded, say)
@@ -61,13 +75,15 @@ def fetched(place: WandbPlace | HubPlace, say: Say = say_aside) -> tuple[Path, S
 
 
 def pinned(place: Place, folder: Path) -> Place:
-    """Return the very version that a folder holds, where W&B or the hub names one: aliases and branches move.
+    """Return the very version that a folder holds, where there is a name for it: aliases and branches move.
 
     Example:
         wandb:hanabi/laptop:best in outputs/downloads/wandb/-/hanabi/laptop/v3 is wandb:hanabi/laptop:v3
     """
     if isinstance(place, HubPlace):
         return replace(place, revision=folder.resolve().name)
+    if isinstance(place, BestPlace):
+        return folder
     if isinstance(place, Path) or not folder.is_relative_to(_WANDB):
         return place
     entity, project, name, version = folder.relative_to(_WANDB).parts

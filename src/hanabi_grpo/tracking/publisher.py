@@ -12,9 +12,17 @@ from hanabi_grpo.runs.history import read_row
 from hanabi_grpo.runs.manifest import CHECKPOINT_NAME
 from hanabi_grpo.runs.recordings import spread
 from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.runs.validation import best_of, read_validations
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.tracking.artifact import artifact_name, build_artifact, find_evaluations
-from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, is_best, running_score, write_record
+from hanabi_grpo.tracking.record import (
+    ArtifactRecord,
+    RunningScore,
+    WandbRecord,
+    is_best,
+    running_score,
+    write_record,
+)
 from hanabi_grpo.tracking.wandb_run import WandbRun
 
 logger = logging.getLogger(__name__)
@@ -80,12 +88,15 @@ class Publisher:
         with self._guard("wandb.json"):
             write_record(self.run_folder, self.record)
 
-    def publish_new(self) -> None:
-        """Send what came since the last call."""
+    def publish_new(self, *, everything: bool = False) -> None:
+        """Send what came since the last call; a checkpoint whose validation is under way only with `everything`."""
         self.rows()
         with self._guard("checkpoints"):
-            for step, folder in self._new_checkpoints().items():
-                if step not in self._seen:
+            found = self._new_checkpoints()
+            # W&B calls `latest` what comes last, so an alias cannot be given to an earlier one afterwards.
+            awaited = None if everything or not found else self._awaited(max(found))
+            for step, folder in found.items():
+                if step not in self._seen and step != awaited:
                     self._seen.add(step)
                     self.samples(step)
                     if self.settings.wandb_log_model == "checkpoint":
@@ -103,16 +114,30 @@ class Publisher:
         Finally the last checkpoint goes up with CKPT_ARTIFACT_ALIASES, when the settings say so; not of a trainer
         that was killed: `hanabi-grpo upload` does it when somebody asks.
         """
-        self.publish_new()
+        self.publish_new(everything=True)
         wanted = self.settings.upload_ckpt_to_wandb or self.settings.wandb_log_model == "end"
         with self._guard("checkpoints"):
             if final and wanted and (checkpoints := self._new_checkpoints()):
                 step, folder = checkpoints.popitem()
-                self.artifact(folder, step, self.settings.ckpt_artifact_aliases)
+                self.final(folder, step)
         return self.finish(exit_code)
+
+    def final(self, newest: Path, step: int, evaluations: Sequence[Path] = ()) -> ArtifactRecord | None:
+        """Send the newest checkpoint, and before it the one that validation chose, unless that is there as `best`."""
+        with self._guard("validation"):
+            chosen, there = self._chosen(), self.reader.checkpoints()
+            known = [one.step for one in self.record.artifacts if "best" in one.aliases and one.mode == self.run.mode]
+            if chosen in there and chosen not in (step, *known):
+                self.artifact(there[chosen], chosen, ())
+        return self.artifact(newest, step, self.settings.ckpt_artifact_aliases, evaluations)
 
     def finish(self, exit_code: int) -> bool:
         """Close the run; returns whether everything went where it should, from the start."""
+        with self._guard("the last validation"):
+            rows = read_validations(self.run_folder)
+            # It is of the version after the last step, so no row has it.
+            if rows and rows[-1].step == max(self.reader.rows, default=0):
+                self.run.log_row({"step": rows[-1].step, f"validation/{rows[-1].metric}": rows[-1].score})
         with self._guard("the end of the run"):
             self.run.finish(exit_code)
         return not self._said
@@ -126,8 +151,7 @@ class Publisher:
             score = running_score(rows, step)
             earlier = [running_score(rows, other) for other in self.reader.checkpoints() if other < step]
             names = [f"checkpoint_global_step_{step}", *aliases]
-            # Of players against each other no score of their own games says who plays well.
-            if self.settings.setup().spec.payoff == "team" and is_best(score, [*self.record.scores(), *earlier]):
+            if self._is_best(step, score, [*self.record.scores(), *earlier]):
                 names.append("best")
             found = [*find_evaluations(self.run_folder), *evaluations]
             folder, metadata = build_artifact(
@@ -164,6 +188,26 @@ class Publisher:
                     self.showcase.table_rows(spread(recordings, self.showcase.NUM_GAMES)),
                     page,
                 )
+
+    def _is_best(self, step: int, score: RunningScore | None, earlier: Sequence[RunningScore | None]) -> bool:
+        if self.settings.eval_steps:
+            return self._chosen() == step
+        return self._has_score and is_best(score, earlier)
+
+    @property
+    def _has_score(self) -> bool:
+        # Of players against each other no score of their own games says who plays well.
+        return self.settings.setup().spec.payoff == "team"
+
+    def _chosen(self) -> int:
+        """Return the step of the version that did best in validation; 0: none, or the start."""
+        best = best_of(read_validations(self.run_folder)) if self.settings.eval_steps and self._has_score else None
+        return 0 if best is None else best.step
+
+    def _awaited(self, newest: int) -> int | None:
+        if not self.settings.eval_steps or newest % self.settings.eval_steps:
+            return None
+        return None if any(row.step == newest for row in read_validations(self.run_folder)) else newest
 
     def _new_checkpoints(self) -> dict[int, Path]:
         return {step: folder for step, folder in self.reader.checkpoints().items() if step > self.from_step}

@@ -134,7 +134,7 @@ def upload_run(
             say(str(error))
         else:
             publisher.samples(found.manifest.step)
-            made = publisher.artifact(found.folder, found.manifest.step, settings.ckpt_artifact_aliases, evaluations)
+            made = publisher.final(found.folder, found.manifest.step, evaluations)
             if made is not None:
                 say(f"artifact: {made.name} ({', '.join(made.aliases)}), from {run_folder / made.folder}")
         whole = publisher.finish(0)

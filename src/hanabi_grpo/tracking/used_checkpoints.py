@@ -1,7 +1,7 @@
-"""Checkpoints from elsewhere in HANABI_START_FROM and HANABI_PARTNERS, and the folders that a run used for them.
+"""What stands for a checkpoint in HANABI_START_FROM and HANABI_PARTNERS, and the folders that a run used for it.
 
-`hanabi-grpo train` turns each reference into a folder once, before the first step, and keeps that in `settings.json` of
-the run folder. A resumed run uses the same weights, although an alias or a branch may have moved on.
+`hanabi-grpo train` turns `RUN@best`, `wandb:` and `hf:` words into a folder once, before the first step, and keeps that
+in `settings.json` of the run folder. A resumed run uses the same weights, although the name may have moved on.
 
 Example:
     "remote_checkpoints": {"wandb:team/hanabi/laptop:best": {"folder": "outputs/downloads/wandb/team/hanabi/laptop/v3",
@@ -19,7 +19,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.runs.saved_adapters import SavedAdapters, newest_checkpoint, read_adapters
 from hanabi_grpo.settings import Settings
-from hanabi_grpo.settings.refs import HubPlace, Place, WandbPlace, parse_checkpoint, split_player
+from hanabi_grpo.settings.refs import Moving, Place, parse_checkpoint, split_player
 from hanabi_grpo.tracking.checkpoints import Say, fetched, pinned, say_aside
 
 KEY = "remote_checkpoints"
@@ -89,12 +89,12 @@ def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> 
     return folder, read_adapters(folder)
 
 
-def _have(place: WandbPlace | HubPlace, known: dict[str, UsedCheckpoint], say: Say) -> UsedCheckpoint:
+def _have(place: Moving, known: dict[str, UsedCheckpoint], say: Say) -> UsedCheckpoint:
     name = str(place)
     return _used_again(name, known[name], say) if name in known else _used(place, say)
 
 
-def _used(place: WandbPlace | HubPlace, say: Say) -> UsedCheckpoint:
+def _used(place: Moving, say: Say) -> UsedCheckpoint:
     folder, saved = fetched(place, say)
     version = str(pinned(place, folder))
     return UsedCheckpoint(folder=str(folder), version=version, step=saved.step, sha256=_sha256(saved))

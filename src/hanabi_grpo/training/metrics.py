@@ -93,7 +93,9 @@ def score_figures(episodes: Sequence[Episode], setups: Mapping[str, Setup[Any]])
     figures |= {f"score/{preset}": _mean(values) for preset, values in by_preset.items()}
     figures |= {"score/normalized": _mean(shares)} if shares else {}
     figures |= {"score/mean": _mean(scores)} if scores else {}
-    figures |= {"score/se": float(np.std(scores, ddof=1)) / len(scores) ** 0.5} if len(scores) > 1 else {}
+    figures |= {"score/se": _standard_error(scores)} if len(scores) > 1 else {}
+    if len({episode.spec_hash for episode in episodes}) > 1 and len(shares) > 1:
+        figures["score/normalized_se"] = _standard_error(shares)
     return figures
 
 
@@ -137,6 +139,10 @@ def _scores_by_partner(
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) / len(values) ** 0.5
 
 
 def _trains(episode: Episode, player: int, own: Sequence[str]) -> bool:

@@ -142,6 +142,8 @@ class HanabiPipeline(SwiftRLHF):
                 if best := trainer.validation.best:
                     name = f"checkpoint-{best.step}" if best.step else "the start"
                     logger.info("best in validation: %s, %.3f ± %.3f", name, best.score, best.se)
+            # Behind the last validation, which says what W&B calls the best.
+            tracking.close()
             return result
         except BaseException as error:
             logger.info("stopped by %s: %s", type(error).__name__, trainer.save_now())

@@ -32,7 +32,7 @@ from hanabi_grpo.runs.recordings import write_episodes
 from hanabi_grpo.runs.resume import TRAINER_STATE, read_resume
 from hanabi_grpo.settings import Settings, batch_plan, deepspeed_stage
 from hanabi_grpo.settings.partners import own_seats, seated
-from hanabi_grpo.settings.steps import active_players, rates_of_each, steps_of_each
+from hanabi_grpo.settings.steps import rates_of_each, steps_of_each
 from hanabi_grpo.training.batching import PlayerBatch, next_baselines, plan_batches, useful_share
 from hanabi_grpo.training.critic import Valuing
 from hanabi_grpo.training.deals import step_deals
@@ -155,9 +155,9 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         start = time.perf_counter()
         version = self.sync_weights()
         synced = time.perf_counter()
-        games, used, partner_names, measured = self._play(inputs, version)
+        games, used, partner_names, measured, active, self.is_last_step = self._play(inputs, version)
         groups = used.groups
-        own, players, trained = self._seats(games.version, version)
+        own, players, trained = self._seats(games.version, active)
         before = self.baselines.get(version, {})
         measured |= self.look(groups, own, players, version)
         batches = plan_batches(
@@ -189,8 +189,6 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         self._record(used, version, own, partner_names)
         for name, value in measured.items():
             self._metrics["train"][name].append(value)
-        if 0 < self.settings.eval_patience <= measured.get("validation/stale", 0):
-            self.is_last_step = True
         if groups and not moving:
             said = "no trained player had a turn in any game; does a partner end them on its first move?"
             logger.warning("step %d: nothing moves: %s", version + 1, said)
@@ -219,28 +217,29 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
         parameters = [parameter for name, parameter in self.model.named_parameters() if "lora_" in name]
         return get_gather_if_zero3_context(self)(parameters)
 
-    def _seats(self, version: int, step: int) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-        """Return per seat the word of who sits there at a version, its player, and the word if it learns in a step."""
+    def _seats(self, version: int, active: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Return per seat the word of who sits there at a version, its player, and the word if that player learns."""
         swap_every = self.settings.swap_every
         own = own_seats(self.settings.players, self.adapter_names, version, swap_every)
         players = seated(self.settings.players, version, swap_every)
-        active = active_players(self.settings, step)
         # A seat that nobody holds: its player's sequences stay out of the batch, and it gets a row without loss.
         trained = tuple(word if player in active else "" for player, word in zip(players, own, strict=True))
         return own, players, trained
 
     def _play(
         self, deals: list[dict[str, Any]], version: int
-    ) -> tuple[StepGames, UsedGames, dict[str, str], dict[str, float]]:
+    ) -> tuple[StepGames, UsedGames, dict[str, str], dict[str, float], tuple[str, ...], bool]:
         answer = None
         if self.accelerator.is_main_process:
             games = self.ahead.take(deals, version)
-            trained = self._seats(games.version, version)[2]
-            used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
             if self.settings.overlap and version + 1 < self.args.max_steps:
                 following = [self.train_dataset[number] for number in step_deals(version + 1, self.plan.deals)]
                 self.ahead.ask(following, version)
-            answer = (games, used, self.link.partner_names, self.measure(version) | used.metrics)
+            measured, validation = self.measure(version), self.validation
+            active, ends_run = validation.active(version), validation.ends_run(version)
+            trained = self._seats(games.version, active)[2]
+            used = resample(self.link, self.adapter_names, deals, games.result, version=version, trained=trained)
+            answer = (games, used, self.link.partner_names, measured | used.metrics, active, ends_run)
         return broadcast_object_list([answer], from_process=0)[0]
 
     def measure(self, version: int) -> dict[str, float]:

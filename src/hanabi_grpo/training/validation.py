@@ -1,45 +1,36 @@
-"""Validation while training: the current players on deals that nothing else plays, and which version did best.
+"""Validation while training: the current players on deals that nothing else plays, and what follows from how they did.
 
 The deals are those of a suite of their own, so that the suite `test` stays untouched by every choice. A version that is
-validated is a checkpoint too: the best one is kept, whatever SAVE_TOTAL_LIMIT says.
+validated is a checkpoint too: the best one is kept, whatever SAVE_TOTAL_LIMIT says. All that follows is a function of
+the validations up to a version, so that a resumed run does what the run that was not interrupted would have done.
 """
 
-import json
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hanabi_grpo.envs.base import Setup
-from hanabi_grpo.runs.run_folder import write_text_atomic
+from hanabi_grpo.runs.validation import Validated, best_of, read_validations, write_validations
 from hanabi_grpo.settings import Settings
+from hanabi_grpo.settings.steps import active_players, trained_players
 from hanabi_grpo.training.metrics import score_figures
+from hanabi_grpo.training.phases import Phase, phase_after
 from hanabi_grpo.types import Episode
 
+logger = logging.getLogger(__name__)
+
 SUITE = "eval-validation"
-FILE = "validation.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
-    """How one version did."""
-
-    step: int
-    score: float
-    """Mean over deals, one game each; over several presets of score / greatest score."""
-    se: float
-    """Its standard error over deals."""
 
 
 class Validation:
-    """The validations of one run, in its folder."""
+    """The validations of one run, in its folder; the main process makes them."""
 
     def __init__(self, settings: Settings, run_folder: Path, setups: Sequence[Setup[Any]], first_step: int) -> None:
         """Read what a resumed run did up to `first_step`; what came after it is made again."""
-        self._settings, self._path = settings, run_folder / FILE
+        self._settings, self._run_folder = settings, run_folder
         self._setups = {one.spec.hash: one for one in setups}
-        rows = json.loads(self._path.read_text(encoding="utf-8")) if self._path.is_file() else []
-        self.rows = [Validated(**row) for row in rows if row["step"] <= first_step]
+        self.rows = [row for row in read_validations(run_folder) if row.step <= first_step]
 
     def is_due(self, step: int) -> bool:
         """Tell whether the version after so many steps is to be validated."""
@@ -55,20 +46,52 @@ class Validation:
     def add(self, step: int, groups: Sequence[Sequence[Episode]]) -> Mapping[str, float]:
         """Take the games of a validation; returns its metrics."""
         figures = score_figures([game for group in groups for game in group], self._setups)
-        name = "score/mean" if len(self._setups) == 1 else "score/normalized"
-        if name not in figures or "score/se" not in figures:
+        metric, se = ("score/mean", "score/se")
+        if len(self._setups) > 1:
+            metric, se = ("score/normalized", "score/normalized_se")
+        if metric not in figures or se not in figures:
             return {}
-        self.rows.append(Validated(step=step, score=figures[name], se=figures["score/se"]))
-        write_text_atomic(self._path, json.dumps([asdict(row) for row in self.rows], indent=1))
-        scores = {f"validation/{key}": value for key, value in figures.items() if key.startswith("score/")}
-        return scores | {"validation/stale": float(self.stale)}
+        before = self.phase
+        self.rows.append(Validated(step=step, score=figures[metric], se=figures[se], metric=metric))
+        write_validations(self._run_folder, self.rows)
+        found = {f"validation/{key}": value for key, value in figures.items() if key.startswith("score/")}
+        found["validation/stale"] = float(self.stale)
+        if before is not None and (phase := self.phase) is not None:
+            found["validation/phase"] = float(phase.number)
+            if phase.number > before.number:
+                logger.info("phase %d: %s is trained now; the team has %s", phase.number, phase.player, self.rows[-1])
+        return found
 
     @property
     def best(self) -> Validated | None:
-        """The first of those with the greatest score; None before the first validation."""
-        return max(self.rows, key=lambda row: row.score, default=None)
+        """The version that did best; None before the first validation."""
+        return best_of(self.rows)
 
     @property
     def stale(self) -> int:
-        """Validations since the best one."""
+        """Validations since the best one: of the run, or of the phase."""
+        if (phase := self.phase) is not None:
+            return phase.stale
         return len(self.rows) - 1 - self.rows.index(self.best) if self.best else 0
+
+    @property
+    def phase(self) -> Phase | None:
+        """Who is trained now with HANABI_UPDATE=best_response; None with any other."""
+        if self._settings.update != "best_response":
+            return None
+        return phase_after(self.rows, trained_players(self._settings), self._settings.eval_patience)
+
+    def active(self, step: int) -> tuple[str, ...]:
+        """Return the players whose data counts in a step; `step` counts from 0, and its version has been validated."""
+        return active_players(self._settings, step) if (phase := self.phase) is None else (phase.player,)
+
+    def ends_run(self, step: int) -> bool:
+        """Tell whether the validation of a version says that the step after it is the last one."""
+        if not self.rows or self.rows[-1].step != step or not self._settings.eval_patience:
+            return False
+        phase = self.phase
+        ends = self.stale >= self._settings.eval_patience if phase is None else phase.ends_run
+        if ends:
+            who = "no version" if phase is None else "a whole round of players brought no version that"
+            logger.info("%s is better than %s: the run ends after step %d", who, self.best, step + 1)
+        return ends

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
 from hanabi_grpo.commands.doctor.context import Context
 from hanabi_grpo.errors import SettingsError
-from hanabi_grpo.rollout.datasets import mix_line, num_steps, training_rows
+from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
 from hanabi_grpo.settings import batch_plan
 from hanabi_grpo.settings.defaults import tiny_model_command, tiny_model_folder
@@ -35,6 +35,7 @@ def batch_checks(context: Context) -> Iterator[Check]:
         if rows is None:
             yield skip("batch", "needs the dataset")
             return
+        check_payoffs(settings, rows)
         steps = num_steps(settings, rows)
     except SettingsError as error:
         yield fail("batch", str(error), _ORIGINS)

@@ -25,6 +25,7 @@ from hanabi_grpo.report.charts.canvas import (
 from hanabi_grpo.report.played import run_setup
 from hanabi_grpo.report.run_views.figures import SCORE, phases, series
 from hanabi_grpo.runs.alarms import alarms_of
+from hanabi_grpo.runs.validation import Validated, best_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +53,7 @@ class RunPictures:
     """Heights of level lines by name."""
     points: Sequence[tuple[int, float, float]] = ()
     """Evaluations: step, mean, standard error."""
+    validations: Sequence[Validated] = ()
 
     def draw(self, name: str) -> "Figure":
         """Return one of `PICTURES`.
@@ -77,8 +79,7 @@ class RunPictures:
 
     def _score(self) -> "Figure":
         """Return mean score, or exploitability where it was measured, against the step; bad replies below."""
-        steps, scores = series(self.rows, SCORE)
-        if not steps:
+        if not series(self.rows, SCORE)[0]:
             raise SettingsError(f'no row has a "{SCORE}"; the run ended before its first step.')
         figure = make_figure(5.8, 4.5)
         score, bad = figure.subplots(2, 1, sharex=True, height_ratios=(3.0, 1.0))
@@ -89,7 +90,7 @@ class RunPictures:
             score.set_ylim(bottom=0)
             score.set_ylabel("exploitability, 0 in an equilibrium")
         else:
-            self._draw_scores(score, steps, scores)
+            self._draw_scores(score)
         score.set_title(self.title, loc="left", fontsize=10.5, parse_math=False)
         for key, (name, color) in _BAD_REPLIES.items():
             at, values = series(self.rows, key)
@@ -98,24 +99,37 @@ class RunPictures:
         bad.set_ylim(bottom=0)
         bad.set_ylabel("bad replies\nper game")
         bad.set_xlabel("training step")
-        points = " Points: held-out deals, ±2 standard errors." if self.points and not measured else ""
-        add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{points}")
+        has_bars = (self.points or self.validations) and not measured
+        bars = " Bars: held-out deals, ±2 standard errors." if has_bars else ""
+        add_caption(figure, f"Thin: each step; bold: mean of the last {SMOOTH}.{bars}")
         for axes in (score, bad):
             name_lines(axes)
             tidy(axes)
         return figure
 
-    def _draw_scores(self, score: "Axes", steps: Sequence[int], scores: Sequence[float]) -> None:
+    def _draw_scores(self, score: "Axes") -> None:
+        best = best_of(self.validations)
+        # Several games are validated by shares of the greatest score; what else there is, is of one game.
+        metric = SCORE if best is None else best.metric
+        levels, points = (self.levels, self.points) if metric == SCORE else ({}, ())
+        steps, scores = series(self.rows, metric)
         draw_line(score, steps, scores, COLORS[0], name="training games")
-        for name, value in self.levels.items():
+        for name, value in levels.items():
             draw_level(score, name, value)
-        if self.points:
-            places, means, errors = zip(*self.points, strict=True)
-            score.errorbar(places, means, yerr=[2 * error for error in errors], fmt="none", ecolor=ALERT, capsize=4)
-            score.plot(places, means, "o", color=ALERT, zorder=5, label=f"held-out deals {means[-1]:.2f}")
+        if best is not None:
+            validated = [(one.step, one.score, one.se) for one in self.validations]
+            _draw_points(score, validated, COLORS[2], name="validation", form="o-", size=3)
+            label, edge = f"best {best.score:.2f}, step {best.step}", "white"
+            score.plot(best.step, best.score, "*", color=COLORS[2], mec=edge, markersize=13, zorder=6, label=label)
+        if points:
+            _draw_points(score, points, ALERT, name="held-out deals", form="o", size=6)
         score.axhline(0, color=LEVEL, linewidth=0.8, zorder=1)
-        if min([*scores, *self.levels.values(), *(mean for _, mean, _ in self.points)]) >= 0:
+        lowest = [*scores, *levels.values(), *(mean for _, mean, _ in points), *(one.score for one in self.validations)]
+        if min(lowest, default=0) >= 0:
             score.set_ylim(bottom=0)
+        if metric != SCORE:
+            score.set_ylabel("mean share of the greatest score")
+            return
         setup = run_setup(self.settings)
         score.set_ylabel("mean score" + ("" if setup is None else ", {:g} to {:g}".format(*score_range(setup.spec))))
 
@@ -142,6 +156,14 @@ class RunPictures:
         figure.legend(loc="outside right upper", fontsize=8, frameon=False, reverse=True)
         tidy(axes)
         return figure
+
+
+def _draw_points(
+    axes: "Axes", points: Sequence[tuple[int, float, float]], color: str, *, name: str, form: str, size: float
+) -> None:
+    places, means, errors = zip(*points, strict=True)
+    axes.errorbar(places, means, yerr=[2 * one for one in errors], fmt="none", ecolor=color, capsize=size / 1.5)
+    axes.plot(places, means, form, color=color, markersize=size, zorder=5, label=f"{name} {means[-1]:.2f}")
 
 
 def small_figure(lines: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> "Figure":

@@ -36,7 +36,8 @@ _PLAYER_TITLES = {
     "parity": "logprob mismatch, nats",
 }
 _UNSHOWN = re.compile(
-    r"(alarm|time|clip_ratio|tokens|games|score|partners|self_play|resample)/.*|step|seconds|step_time|epoch|learning_rate|"
+    r"(alarm|time|clip_ratio|tokens|games|score|validation|partners|self_play|resample)/.*|step|seconds|step_time|epoch|"
+    r"learning_rate|"
     r"staleness|grad_norm|games|games_.*|groups_.*|reply_tokens|updates_dropped|unparsable_share|hint_pairs",
     re.DOTALL,
 )
