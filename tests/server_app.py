@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ _REPLIES = ("Play 0", "Hint R", "Discard 1", "Hint Y", "Play 1")
 def word_reply(lora: Any | None, prompt_ids: Sequence[int]) -> Sample:
     """What a `WordEngine` replies to these ids under this adapter (the hash of its files; None for the base model)."""
     digest = hashlib.sha256(f"{lora} {list(prompt_ids)}".encode()).digest()
-    return sample(_REPLIES[digest[0] % len(_REPLIES)])
+    said = sample(_REPLIES[digest[0] % len(_REPLIES)])
+    return replace(said, num_cached_tokens=len(prompt_ids) // 2)
 
 
 def lora_of(body: bytes, config: Mapping[str, Any] | None = None) -> str:

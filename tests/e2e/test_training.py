@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest_e2e import ROOT, Server, clean_environment, reset_signals, start_server, stop, train
 from hanabi_grpo.client.rollout_client import RolloutClient
@@ -55,6 +55,7 @@ def test_the_run_folder_holds_its_records(trained: tuple[Path, str]) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert all(row["player_0/parity"] < 1e-4 and row["player_1/parity"] < 1e-4 for row in rows)
     assert rows[-1]["time/push"] > 0
+    assert all(0 <= row["tokens/cached_share"] < 1 < row["tokens/prompts_per_game"] for row in rows)
     episodes = [
         episode_from_json(json.loads(line)) for line in (folder / "episodes/step_000002.jsonl").read_text().splitlines()
     ]
@@ -101,6 +102,36 @@ def test_one_adapter_for_all_players_trains_through_the_same_code(server: Server
         "shared",
         "trainer",
     ]
+
+
+@pytest.mark.rest
+def test_players_who_remember_two_turns_agree_with_the_sampler_before_and_after_a_resume(
+    server: Server, tmp_path: Path
+) -> None:
+    folder = tmp_path / "train"
+    remembered = {"HANABI_MEMORY": 2, "SAVE_STEPS": 1}
+    for words in ({"MAX_STEPS": 2}, {"MAX_STEPS": 4, "RESUME": "latest"}):
+        done = train(server, folder, **remembered, **words)
+        assert done.returncode == 0, done.stdout[-4000:]
+    assert "the next step is number 3" in done.stdout
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert all(row[f"{player}/parity"] < 1e-4 for row in rows for player in PLAYERS)
+    assert all(0 < row["tokens/cached_share"] < 1 for row in rows)
+    [user] = AutoTokenizer.from_pretrained(server.model).encode("user", add_special_tokens=False)
+    longest = 0
+    for step, row in enumerate(rows):
+        lines = (folder / f"episodes/step_{step:06d}.jsonl").read_text().splitlines()
+        games = [episode_from_json(json.loads(line)) for line in lines]
+        assert {turn.version for game in games for turn in game.turns} == {step}
+        for own in (game.trajectory(player) for game in games for player in (0, 1)):
+            assert all(turn.fresh for turn in own)
+            seen = [turn.prompt_ids.count(user) for turn in own]
+            assert seen == [min(number, 2) for number in range(1, len(own) + 1)]
+            longest = max(longest, len(own))
+        prompts = sum(len(turn.prompt_ids) for game in games for turn in game.turns)
+        assert row["tokens/prompts_per_game"] == pytest.approx(prompts / len(games))
+    assert longest > 2, "nobody had more turns than it remembers"
 
 
 @pytest.mark.rest

@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.catalogue import Family
 from bench.context import Bench, board_of
+from bench.memory_rows import game_rows, sampled
 from bench.recording import ForcedSampler, Recorder
 from bench.row import Row, at_least, at_most
 from bench.run import measure_all
 from bench.show import as_json, markdown
 from bench.training_rows import made_rows, sequences_against_turns, small_model
-from fake_engine import FakeEngine
+from fake_engine import CHAT, FakeEngine
 from hanabi_grpo.errors import ServerError
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.settings import load_settings
@@ -57,6 +58,14 @@ def test_conversations_give_the_gradient_of_their_turns_and_read_fewer_tokens() 
     assert found.cosine > 0.9999
     assert found.largest_difference < 1e-3
     assert found.tokens == (3 * 32, 3 * (8 + 16 + 24 + 32))
+
+
+def test_a_long_games_turns_have_the_sampled_tokens_of_its_whole_conversations_and_the_same_loss_on_them() -> None:
+    turns, whole = (asyncio.run(game_rows(memory, num_games=2, seed=3)) for memory in ("turn", "game"))
+    assert sampled(turns) == sampled(whole) and len(sampled(whole)) > 2 * 30 * 2
+    assert (len(whole), len(turns)) == (2, sum(row.ids.count(CHAT.eos_id) for row in turns) // 2), "one reply in each"
+    # In the compact style no system message is repeated, so both read every token once.
+    assert sum(len(row.ids) for row in turns) == sum(len(row.ids) for row in whole)
 
 
 def test_a_row_that_fails_says_so_and_the_others_are_measured_and_shown() -> None:

@@ -25,11 +25,17 @@ THINKING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
     "<|im_start|>assistant\n{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
+"""As Qwen3: earlier thoughts are dropped, and none is asked for by a block that is closed already."""
+OPENING_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n<think>\n"
+)
+"""As DeepSeek-R1: the prompt begins the thought, so that a reply that is cut within it has no tag at all."""
 
 
-def _thinking_tokenizer() -> object:
+def _thinking_tokenizer(template: str = THINKING_TEMPLATE) -> Any:
     tokenizer = build_tokenizer(VOCABULARY)
-    tokenizer.chat_template = THINKING_TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer
 
 
@@ -62,21 +68,44 @@ def test_a_growing_conversation_equals_the_template_rendered_at_once(turns: list
         messages.append({"role": "assistant", "content": reply})
 
 
-def test_a_window_holds_the_last_turns_without_what_a_thinking_model_thought() -> None:
-    def talk(chat: ChatFormat, window: int, reply: str) -> list[str]:
-        conversation, texts = Conversation(chat, "", window), []
-        for user in ("Play", "Discard", "Hint"):
-            texts.append(chat.tokenizer.decode(conversation.ask(user)))
-            conversation.answer([*chat.tokenizer.encode(reply, add_special_tokens=False), chat.eos_id])
-        return texts
-
-    plain, thinking = (ChatFormat.from_tokenizer(TOKENIZER, thinking=thinks) for thinks in (False, True))
-    for window, last in ((1, ["Hint"]), (2, ["Discard", "Hint"]), (9, ["Play", "Discard", "Hint"])):
-        words = talk(plain, window, "R1")[-1].split()
-        assert [word for word in words if word in ("Play", "Discard", "Hint")] == last
-        assert words.count("R1") == len(last) - 1
-    said = talk(thinking, 2, "<think> Y1 </think> R1")[-1]
-    assert "R1" in said and "Y1" not in said
+@pytest.mark.parametrize(
+    ("template", "thinking", "replies"),
+    [
+        (TOKENIZER.chat_template, False, ("R1", "R2")),
+        (THINKING_TEMPLATE, False, ("R1", "R2")),
+        (THINKING_TEMPLATE, True, ("<think> Y1 </think> R1", "<think> Y1")),
+        (OPENING_TEMPLATE, True, ("Y1 </think> R1", "Y1")),
+    ],
+    ids=["plain", "thinking off", "thinking", "opened by the template"],
+)
+def test_a_window_is_the_template_of_its_last_turns_without_thoughts_and_the_own_reply_as_sampled(
+    template: str, thinking: bool, replies: tuple[str, str]
+) -> None:
+    chat = ChatFormat.from_tokenizer(tokenizer := _thinking_tokenizer(template), thinking=thinking)
+    # The second reply is cut: of a thought that did not end nothing was said.
+    said = ["R1", "" if thinking else "R2"]
+    first, second = (tokenizer.encode(text, add_special_tokens=False) for text in replies)
+    for window in (1, 2, 3, 9):
+        windowed = Conversation(chat, "life1", window)
+        for user, ids in (("Play", [*first, chat.eos_id]), ("Discard", second)):
+            prompt = windowed.ask(user)
+            windowed.answer(ids)
+            assert windowed.ids == [*prompt, *ids], "training reads what was sampled"
+        turns = list(zip(("Play", "Discard"), said, strict=True))[max(0, 3 - window) :]
+        messages = [{"role": "system", "content": "life1"}]
+        for user, answer in turns:
+            messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+        messages.append({"role": "user", "content": "Hint"})
+        options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+        text = tokenizer.apply_chat_template(messages, **options)
+        assert windowed.ask("Hint") == windowed.ids == tokenizer.encode(text, add_special_tokens=False)
+        assert not thinking or "Y1" not in text
+    growing = Conversation(chat, "life1")
+    growing.ask("Play")
+    growing.answer([*first, chat.eos_id])
+    before = list(growing.ids)
+    growing.ask("Discard")
+    assert growing.ids[: len(before)] == before and before[-len(first) - 1 :] == [*first, chat.eos_id]
 
 
 def test_a_reply_that_was_cut_is_closed_before_the_next_message() -> None:

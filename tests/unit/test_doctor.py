@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from doctor_machines import NOWHERE, ROOT, find, free_port, make_gpu_machine, make_model, named, only
 from hanabi_grpo.cli import app
 from hanabi_grpo.commands.doctor import games, machine, model, software
-from hanabi_grpo.commands.doctor.budget import measure_budget
 from hanabi_grpo.commands.doctor.check import Check, ok
 from hanabi_grpo.commands.doctor.command import Probe, make_checks
 from hanabi_grpo.commands.doctor.context import Context, read_chat
 from hanabi_grpo.commands.doctor.gpus import list_gpus
 from hanabi_grpo.envs.registry import setup
 from hanabi_grpo.errors import ServerError
+from hanabi_grpo.rollout.budget import measure_budget
 from hanabi_grpo.settings import Settings, load_settings
 from hanabi_grpo.settings import load as load_module
 from hanabi_grpo.settings.defaults import Device
@@ -61,7 +61,15 @@ def test_nothing_fails_where_all_is_well_and_a_role_chooses_the_checks_that_matt
     assert all(list(check) == ["status", "name", "finding", "remedy", "see"] for check in report["checks"])
     names = {role: {check["name"] for check in run("--role", role)[1]["checks"]} for role in ("server", "trainer")}
     assert names["server"] - names["trainer"] == {"port", "shared memory"}
-    assert names["trainer"] - names["server"] == {"batch", "dataset", "disk", "run folder", "server", "wandb"}
+    assert names["trainer"] - names["server"] == {
+        "batch",
+        "dataset",
+        "disk",
+        "history",
+        "run folder",
+        "server",
+        "wandb",
+    }
 
 
 @pytest.mark.usefixtures("sound")
@@ -314,8 +322,8 @@ def test_a_dataset_and_the_batch_are_shown_in_the_words_of_train_or_what_train_w
 
 def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folder: Path) -> None:
     budget = measure_budget([LAPTOP], read_chat(folder, False), 10)
-    assert budget.turns == 6 and budget.longest == budget.prompts + 60
-    assert budget.opening <= budget.longest
+    assert budget.turns == 6 and budget.longest("game") == budget.prompts("game") + 60
+    assert budget.first == budget.opening + 10
     # The first of two who check and bet in turn acts at most twice in Kuhn's three steps.
     given = {"HANABI_ENV": "kuhn", "MODEL": folder}
     assert "(kuhn, 2 turns a player)" in only(find(games.context_checks, **given)).finding
@@ -325,12 +333,13 @@ def test_a_budget_counts_every_message_and_full_replies_of_any_environment(folde
 
 def test_the_context_is_compared_with_the_longest_game(folder: Path, tmp_path: Path) -> None:
     usual = {"MODEL": folder, "DATASET": dataset(tmp_path / "d.jsonl")}
-    longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest
+    longest = measure_budget([LAPTOP], read_chat(folder, False), 4).longest("game")
     fits = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest, **usual))
     assert fits.status == "ok" and f"= {longest} of HANABI_MAX_MODEL_LEN={longest}" in fits.finding
     short = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=longest - 1, **usual))
     assert short.status == "warn"
-    assert short.remedy.splitlines() == ["export HANABI_MAX_MODEL_LEN=256", "export MAX_COMPLETION_LENGTH=3"]
+    lengths = ["export HANABI_MAX_MODEL_LEN=256", "export MAX_COMPLETION_LENGTH=3"]
+    assert short.remedy.splitlines() == [*lengths, "export HANABI_MEMORY=5", "export HANABI_MEMORY=turn"]
     none = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=64, MAX_COMPLETION_LENGTH=100, **usual))
     assert none.status == "fail" and "no move can be made" in none.finding
     beyond = only(find(games.context_checks, HANABI_MAX_MODEL_LEN=5000, **usual))

@@ -170,7 +170,9 @@ def test_two_servers_play_what_one_plays_in_the_order_of_the_request(
     ]
     alone.connect(7)
     alone.push(None, PLAYERS, 7)
-    assert told(alone.play(DEALS, PLAYERS, 7).groups) == told(shared.groups)
+    single = alone.play(DEALS, PLAYERS, 7)
+    assert told(single.groups) == told(shared.groups)
+    assert 0 < single.cached_tokens == shared.cached_tokens < single.prompt_tokens == shared.prompt_tokens
 
 
 def test_a_server_that_is_not_there_or_of_another_model_is_named_and_no_session_is_opened(

@@ -250,8 +250,11 @@ def game(client: Any, word: str = "player_1@7", *, config: EnvConfig = LAPTOP) -
     return asyncio.run(play_episode(setup.task("human", 3), [make_script(setup, "hint-bot"), policy]))
 
 
-def test_every_request_of_a_partner_carries_the_conversation_so_far_and_the_system_message_of_the_seat() -> None:
-    config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep")
+@pytest.mark.parametrize(("memory", "kept"), [("game", 20), (2, 1)])
+def test_every_request_of_a_partner_carries_the_conversation_that_it_remembers_and_the_system_message_of_the_seat(
+    memory: Any, kept: int
+) -> None:
+    config = EnvConfig(preset="marshal-mini", observation="full", bomb_rule="keep", memory=memory)
     client = Answers([Reply(text="Hint player_0 1", reply_ids=(5, number), version=7) for number in range(20)])
     episode = game(client, config=config)
     turns = episode.trajectory(1)
@@ -260,7 +263,8 @@ def test_every_request_of_a_partner_carries_the_conversation_so_far_and_the_syst
         assert call == {
             "seat": "player_1@7",
             "system": system_prompt(config.spec(), "full", 1, bomb_rule="keep"),
-            "turns": tuple((turn.prompt, (5, index)) for index, turn in enumerate(turns[:number])),
+            "turns": tuple((turn.prompt, (5, index)) for index, turn in enumerate(turns[:number]))[-kept:],
+            "fresh": memory == 2,
             "prompt": turns[number].prompt,
             "max_tokens": 4,
             "temperature": 0.5,

@@ -52,6 +52,9 @@ def test_a_step_s_figures_are_counted_from_its_games() -> None:
         "illegal_per_game": 0.25,
         "unparsable_per_game": 0.0,
         "turns_per_game": 1.25,
+        # 5 turns of a prompt of one token and a reply of two.
+        "tokens/prompts_per_game": 1.25,
+        "tokens/replies_per_game": 2.5,
         "player_0/games_without_turn": 0.0,
         "player_0/bad_reply_share": 0.25,
         "player_0/unparsable_share": 0.0,

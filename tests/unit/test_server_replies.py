@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from fake_engine import LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sample
+from fake_engine import CHAT, LAPTOP, TOKENIZER, FakeEngine, deal, make_scheduler, sample
 from hanabi_grpo.client.rollout_client import RolloutClient
 from hanabi_grpo.envs.hanabi.config import EnvConfig
 from hanabi_grpo.envs.hanabi.environment import HANABI
@@ -61,21 +61,28 @@ def replayed(client: RolloutClient, episode: Episode, config: EnvConfig) -> list
     """Ask for each reply of a game again, one request each, every player with its own conversation."""
     replies = []
     turns: dict[int, list[tuple[str, tuple[int, ...]]]] = {player: [] for player in range(episode.num_players)}
+    window = config.window
     for turn in episode.turns:
+        own = turns[turn.player]
         reply = client.reply(
             seat=episode.seats[turn.player],
             system=HANABI.system(config, turn.player),
-            turns=turns[turn.player],
+            turns=own if window is None else own[max(0, len(own) + 1 - window) :],
+            fresh=window is not None,
             prompt=turn.prompt,
             max_tokens=4,
             temperature=1.0,
         )
-        turns[turn.player].append((turn.prompt, reply.reply_ids))
+        own.append((turn.prompt, reply.reply_ids))
         replies.append(reply)
     return replies
 
 
-@pytest.mark.parametrize("config", [LAPTOP, FULL], ids=["compact", "full with a system message"])
+@pytest.mark.parametrize(
+    "config",
+    [LAPTOP, FULL, LAPTOP.model_copy(update={"memory": 2})],
+    ids=["compact", "full with a system message", "of the last two turns"],
+)
 def test_a_game_has_the_same_ids_reply_by_reply_as_in_one_request(app: RunningApp, config: EnvConfig) -> None:
     with RolloutClient(app.url) as client:
         push_to(client, app)
@@ -212,6 +219,22 @@ def test_a_fault_of_the_engine_is_500_over_http_and_nothing_stays_in_use() -> No
             answer = ask(app, changed(seat=seat, max_tokens=max_tokens))
             assert (answer.status_code, message in answer.json()["detail"]) == (500, True), answer.text
         assert [held.users for held in app.store.frozen._held.values()] == [0]
+
+
+def test_a_reply_of_a_window_is_made_without_the_thoughts_of_the_turns_before_it() -> None:
+    thought, said = (TOKENIZER.encode(text, add_special_tokens=False) for text in ("<think> life2", "</think> Play 0"))
+    turns = [{"prompt": "life1", "reply_ids": [*thought, *said, CHAT.eos_id]}] * 3
+
+    async def scenario(fresh: bool, **limits: int) -> Reply:
+        wanted = msgspec.convert({**ASKED, "turns": turns, "fresh": fresh}, ReplyRequest)
+        return await make_scheduler(FakeEngine(), **limits).reply(wanted)
+
+    window = asyncio.run(scenario(True)).prompt_ids
+    assert TOKENIZER.decode(list(window)).count("assistant Play 0 <|im_end|>") == 3 and thought[0] not in window
+    # Where a conversation grows, the reply's turn adds its own message alone.
+    assert len(asyncio.run(scenario(False)).prompt_ids) < len(window)
+    room = {"max_model_len": len(window) + 4}
+    assert not asyncio.run(scenario(True, **room)).out_of_tokens and asyncio.run(scenario(False, **room)).out_of_tokens
 
 
 def test_a_model_whose_template_takes_no_system_message_says_so() -> None:

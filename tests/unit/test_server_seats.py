@@ -189,7 +189,10 @@ def test_seats_that_cannot_be_filled_are_refused_before_anything_is_sampled(
 def test_with_memory_of_some_turns_each_turn_begins_with_those_before_it(client: RolloutClient) -> None:
     setup = Setup(HANABI, EnvConfig(preset="laptop", observation="compact", memory=2))
     deal = {"env_config": setup.config.model_dump(), "suite": "eval", "seed": 3}
-    [[game]] = client.play([deal], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base")).groups
+    played = client.play([deal], num_games=1, max_tokens=4, temperature=1.0, seats=("base", "base"))
+    [[game]] = played.groups
+    prompts = [len(turn.prompt_ids) for turn in game.turns]
+    assert (played.prompt_tokens, played.cached_tokens) == (sum(prompts), sum(size // 2 for size in prompts))
     for player in (0, 1):
         turns = game.trajectory(player)
         assert len(turns) > 2 and all(turn.fresh for turn in turns)

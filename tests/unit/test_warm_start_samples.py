@@ -120,12 +120,15 @@ def test_any_environment_can_be_learned_from_and_all_who_act_at_once_are_asked()
     assert [(one.player, said(one, chat)) for one in three] == [(p, ["take", "<|im_end|>"] * rounds) for p in range(3)]
 
 
+@pytest.mark.parametrize("thought", ["", "<think> life1 </think> "])
 @pytest.mark.parametrize("memory", ["turn", 3])
-def test_with_a_window_each_turn_is_a_sample_of_which_the_last_reply_is_learned(memory: object) -> None:
+def test_with_a_window_each_turn_is_a_sample_of_which_the_last_reply_is_learned(memory: object, thought: str) -> None:
     setup = Setup(HANABI, LAPTOP.model_copy(update={"memory": memory}))
     [(episode, _)] = taught_games(num=1)
-    served = served_game([turn.reply for turn in episode.turns], seed=episode.seed, setup=setup)
-    found = samples_of(served, made=(made := encoder(setup)))
+    served = served_game([thought + turn.reply for turn in episode.turns], seed=episode.seed, setup=setup)
+    thoughts = set(TOKENIZER.encode(thought, add_special_tokens=False)) - set(TOKENIZER.encode("life1"))
+    assert all(thoughts.isdisjoint(turn.prompt_ids) and thoughts <= {*turn.reply_ids} for turn in served.turns)
+    found = samples_of(served, made=(made := encoder(setup, max_completion_length=9)))
     assert made.counts["recorded"] == len(served.turns), "no reply is encoded from its text"
     turns = [turn for player in (0, 1) for turn in served.trajectory(player)]
     assert [list(one.ids) for one in found] == [[*turn.prompt_ids, *turn.reply_ids] for turn in turns]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench import (
     env_rows,
     lora_rows,
+    memory_rows,
     parity_rows,
     prefix_rows,
     push_rows,
@@ -124,6 +125,13 @@ FAMILIES = (
         target=at_most(1.1),
         needs_engine=True,
         measure=rollout_rows.growth,
+    ),
+    Family(
+        id="R16",
+        title="games of 70 turns: memory = turn ÷ the whole history",
+        target=memory_rows.TARGET,
+        needs_engine=False,
+        measure=memory_rows.single_turns,
     ),
 )
 

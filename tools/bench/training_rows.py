@@ -1,7 +1,7 @@
 """R8 and R11: what one sequence per game and player saves, and how little of a micro-batch is padding."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -71,11 +71,7 @@ async def training(bench: Bench) -> list[Row]:
 
 def small_model(device: str = "cpu") -> Any:
     """Return a small Qwen3 with random weights and one adapter that is not zero, in float32."""
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    from hanabi_grpo.training.model.adapters import add_adapters
-    from hanabi_grpo.training.model.forward import join_lora_products
 
     config = Qwen3Config(
         vocab_size=_VOCABULARY,
@@ -86,9 +82,19 @@ def small_model(device: str = "cpu") -> Any:
         num_key_value_heads=2,
         head_dim=32,
     )
+    return with_adapter(lambda: Qwen3ForCausalLM(config), device)
+
+
+def with_adapter(make: Callable[[], Any], device: str) -> Any:
+    """Return the model that is made, always with the same random weights, and one adapter that is not zero."""
+    import torch
+
+    from hanabi_grpo.training.model.adapters import add_adapters
+    from hanabi_grpo.training.model.forward import join_lora_products
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = add_adapters(Qwen3ForCausalLM(config), [_PLAYER], rank=16, alpha=32, seed=1)
+        model = add_adapters(make(), [_PLAYER], rank=16, alpha=32, seed=1)
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.05)

@@ -22,6 +22,9 @@ class RolloutResult:
     """Per deal, in the order asked, the games that were played to their end, in order of their numbers."""
     dropped: tuple[DroppedGame, ...] = ()
     """The games that the server gave up, and those whose returns overflow; they are in no group."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """See `messages.RolloutAnswer`."""
 
 
 def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> RolloutResult:
@@ -46,7 +49,8 @@ def checked_games(answer: RolloutAnswer, tasks: Sequence[RequestedTask]) -> Roll
                 dropped.append(DroppedGame(suite=task.task.split, seed=task.task.seed, game=game, reason=reason))
             else:
                 group.append(episode)
-    return RolloutResult(groups=groups, dropped=tuple(dropped))
+    tokens = {"prompt_tokens": answer.prompt_tokens, "cached_tokens": answer.cached_tokens}
+    return RolloutResult(groups=groups, dropped=tuple(dropped), **tokens)
 
 
 def _as_asked(row: EpisodeRow | None, task: RequestedTask, game: int) -> Episode:

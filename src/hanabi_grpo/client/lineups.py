@@ -226,6 +226,7 @@ class RemoteSeat:
             seat=policy.seat_word,
             system=self.system,
             turns=tuple(self.said if window is None else self.said[max(0, len(self.said) + 1 - window) :]),
+            fresh=window is not None,
             prompt=text,
             max_tokens=policy.max_tokens,
             temperature=policy.temperature,

@@ -278,12 +278,14 @@ class RolloutClient:
         prompt: str,
         max_tokens: int,
         temperature: float,
+        fresh: bool = False,
     ) -> Reply:
         """Sample one reply in a conversation, see `ReplyRequest`; the server remembers nothing of it afterwards."""
         body = ReplyRequest(
             seat=seat,
             system=system,
             turns=tuple(EarlierTurn(prompt=text, reply_ids=tuple(ids)) for text, ids in turns),
+            fresh=fresh,
             prompt=prompt,
             max_tokens=max_tokens,
             temperature=temperature,

@@ -3,20 +3,24 @@
 Re-rendering a conversation through a chat template at every turn changes its past (Qwen3 drops the think
 blocks of earlier replies), so the sequence that was sampled would not be the sequence that is trained.
 `ChatFormat` reads from the tokenizer's own template the text that it puts around messages, and from then
-on each turn only appends ids. The reply ids in between are the sampled ones, never re-encoded. A conversation with a
-window begins anew at each turn, which is a sequence of its own in training: earlier replies are only read there.
+on each turn only appends ids. The reply ids in between are the sampled ones, never re-encoded: a thinking model
+goes on seeing what it thought, and its thoughts fill the conversation.
+
+A conversation with a window is rendered anew at each turn, which is a sequence of its own in training. Earlier replies
+are only read there, as the template writes them and without their thoughts; the turn's own reply is as sampled.
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from hanabi_grpo.envs.texts import split_reply
 from hanabi_grpo.errors import SettingsError
 
-_THOUGHT = "</think>"
 _FIRST, _REPLY, _SECOND, _SYSTEM = "HANABIFIRST", "HANABIREPLY", "HANABISECOND", "HANABISYSTEM"
 
 
@@ -82,9 +86,12 @@ class ChatFormat:
         parts = repr((self.eos, self.eos_id, self.glue, self.tail, self.thinking, head, with_system))
         return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
-    def open(self, system: str, user: str) -> list[int]:
-        """Return the ids before the first reply: template head, system message if any, first user message."""
-        return list(_opened(self, system, user))
+    def open(self, system: str, user: str, earlier: Sequence[tuple[str, str]] = ()) -> list[int]:
+        """Return the ids before a reply: template head, system message if any, earlier turns, the user message.
+
+        `earlier` are messages with what was said to each, see `spoken`.
+        """
+        return _encoded(self, system, user, earlier) if earlier else list(_opened(self, system, user))
 
     def follow(self, last_id: int, user: str) -> list[int]:
         """Return the ids between a reply that ended with `last_id` and the next reply.
@@ -94,12 +101,11 @@ class ChatFormat:
         ids = self.tokenizer.encode(self.glue + user + self.tail, add_special_tokens=False)
         return [*([] if last_id == self.eos_id else [self.eos_id]), *ids]
 
-    def without_thoughts(self, ids: list[int]) -> list[int]:
-        """Return a reply as later turns see it: a thinking model's without what it thought."""
-        if not self.thinking:
-            return ids
-        spoken = self.decode(ids).rpartition(_THOUGHT)[2].strip()
-        return [*self.tokenizer.encode(spoken, add_special_tokens=False), self.eos_id]
+    def spoken(self, ids: list[int]) -> str:
+        """Return a reply as later turns see it: without what was thought, also where that was cut off."""
+        # Some templates open the thought themselves, after the last message that they close.
+        opened = "<think>" * ("<think>" in self.tail.rpartition("</think>")[2])
+        return split_reply(opened + self.decode(ids))[1]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a reply, the token that ended it left out."""
@@ -115,28 +121,38 @@ class Conversation:
         self.ids: list[int] = []
         self._chat = chat
         self._system = system
-        self._window = window
-        self._turns: list[tuple[str, list[int]]] = []
-        """Messages and replies before this turn that the window holds."""
+        self._grows = window is None
+        self._num_earlier = 0 if window is None else window - 1
+        self._earlier: list[tuple[str, str]] = []
+        """Messages before this turn that the window holds, and what was said to each."""
         self._user = ""
 
     def ask(self, user: str) -> list[int]:
         """Append a user message and return the ids that this turn added: with a window, all before the reply."""
         self._user = user
-        if self._window is None:
+        if self._grows:
             return self._append(user)
-        self.ids = []
-        for earlier, reply_ids in self._turns:
-            self._append(earlier)
-            self.ids.extend(self._chat.without_thoughts(reply_ids))
-        self._append(user)
+        self.ids = self._chat.open(self._system, user, self._earlier)
         return list(self.ids)
 
     def answer(self, reply_ids: list[int]) -> None:
         """Append the sampled ids of a reply."""
         self.ids.extend(reply_ids)
-        if self._window is not None:
-            self._turns = [*self._turns, (self._user, reply_ids)][max(0, len(self._turns) + 2 - self._window) :]
+        if self._num_earlier:
+            self._keep(self._chat.spoken(reply_ids))
+
+    def remember(self, user: str, reply_ids: list[int]) -> None:
+        """Take in a turn of the past; how long that makes the conversation, `ids` says: with a window, about."""
+        self._user = user
+        self._append(user)
+        if self._grows:
+            self.ids.extend(reply_ids)
+        elif self._num_earlier:
+            self._keep(said := self._chat.spoken(reply_ids))
+            self.ids.extend((*self._chat.tokenizer.encode(said, add_special_tokens=False), self._chat.eos_id))
+
+    def _keep(self, said: str) -> None:
+        self._earlier = [*self._earlier, (self._user, said)][-self._num_earlier :]
 
     def _append(self, user: str) -> list[int]:
         added = self._chat.follow(self.ids[-1], user) if self.ids else self._chat.open(self._system, user)
@@ -156,9 +172,15 @@ def _listed_ends(folder: Path) -> set[int]:
 @lru_cache(maxsize=256)
 def _opened(chat: ChatFormat, system: str, user: str) -> tuple[int, ...]:
     # The games of a deal begin with the same messages, and the rules in them are the longest text of a game.
+    return tuple(_encoded(chat, system, user, ()))
+
+
+def _encoded(chat: ChatFormat, system: str, user: str, earlier: Sequence[tuple[str, str]]) -> list[int]:
     messages = [("system", system)] if system else []
+    for asked, said in earlier:
+        messages += [("user", asked), ("assistant", said)]
     text = _render(chat.tokenizer, [*messages, ("user", user)], chat.thinking)
-    return tuple(chat.tokenizer.encode(text, add_special_tokens=False))
+    return [*chat.tokenizer.encode(text, add_special_tokens=False)]
 
 
 def _render(tokenizer: Any, messages: list[tuple[str, str]], thinking: bool) -> str:

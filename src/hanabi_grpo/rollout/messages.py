@@ -79,6 +79,10 @@ class RolloutAnswer(Struct, frozen=True, kw_only=True):
 
     episodes: tuple[EpisodeRow, ...]
     dropped: tuple[DroppedRow, ...]
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Of all prompts that the engine was given; a conversation that grows is given anew at each turn."""
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Those of them that it had in its prefix cache."""
 
 
 class EarlierTurn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,6 +101,8 @@ class ReplyRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """First message of the conversation; "" for none."""
     turns: Annotated[tuple[EarlierTurn, ...], Meta(max_length=MAX_TURNS)]
     """Oldest first."""
+    fresh: bool = False
+    """True: the conversation is one of a window, see `rollout.chat`; `turns` are all that it holds."""
     prompt: _Text
     max_tokens: _MaxTokens
     temperature: _Temperature

@@ -24,6 +24,7 @@ from hanabi_grpo.server.door import problem
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import in_slices
 from hanabi_grpo.server.scheduler import Scheduler
+from hanabi_grpo.server.seats import PromptTokens
 from hanabi_grpo.settings.refs import BASE, check_seat, is_frozen, is_scripted, seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode
 
@@ -48,7 +49,8 @@ def play_routes(store: AdapterStore, scheduler: Scheduler) -> APIRouter:
         own = store.ownership.is_owner(request.headers)
 
         async def played() -> Response:
-            return await played_games(await scheduler.run(tasks, sampling, own=own))
+            prompts = PromptTokens()
+            return await played_games(await scheduler.run(tasks, sampling, own=own, prompts=prompts), prompts)
 
         return await _answered(request, played())
 
@@ -96,7 +98,7 @@ async def _answered(request: Request, work: Coroutine[Any, Any, Response]) -> Re
         hang_up.cancel()
 
 
-async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Response:
+async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]], prompts: PromptTokens) -> Response:
     """Return the games of a request's tasks, per task in order of their numbers, as a `RolloutAnswer`.
 
     The answer has megabytes. A value is encoded in one go that keeps the interpreter's lock meanwhile, so a thread
@@ -109,7 +111,8 @@ async def played_games(groups: Iterable[Iterable[Episode | DroppedGame]]) -> Res
             dropped.append(DroppedRow(task=number, game=game.game, reason=game.reason))
         else:
             pieces.append((b"," if pieces else b"") + msgspec.json.encode(game))
-    pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), b"}"]
+    tokens = b',"prompt_tokens":%d,"cached_tokens":%d}' % (prompts.given, prompts.cached)
+    pieces = [b'{"episodes":[', *pieces, b'],"dropped":', msgspec.json.encode(dropped), tokens]
     length = str(sum(map(len, pieces)))
     return StreamingResponse(in_slices(pieces), media_type="application/json", headers={"content-length": length})
 

@@ -28,7 +28,7 @@ from hanabi_grpo.rollout.messages import ReplyRequest, RequestedTask, ScoreAnswe
 from hanabi_grpo.server.adapter_store import AdapterStore
 from hanabi_grpo.server.engine import SamplingConfig
 from hanabi_grpo.server.pacing import Places, in_slices
-from hanabi_grpo.server.seats import Model, Table, Tables, wanted_adapters
+from hanabi_grpo.server.seats import Model, PromptTokens, Table, Tables, wanted_adapters
 from hanabi_grpo.settings.refs import seat_adapter
 from hanabi_grpo.types import DroppedGame, Episode, Reply, ReplyKind
 
@@ -53,9 +53,16 @@ class Scheduler:
         self.games_failed = 0
 
     async def run(
-        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, *, own: bool = False
+        self,
+        tasks: Sequence[RequestedTask],
+        sampling: SamplingConfig,
+        *,
+        own: bool = False,
+        prompts: PromptTokens | None = None,
     ) -> list[list[Episode | DroppedGame]]:
         """Return the games of each task; those of the session's trainer (`own`) take free places before all others.
+
+        What the engine is given is counted in `prompts`.
 
         Raises:
             SettingsError: Tasks that cannot be played.
@@ -63,7 +70,7 @@ class Scheduler:
             ServerError: Not one of the games could be played, or the engine is dead (ServerGoneError).
         """
         self._check_room(sampling.max_tokens)
-        played = await self._play_all(tasks, sampling, own)
+        played = await self._play_all(tasks, sampling, own, prompts or PromptTokens())
         games = [game for group in played for game in group]
         dropped = [game for game in games if isinstance(game, DroppedGame)]
         if len(dropped) == len(games):
@@ -83,14 +90,14 @@ class Scheduler:
         self._check_room(wanted.max_tokens)
         named = seat_adapter(wanted.seat)
         sampling = SamplingConfig(max_tokens=wanted.max_tokens, temperature=wanted.temperature)
-        conversation = Conversation(self.model.chat, wanted.system)
+        window = len(wanted.turns) + 1 if wanted.fresh else None
+        conversation = Conversation(self.model.chat, wanted.system, window)
         with self._engine_faults(f"a reply of {wanted.seat}"):
             async with self._store.lease(dict([named]) if named else {}) as leased:
                 player = Tables(model=self.model, sampling=sampling, leased=leased).served(wanted.seat)
                 try:
                     for turn in wanted.turns:
-                        conversation.ask(turn.prompt)
-                        conversation.answer(list(turn.reply_ids))
+                        conversation.remember(turn.prompt, list(turn.reply_ids))
                         if len(conversation.ids) > self.model.max_model_len:
                             return Reply(text="", prompt=wanted.prompt, out_of_tokens=True)
                     return await player.ask(conversation, wanted.prompt)
@@ -132,12 +139,12 @@ class Scheduler:
             )
 
     async def _play_all(
-        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, own: bool
+        self, tasks: Sequence[RequestedTask], sampling: SamplingConfig, own: bool, prompts: PromptTokens
     ) -> list[list[Episode | DroppedGame]]:
         started = []
         place = partial(self._places.place, object(), own=own)
         async with self._store.lease(wanted_adapters(tasks)) as leased:
-            tables = Tables(model=self.model, sampling=sampling, leased=leased)
+            tables = Tables(model=self.model, sampling=sampling, leased=leased, prompts=prompts)
             try:
                 async with asyncio.TaskGroup() as group:
                     async for task in in_slices(tasks):

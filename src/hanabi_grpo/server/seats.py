@@ -30,12 +30,23 @@ class Model:
     turnstile: Turnstile = field(default_factory=Turnstile)
 
 
+@dataclass(slots=True, kw_only=True)
+class PromptTokens:
+    """Tokens of the prompts that one request gave the engine; also of games that failed."""
+
+    given: int = 0
+    cached: int = 0
+    """Those that were in its prefix cache."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPlayer:
     """Lets one adapter, or the base model alone, sit in the seats of one rollout."""
 
     model: Model
     sampling: SamplingConfig
+    prompts: PromptTokens = field(default_factory=PromptTokens)
+    """Counts what it asks."""
     lora: Any | None = None
     """The engine's handle; None: the base model."""
     version: int | None = None
@@ -57,6 +68,8 @@ class ServedPlayer:
         if len(conversation.ids) + self.sampling.max_tokens > model.max_model_len:
             return Reply(text="", prompt=text, out_of_tokens=True)
         sample = await model.sampler.generate(list(conversation.ids), self.sampling, self.lora)
+        self.prompts.given += len(conversation.ids)
+        self.prompts.cached += sample.num_cached_tokens
         await model.turnstile.through()
         conversation.answer(list(sample.ids))
         _check(sample, added, model.vocab_size)
@@ -133,6 +146,7 @@ class Tables:
     sampling: SamplingConfig
     leased: Mapping[str, HeldAdapter]
     """Adapter name to what is held of it."""
+    prompts: PromptTokens = field(default_factory=PromptTokens)
     made: dict[tuple[Setup[Any], str], Player] = field(default_factory=dict)
 
     def seat(self, task: RequestedTask) -> Table:
@@ -151,4 +165,4 @@ class Tables:
         named = seat_adapter(seat)
         held = self.leased[named[0]] if named else None
         lora, version = (held.lora, held.version) if held else (None, None)
-        return ServedPlayer(model=self.model, sampling=self.sampling, lora=lora, version=version)
+        return ServedPlayer(model=self.model, sampling=self.sampling, prompts=self.prompts, lora=lora, version=version)

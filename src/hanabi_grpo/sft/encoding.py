@@ -3,7 +3,7 @@
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -60,22 +60,26 @@ class Encoder:
         samples = []
         for player in range(self.setup.spec.num_players):
             own = [one for one in played if one[0].player == player]
-            for part in _sequences(own, self.setup.config.window):
-                ids, marks = self._conversation(player, part, game.where)
+            for ids, marks in self._conversations(player, own, game.where):
                 if any(marks):
                     samples.append(Sample(player=player, start=start, ids=ids, is_reply=marks))
         return samples
 
-    def _conversation(self, player: int, turns: Sequence[_Played], where: str) -> tuple["array[int]", "array[int]"]:
-        conversation = Conversation(self.chat, self.setup.environment.system(self.setup.config, player))
-        marks = array("b")
-        end = 0
+    def _conversations(
+        self, player: int, turns: Sequence[_Played], where: str
+    ) -> "Iterator[tuple[array[int], array[int]]]":
+        """Yield ids and marks of a player's whole game, or of each turn where it remembers no more."""
+        window = self.setup.config.window
+        conversation = Conversation(self.chat, self.setup.environment.system(self.setup.config, player), window)
+        marks, end = array("b"), 0
         for turn, (shown, action), taught in turns:
             added = conversation.ask(shown)
             if len(conversation.ids) + self.max_completion_length > self.max_model_len:
                 self.counts["cut"] += 1
                 break
-            reply, is_recorded = self._reply_ids(turn, action, (added, conversation.ids))
+            # In a window, a game that was recorded without one has the ids by which its conversations grew.
+            grown = self.chat.follow(self.chat.eos_id, shown) if window and turn.reply_ids else conversation.ids
+            reply, is_recorded = self._reply_ids(turn, action, (added, grown))
             if taught and len(reply) > self.max_completion_length:
                 raise SettingsError(
                     f"{where}: {turn.reply[:60]!r} has {len(reply)} tokens in this model's vocabulary, but no rollout "
@@ -86,7 +90,10 @@ class Encoder:
             if taught:
                 self.counts["recorded" if is_recorded else "encoded"] += 1
                 end = len(marks)
-        return array("i", conversation.ids[:end]), marks[:end]
+            if window is not None:
+                yield array("i", conversation.ids[:end]), marks[:end]
+                marks, end = array("b"), 0
+        yield array("i", conversation.ids[:end]), marks[:end]
 
     def _reply_ids(self, turn: Turn, action: str, prompts: Sequence[list[int]]) -> tuple[list[int], bool]:
         """Return the ids of a reply and whether they are the recorded ones.
@@ -102,14 +109,6 @@ class Encoder:
         # Scripts and people choose an action; its wording is the environment's.
         text = action if not ids and turn.kind is ReplyKind.LEGAL else turn.reply
         return [*tokenizer.encode(text, add_special_tokens=False), self.chat.eos_id], False
-
-
-def _sequences(own: list[_Played], window: int | None) -> list[list[_Played]]:
-    """Return what one player did as conversations: its whole game, or each turn after those that it remembers."""
-    if window is None:
-        return [own]
-    turns = range(len(own))
-    return [[*((*one[:2], False) for one in own[max(0, at + 1 - window) : at]), own[at]] for at in turns]
 
 
 def _replay(game: Game, recording: Recording, window: int | None) -> list[tuple[str, str]]:

@@ -147,4 +147,6 @@ def _merged(shares: Mapping[str, list[int]], results: Sequence[RolloutResult]) -
     return RolloutResult(
         groups=merge_shares([*shares.values()], [result.groups for result in results]),
         dropped=tuple(game for result in results for game in result.dropped),
+        prompt_tokens=sum(result.prompt_tokens for result in results),
+        cached_tokens=sum(result.cached_tokens for result in results),
     )

@@ -25,7 +25,8 @@ def episode_metrics(
     The score of a game is the figure that `EnvSpec.score` names, or player 0's return; `score/se` is its standard error
     over all games, `score/normalized` the mean of score / greatest score. Rates are per game; `entropy_estimate` is the
     mean of −logprob over sampled tokens, in nats. Figures of `Environment.metrics` have the name of the environment
-    before them where a step has several.
+    before them where a step has several. `tokens/prompts_per_game` and `tokens/replies_per_game` are what the players'
+    conversations hold: with HANABI_MEMORY=game each token once, else once for each turn that still sees it.
 
     A figure that the games do not determine is absent; counts are always there. Scores and rates are of all games and
     all seats. What says how training goes (a player's reward, replies and games without a turn, groups without spread,
@@ -61,6 +62,8 @@ def episode_metrics(
             "illegal_per_game": sum(turn.kind is ReplyKind.ILLEGAL for turn in turns) / len(episodes),
             "unparsable_per_game": sum(turn.kind is ReplyKind.UNPARSABLE for turn in turns) / len(episodes),
             "turns_per_game": len(turns) / len(episodes),
+            "tokens/prompts_per_game": sum(len(turn.prompt_ids) for turn in turns) / len(episodes),
+            "tokens/replies_per_game": metrics["reply_tokens"] / len(episodes),
         }
     if partners is not None:
         metrics |= _scores_by_partner(episodes, setups, own, partners)

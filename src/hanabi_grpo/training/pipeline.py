@@ -14,6 +14,8 @@ from swift.pipelines.train.rlhf import SwiftRLHF
 from swift.trainers import TrainerFactory
 from transformers import PrinterCallback
 
+from hanabi_grpo.rollout.budget import measure_budget
+from hanabi_grpo.rollout.chat import ChatFormat
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.rollout.vocabulary import check_vocabulary
 from hanabi_grpo.runs.fingerprint import resolve_model
@@ -125,9 +127,13 @@ class HanabiPipeline(SwiftRLHF):
     def train(self, trainer: HanabiGRPOTrainer) -> Any:
         """Train, then serve the final weights too; an interrupted run keeps its last finished step."""
         settings = trainer.settings
-        check_vocabulary(played_setups(training_rows(settings)), trainer.processing_class, settings.model)
+        setups, tokenizer = played_setups(training_rows(settings)), trainer.processing_class
+        check_vocabulary(setups, tokenizer, settings.model)
         tracking = TrackingCallback(settings, trainer.link.run_folder)
         if trainer.accelerator.is_main_process:
+            chat = ChatFormat.from_tokenizer(tokenizer, thinking=settings.thinking)
+            if said := measure_budget(setups, chat, settings.max_completion_length).warning(settings.max_model_len):
+                logger.warning("%s", said)
             trainer.link.connect(trainer.first_step)
             # Its dictionary per step says what the tracking callback's line says better.
             trainer.remove_callback(PrinterCallback)

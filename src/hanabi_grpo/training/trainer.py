@@ -198,6 +198,8 @@ class HanabiGRPOTrainer(StepUpdates, Valuing, CheckpointSaving, GRPOTrainer):
             self._metrics["train"]["staleness"].append(float(version - games.version))
         self._played_at = time.perf_counter()
         self._metrics["train"]["tokens/useful_share"].append(useful_share(batches))
+        if prompt_tokens := games.result.prompt_tokens:
+            self._metrics["train"]["tokens/cached_share"].append(games.result.cached_tokens / prompt_tokens)
         return self.begin_updates(updates)
 
     def sync_weights(self) -> int:

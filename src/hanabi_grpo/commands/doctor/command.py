@@ -51,6 +51,7 @@ PROBES = (
     Probe("model", model.model_checks),
     Probe("chat template", model.chat_checks),
     Probe("context", games.context_checks),
+    Probe("history", games.history_checks, ("trainer",)),
     Probe("vocabulary", games.vocabulary_checks),
     Probe("memory", model.memory_checks),
     Probe("run folder", runs.run_folder_checks, ("trainer",)),

@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 
 from hanabi_grpo.client.fleet import each_server
 from hanabi_grpo.client.waiting import NotReady, look_once
-from hanabi_grpo.commands.doctor.budget import Budget, measure_budget
 from hanabi_grpo.commands.doctor.check import Role
 from hanabi_grpo.envs.base import Setup
 from hanabi_grpo.errors import HanabiGrpoError, ServerError, SettingsError
+from hanabi_grpo.rollout.budget import Budget, measure_budget
 from hanabi_grpo.rollout.datasets import played_setups, training_rows
 from hanabi_grpo.runs.resume import ResumePlan, plan_resume
 from hanabi_grpo.server.adapter_files import linear_shapes

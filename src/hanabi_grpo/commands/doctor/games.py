@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from hanabi_grpo.commands.doctor.check import Check, fail, ok, skip, warn
-from hanabi_grpo.commands.doctor.context import Context
+from hanabi_grpo.commands.doctor.context import Context, amount
 from hanabi_grpo.errors import SettingsError
 from hanabi_grpo.rollout.datasets import check_payoffs, mix_line, num_steps, training_rows
 from hanabi_grpo.rollout.vocabulary import boards_of, check_vocabulary
@@ -53,24 +53,41 @@ def context_checks(context: Context) -> Check:
         return fail("context", finding, f"export HANABI_MAX_MODEL_LEN={most}")
     if budget is None:
         return skip("context", "needs the model, its chat template and the dataset")
+    turns, prompts, longest = (count(budget.memory) for count in (budget.held, budget.prompts, budget.longest))
     numbers = (
-        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {budget.prompts} tokens of prompts + "
-        f"{budget.turns} replies of {settings.max_completion_length} = {budget.longest} of HANABI_MAX_MODEL_LEN={limit}"
+        f"the longest game ({budget.preset}, {budget.turns} turns a player) takes {prompts} tokens of prompts + "
+        f"{turns} replies of {settings.max_completion_length} = {longest} of HANABI_MAX_MODEL_LEN={limit}"
     )
     ways = []
-    if budget.longest <= most:
-        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(budget.longest / 256) * 256)}")
-    if (reply := (limit - budget.prompts) // budget.turns) >= 1:
+    if longest <= most:
+        ways.append(f"export HANABI_MAX_MODEL_LEN={min(most, math.ceil(longest / 256) * 256)}")
+    if (reply := (limit - prompts) // turns) >= 1:
         ways.append(f"export MAX_COMPLETION_LENGTH={reply}")
+    if fitting := budget.fitting(limit):
+        ways += [f"export HANABI_MEMORY={memory}" for memory in dict.fromkeys((fitting, "turn"))]
     compact = " HANABI_OBSERVATION=compact" if "observation" in settings.env_config else ""
     ways = ways or [f"export HANABI_MAX_MODEL_LEN={most}{compact}"]
-    if budget.opening > limit:
-        finding = f"the first message and a reply take {budget.opening} tokens of HANABI_MAX_MODEL_LEN={limit}"
+    if budget.first > limit:
+        finding = f"the first message and a reply take {budget.first} tokens of HANABI_MAX_MODEL_LEN={limit}"
         return fail("context", f"{finding}: no move can be made", "\n".join(ways))
-    if budget.longest > limit:
+    if longest > limit:
         ways += ["export HANABI_THINKING=false"] * settings.thinking
         return warn("context", f"{numbers}: such games are cut; the model allows {most}", "\n".join(ways))
     return ok("context", f"{numbers}; the model allows {most}")
+
+
+def history_checks(context: Context) -> Check:
+    """Show what a game costs by how much of it players remember: all, what was chosen, the most that fits, a turn."""
+    budget, limit = context.budget, context.settings.max_model_len
+    if budget is None:
+        return skip("history", "needs the model, its chat template and the dataset")
+    costs = []
+    for memory in dict.fromkeys(("game", budget.memory, budget.fitting(limit) or "turn", "turn")):
+        longest, tokens = budget.longest(memory), amount(budget.of_game(memory))
+        fits = "fits" if longest <= limit else "does not fit"
+        costs.append(f"{memory}: {tokens} tokens, the longest sequence {longest} ({fits})")
+    chosen = f"HANABI_MEMORY={budget.memory}; the longest game ({budget.preset}) gives to training with"
+    return ok("history", f"{chosen} {'; '.join(costs)}")
 
 
 def vocabulary_checks(context: Context) -> Check:

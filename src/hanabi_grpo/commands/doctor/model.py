@@ -119,7 +119,8 @@ def trainer_bytes(context: Context) -> float:
     size = _BYTES[settings.dtype]
     weights = context.num_parameters * size / (settings.nproc_per_node if settings.deepspeed == "zero3" else 1)
     adapters = 16.0 * context.num_adapters * context.adapter_parameters
-    length = min(settings.max_model_len, budget.longest if budget else settings.max_model_len)
+    longest = budget.longest(budget.memory) if budget else settings.max_model_len
+    length = min(settings.max_model_len, longest)
     by_tokens = tokens_per_micro_batch(settings)
     # A sequence that is longer than the limit makes a micro-batch of its own.
     tokens = max(by_tokens, length) if by_tokens else settings.per_device_train_batch_size * length
@@ -127,7 +128,7 @@ def trainer_bytes(context: Context) -> float:
     # About 16 tensors of the hidden width and 4 of the inner one in a layer; with checkpointing one layer's at a time.
     layer = 16 * hidden + 4 * config.get("intermediate_size", 4 * hidden)
     kept = layer * layers if settings.device == "cpu" else hidden * layers + layer
-    replies = budget.turns * settings.max_completion_length / budget.longest if budget else 1.0
+    replies = budget.held(budget.memory) * settings.max_completion_length / longest if budget else 1.0
     # Logits of the replies, their float32 copy, and the gradient.
     logits = min(replies, 1.0) * config["vocab_size"] * (2 * size + 4)
     return _PROCESS + weights + adapters + tokens * (kept * size + logits)

@@ -24,13 +24,13 @@ def trained_model(chat: ChatFormat, recipe: Recipe, progress: Progress) -> Any:
     bar = progress.add_task("warm start", total=recipe.steps)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        model = _new_model(chat.tokenizer)
+        model = untrained_model(chat.tokenizer)
         for loss in warm_start(model, samples, recipe):
             progress.update(bar, advance=1, description=f"warm start, loss {loss:.3f}")
     return model
 
 
-def _new_model(tokenizer: Any) -> Any:
+def untrained_model(tokenizer: Any) -> Any:
     """Return an untrained Qwen3 of about 0.6 M parameters in float32."""
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     config = Qwen3Config(
