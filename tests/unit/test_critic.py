@@ -10,7 +10,7 @@ from hanabi_grpo.envs import registry
 from hanabi_grpo.settings import Settings
 from hanabi_grpo.training.advantages import choose_estimator, lambda_advantages, own_turns
 from hanabi_grpo.training.batching import collate, cut_rows
-from hanabi_grpo.training.critic import Critic, Critics, asked_rows
+from hanabi_grpo.training.critic import Critic, Critics, asked_rows, message_means
 from hanabi_grpo.training.model import adapters
 from hanabi_grpo.training.model.forward import reply_features
 from hanabi_grpo.training.model.shared_prefixes import share_prefixes
@@ -126,7 +126,7 @@ def test_a_restored_critic_goes_on_bit_by_bit() -> None:
         one.look([games], _seen(games))
         one.learn()
     assert all(torch.equal(critics.state()[name], value) for name, value in other.state().items())
-    assert not torch.equal(kept["player_0|head.1.weight"], critics.state()["player_0|head.1.weight"])
+    assert not torch.equal(kept["player_0|head.0.weight"], critics.state()["player_0|head.0.weight"])
 
 
 def test_what_the_players_of_one_run_have_learned_stays_apart() -> None:
@@ -137,7 +137,7 @@ def test_what_the_players_of_one_run_have_learned_stays_apart() -> None:
     # In a chain of its own turns: the other's values are no part of the state.
     own = {name for name in alone.learn()}
     assert own == {"player_0/value_explained"}
-    assert torch.equal(alone.state()["player_1|head.1.weight"], _critics().state()["player_1|head.1.weight"])
+    assert torch.equal(alone.state()["player_1|head.0.weight"], _critics().state()["player_1|head.0.weight"])
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -183,6 +183,17 @@ def test_a_critic_sees_what_the_output_head_reads_at_the_end_of_each_prompt(shar
     assert sorted(places) == sorted(expected) and not found.requires_grad
     for place, features in zip(places, found, strict=True):
         torch.testing.assert_close(features, expected[place].detach())
+
+
+def test_the_other_half_of_what_a_critic_sees_is_the_mean_of_each_message() -> None:
+    turns = [made_turn(0, 7, 8, prompt_ids=(1, 2)), made_turn(0, 7, prompt_ids=(4, 5, 6))]
+    embeddings = torch.nn.Embedding(10, 4)
+    rows = asked_rows([[made_episode(*turns), made_episode(made_turn(0, 9, prompt_ids=(3,)))]], 0, ("a", "b"))
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
+    found = message_means(embeddings, ids, [row.messages for row in rows])
+    expected = [embeddings.weight[list(message)].mean(0) for message in [(1, 2), (4, 5, 6), (3,)]]
+    torch.testing.assert_close(found, torch.stack(expected).detach())
+    assert message_means(embeddings, ids, [[], []]).shape == (0, 4)
 
 
 def test_a_critic_knows_nothing_at_first() -> None:

@@ -7,7 +7,7 @@
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
 #   RECIPE_TEACHER   a bot (iggi)
 #   RECIPE_GAMES     of the teacher, about 72 turns each (4000)
-#   RECIPE_STEPS     steps of 64 games each after the imitation (300)
+#   RECIPE_STEPS     steps of 64 games after the imitation (120)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
@@ -20,7 +20,7 @@ SECONDS=0
 source tools/launch.sh
 name=full_laptop
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
-teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-300} deals=${RECIPE_DEALS:-2000}
+teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-120} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=outputs/full-$SEED
 mkdir -p "$folder"
@@ -52,9 +52,11 @@ if [ ! -e "$folder/taught" ]; then
 fi
 export MODEL=$folder/warm/model
 default_env HANABI_ADVANTAGE ippo
-default_env HANABI_DEALS_PER_STEP 8
-default_env NUM_GENERATIONS 8
+# A critic compares turns of different deals, so each deal is played no more often than it must be.
+default_env HANABI_DEALS_PER_STEP 32
+default_env NUM_GENERATIONS 2
 default_env LEARNING_RATE 2e-3
+default_env LR_SCHEDULER_TYPE cosine
 default_env HANABI_ENTROPY_BONUS 0.01
 default_env HANABI_EVAL_STEPS 20
 default_env HANABI_EVAL_DEALS 200

@@ -231,7 +231,7 @@ class Settings(BaseModel):
         "HANABI_GAE_LAMBDA", "What each turn further ahead weighs, with HANABI_ADVANTAGE=ippo.", 0.95, ge=0, le=1
     )
     critic_learning_rate: float = trainer(
-        "HANABI_CRITIC_LEARNING_RATE", "Learning rate of the critics of HANABI_ADVANTAGE=ippo.", 1e-3, gt=0
+        "HANABI_CRITIC_LEARNING_RATE", "Learning rate of the critics of HANABI_ADVANTAGE=ippo.", 3e-3, gt=0
     )
     resample_flat: int = trainer(
         "HANABI_RESAMPLE_FLAT",
