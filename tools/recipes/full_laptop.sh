@@ -5,8 +5,8 @@
 #
 #   RECIPE_SEED      seed of the model, adapters, deals and sampling (0)
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
-#   RECIPE_TEACHER   a bot (iggi)
-#   RECIPE_GAMES     of the teacher, about 72 turns each (4000)
+#   RECIPE_TEACHER   a bot (focus-bot)
+#   RECIPE_GAMES     of the teacher, about 65 turns each (4000)
 #   RECIPE_STEPS     steps of 64 games after the imitation (120)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
@@ -20,7 +20,7 @@ SECONDS=0
 source tools/launch.sh
 name=full_laptop
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
-teacher=${RECIPE_TEACHER:-iggi} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-120} deals=${RECIPE_DEALS:-2000}
+teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-120} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=outputs/full-$SEED
 mkdir -p "$folder"
@@ -46,8 +46,8 @@ export MODEL=$folder/untaught
 run - hanabi-grpo tiny-model --preset full --games 2 --steps 1 --out "$MODEL"
 if [ ! -e "$folder/taught" ]; then
     say "imitation of $teacher: $games games, log $folder/warm.log"
-    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --deals "$games" --noise 0.1 --learn-noise --resume \
-        --batch "${RECIPE_BATCH:-128}" --steps $((games * 72 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
+    for_now "$folder/warm.log" hanabi-grpo warm-start "$teacher" --full --out "$folder/warm" --deals "$games" --noise 0.1 --resume \
+        --batch "${RECIPE_BATCH:-128}" --steps $((games * 65 / ${RECIPE_BATCH:-128})) --learning-rate 3e-3
     touch "$folder/taught"
 fi
 export MODEL=$folder/warm/model
@@ -70,5 +70,5 @@ OUTPUT_DIR=$folder/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled RESUM
 say "after: $deals test deals, sampled at temperature 1 and greedy, beside the teacher"
 run - hanabi-grpo evaluate served --suite test --deals "$deals" --out "$folder/sampled.json"
 run - hanabi-grpo evaluate served --suite test --deals "$deals" --temperature 0 --out "$folder/greedy.json"
-run - hanabi-grpo evaluate "$teacher" --suite test --deals "$deals" --out "$folder/teacher.json"
+run - hanabi-grpo evaluate "$teacher" iggi --suite test --deals "$deals" --out "$folder/bots.json"
 finish 0

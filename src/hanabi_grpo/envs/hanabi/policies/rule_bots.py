@@ -1,6 +1,6 @@
-"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer and Flawed.
+"""Bots that are ordered lists of named rules: blind play, the hint bot, IGGI, Piers, Outer, Flawed and the focus bot.
 
-The last four: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
+IGGI to Flawed: Walton-Rivers et al., "Evaluating and Modelling Hanabi-Playing Agents" (2017). Cards shift left when
 one leaves the hand, as in OpenSpiel; with fixed slots, as in the paper's engine, scores are up to half a point lower.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hanabi_grpo.envs import base
-from hanabi_grpo.envs.hanabi.policies import rules
+from hanabi_grpo.envs.hanabi.policies import focus, rules
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
 from hanabi_grpo.envs.hanabi.rules.view import Action
@@ -51,6 +51,18 @@ RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
             rules.tell_playable_card_outer,
             rules.tell_unknown,
             rules.discard_randomly,
+        ),
+        # Past the others on the whole board, and without a memory of its own: a teacher where HANABI_MEMORY=turn.
+        "focus-bot": (
+            focus.play_focus,
+            rules.play_safe_card,
+            focus.save_chop,
+            focus.tell_focus,
+            focus.tell_harmless,
+            focus.discard_dead,
+            focus.discard_chop,
+            focus.play_likeliest,
+            rules.tell_anything,
         ),
         "flawed": (
             rules.play_safe_card,
