@@ -71,7 +71,8 @@ def test_prompts_moves_rewards_and_results_are_those_of_version_0_1_on_every_boa
 
 def test_scripts_make_the_moves_of_version_0_1() -> None:
     told = []
-    for name, (preset, players) in product(HANABI.policies, (("mini", 3), ("full", 2))):
+    old = [name for name in HANABI.policies if name != "focus-bot"]
+    for name, (preset, players) in product(old, (("mini", 3), ("full", 2))):
         setup = Setup(HANABI, HANABI.Config(preset=preset, players=players))
         for one in play_episodes_sync(setup, [make_script(setup, name)] * players, "eval", range(5)):
             told.append([name, preset, one.result["score"], [turn.action for turn in one.turns]])
