@@ -7,7 +7,7 @@
 #   RECIPE_MINUTES   of one sitting (110); what is begun is kept
 #   RECIPE_TEACHER   a bot (focus-bot)
 #   RECIPE_GAMES     of the teacher, about 65 turns each (4000)
-#   RECIPE_STEPS     steps of 64 games after the imitation (120)
+#   RECIPE_STEPS     steps of 64 games after the imitation, 23 s each (60)
 #   RECIPE_DEALS     deals of the evaluations at the end (2000), of the suite test, which nothing was chosen by
 #
 # A message holds the whole position and what follows from it (HANABI_MEMORY=turn, HANABI_DEDUCTIONS=counted), so that a
@@ -20,7 +20,7 @@ SECONDS=0
 source tools/launch.sh
 name=full_laptop
 export SEED=${RECIPE_SEED:-0} HANABI_PRESET=full HANABI_MEMORY=turn HANABI_DEDUCTIONS=counted
-teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-120} deals=${RECIPE_DEALS:-2000}
+teacher=${RECIPE_TEACHER:-focus-bot} games=${RECIPE_GAMES:-4000} steps=${RECIPE_STEPS:-60} deals=${RECIPE_DEALS:-2000}
 minutes=${RECIPE_MINUTES:-110}
 folder=outputs/full-$SEED
 mkdir -p "$folder"
