@@ -27,14 +27,10 @@ PLAYERS = ("player_0", "player_1")
 STAGES = {
     "torch": {},
     "zero1": {"DEEPSPEED": "zero1", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
-    # With critics, which each process has a copy of.
-    "zero2": {
-        "DEEPSPEED": "zero2",
-        "NPROC_PER_NODE": "2",
-        "PER_DEVICE_TRAIN_BATCH_SIZE": "4",
-        "HANABI_ADVANTAGE": "ippo",
-    },
+    "zero2": {"DEEPSPEED": "zero2", "NPROC_PER_NODE": "2", "PER_DEVICE_TRAIN_BATCH_SIZE": "4"},
 }
+# Each process has a copy of the critics.
+STAGES["critics"] = {**STAGES["zero2"], "HANABI_ADVANTAGE": "ippo"}
 
 
 def write_settings(folder: Path, model: Path, **variables: str) -> Path:
@@ -103,7 +99,7 @@ def _repository_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["torch", "zero1", "critics"])
 def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
     stage: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +130,7 @@ def test_resumed_steps_are_bit_equal_to_uninterrupted_ones(
             assert one["updates"] == step
 
 
-@pytest.mark.parametrize("stage", ["torch", "zero2"])
+@pytest.mark.parametrize("stage", ["torch", "critics"])
 def test_steps_without_a_players_data_leave_all_of_it_bit_identical(
     stage: str, tiny_model: Path, tmp_path: Path
 ) -> None:
