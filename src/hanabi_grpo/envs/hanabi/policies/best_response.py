@@ -1,9 +1,9 @@
-"""A team for a board with few decks in which each player is an exact best response to the others.
+"""A team for a board with few decks, whose players were given the exact best response to each other, one after the other.
 
-The players respond in turn, to all decks and to everything that each may have seen (Nair et al., "Taming Decentralized
-POMDPs", IJCAI 2003, call it JESP), from random play on. Which of equally good moves is taken is drawn anew in each
-response, so that a plateau is crossed: with the first of equals `laptop` ends at 3.36. The mean score is exact and
-never falls; how far it is from the best one is not known.
+A response is to all decks and to everything that a player may have seen (Nair et al., "Taming Decentralized POMDPs",
+IJCAI 2003, call it JESP). The first is to random play. Which of equally good moves is taken is drawn anew in each
+response, so that a plateau is crossed: from the hint bot, and with the first of equals, `laptop` ends at 3.36. The mean
+score is exact, up to a collision of 64 bits, and never falls; how far it is from the best one is not known.
 """
 
 import functools
