@@ -204,9 +204,9 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     assert f"| per player | 3 | 768 | 24 | 1.100 ± 0.058 | 1.550 ± {error:.3f} | 1.050 ± {error:.3f} |" in lines
     row = next(line for line in lines if line.startswith("| shared − per player"))
     assert row.startswith(f"| shared − per player | +1.000 ± {error * math.sqrt(2):.3f} | +")
-    assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.78.", f"- {ATTAINABLE_SOURCE}"]
-    assert "| attainable | – | – | – | – | 3.78 | 3.78 |" in lines
-    assert lines.count("| attainable | 3.78 | – | – | – | – |") == 2
+    assert lines[-2:] == ["- To compare with: hint-bot 2.632, attainable 3.87.", f"- {ATTAINABLE_SOURCE}"]
+    assert "| attainable | – | – | – | – | 3.87 | 3.87 |" in lines
+    assert lines.count("| attainable | 3.87 | – | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
     shared = json.loads((out / "c.json").read_text(encoding="utf-8"))["arms"][1]
     assert [run["seed"] for run in shared["runs"]] == [0, 1, 2]

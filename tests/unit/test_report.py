@@ -83,17 +83,17 @@ def test_a_report_leads_with_what_was_gained_and_holds_it_against_the_references
     assert answer.exit_code == 0, answer.output
     lead = f"held-out {before:.2f} → {after:.2f} of 4; random {before:.2f}; blind {blind:.2f}; hint-bot {after:.2f}"
     assert answer.output.splitlines()[:3] == [
-        "run: step 3 of 500", f"{lead}; attainable 3.78", "alarms: none is raised"
+        "run: step 3 of 500", f"{lead}; attainable 3.87", "alarms: none is raised"
     ]  # fmt: skip
     page = (tmp_path / "run.html").read_text()
-    assert f'<p class="lead">{lead}; attainable 3.78</p>' in page
+    assert f'<p class="lead">{lead}; attainable 3.87</p>' in page
     lines = (tmp_path / "new" / "report.md").read_text().splitlines()
     names = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
     assert names[:8] == [
         "line-up", "---", "blind", "random", "hint-bot", "before (T=1)", "after (T=1)", "attainable"
     ]  # fmt: skip
     assert f"| after − before | {after - before:+.3f} ± " in "\n".join(lines)
-    assert "| attainable | 3.78 | – |" in lines and ATTAINABLE_SOURCE in lines
+    assert "| attainable | 3.87 | – |" in lines and ATTAINABLE_SOURCE in lines
 
 
 def test_a_rise_below_the_limit_ends_with_exit_code_1_and_json_stays_json(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_pictures_go_into_a_folder_or_one_file(tmp_path: Path) -> None:
     assert answer.exit_code == 0 and "no picture alarms: no row has a figure that an alarm watches" in answer.output
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"score.png", "phases.png"}
     assert command(run, "--png", tmp_path / "one.svg").exit_code == 0
-    assert "attainable 3.78" in (tmp_path / "one.svg").read_text()
+    assert "attainable 3.87" in (tmp_path / "one.svg").read_text()
 
 
 def rows(num: int) -> list[dict[str, Any]]:

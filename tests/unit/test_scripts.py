@@ -166,6 +166,7 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch:
     for script, variables, refusal in (
         ("laptop_headline", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
         ("laptop_headline", {"RECIPE_STEPS": "many"}, "RECIPE_STEPS='many': must be a whole number"),
+        ("search_teacher", {"BOARD": "full"}, "BOARD='full': must be laptop or marshal-mini"),
         ("qwen3_4b", {"BOARD": "laptop"}, "BOARD='laptop': must be marshal-mini or full"),
         ("qwen3_4b", {}, "CUDA vLLM is not installed here"),
     ):
@@ -174,6 +175,9 @@ def test_a_recipe_refuses_what_it_is_not_for_and_never_writes_over_a_run(launch:
     (checkout / "outputs" / "ablation" / "laptop" / "rloo-3").mkdir(parents=True)
     done = launch("recipes/laptop_ablation.sh", "turn", "rloo", RECIPE_SEED="3")
     assert done.returncode == 2 and "outputs/ablation/laptop/rloo-3 exists" in done.stderr
+    (checkout / "outputs" / "search-teacher" / "laptop-best-response-3").mkdir(parents=True)
+    done = launch("recipes/search_teacher.sh", RECIPE_SEED="3")
+    assert done.returncode == 2 and "outputs/search-teacher/laptop-best-response-3 exists" in done.stderr
     unknown = launch("recipes/laptop_ablation.sh", "turns")
     assert unknown.returncode == 2 and "'turns': must be one of turn grpo" in unknown.stderr
 

@@ -1,17 +1,31 @@
-"""Players without a model, by name: bots that are lists of rules, and SimpleBot, whose hints all mean "play this"."""
+"""Players without a model, by name.
+
+Bots that are lists of rules; SimpleBot, whose hints all mean "play this"; search over a bot; best responses to each
+other.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
 from hanabi_grpo.envs import base
+from hanabi_grpo.envs.hanabi.policies.best_response import BestResponse
 from hanabi_grpo.envs.hanabi.policies.rule_bots import RULE_BOTS, hint_bot, rule_bot
+from hanabi_grpo.envs.hanabi.policies.search import Search
 from hanabi_grpo.envs.hanabi.policies.simple_bot import SimpleBot
 
-__all__ = ["POLICIES", "hint_bot"]
+__all__ = ["PLANNERS", "POLICIES", "hint_bot"]
 
 Maker = Callable[[], base.Policy]
 _BOTS: Mapping[str, Maker] = {name: partial(rule_bot, name) for name in RULE_BOTS}
 _FIRST: Mapping[str, Maker] = {"random": base.random_policy, **{name: _BOTS[name] for name in ("blind", "hint-bot")}}
 """Every table of a board carries these."""
-POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, "simple-bot": SimpleBot, **_BOTS})
+PLANNERS: Mapping[str, Maker] = MappingProxyType(
+    {
+        **{f"search-{name}": partial(Search, name) for name in ("hint-bot", "piers", "focus-bot")},
+        "search": Search,
+        "best-response": BestResponse,
+    }
+)
+"""Those that compute for longer than a rule takes to read: seconds a move or once."""
+POLICIES: Mapping[str, Maker] = MappingProxyType({**_FIRST, "simple-bot": SimpleBot, **_BOTS, **PLANNERS})

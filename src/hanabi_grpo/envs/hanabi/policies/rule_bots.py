@@ -12,7 +12,7 @@ from hanabi_grpo.envs import base
 from hanabi_grpo.envs.hanabi.policies import focus, rules
 from hanabi_grpo.envs.hanabi.policies.rules import Rule, only_if
 from hanabi_grpo.envs.hanabi.rules.beliefs import Beliefs
-from hanabi_grpo.envs.hanabi.rules.view import Action
+from hanabi_grpo.envs.hanabi.rules.view import Action, PlayerView
 
 RULE_BOTS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
     {
@@ -86,13 +86,18 @@ def rule_bot(name: str, noise: float = 0.0) -> base.Script:
     """
 
     def choose(seen: base.Observation, rng: random.Random) -> str:
-        beliefs = Beliefs(seen.view())
+        view = seen.view()
         is_noise = noise > 0 and rng.random() < noise
-        moves = () if is_noise else (rule(beliefs, rng) for rule in RULE_BOTS[name])
-        action = next((move for move in moves if move is not None), None)
-        return move_text(seen, action or rng.choice(beliefs.view.legal_actions))
+        return move_text(seen, rng.choice(view.legal_actions) if is_noise else rule_move(name, view, rng))
 
     return base.Script(name, choose)
+
+
+def rule_move(name: str, view: PlayerView, rng: random.Random) -> Action:
+    """Return what the bot of this name does where it sees `view`."""
+    beliefs = Beliefs(view)
+    moves = (rule(beliefs, rng) for rule in RULE_BOTS[name])
+    return next((move for move in moves if move is not None), None) or rng.choice(view.legal_actions)
 
 
 def hint_bot(noise: float = 0.0) -> base.Script:

@@ -5,9 +5,10 @@ three. Adding cards is adding integers, and picking kinds is a bitwise and.
 """
 
 import functools
-from itertools import chain
+from itertools import chain, islice
+from typing import NamedTuple
 
-from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, num_copies
+from hanabi_grpo.envs.hanabi.rules.presets import MAX_COLORS, MAX_RANKS, GameSpec, num_copies
 from hanabi_grpo.envs.hanabi.rules.view import Card, Knowledge, PlayerView
 
 _LOW = sum(1 << 2 * kind for kind in range(MAX_COLORS * MAX_RANKS))
@@ -67,6 +68,32 @@ def reachable_heights(view: PlayerView) -> tuple[int, ...]:
             height += 1
         heights.append(height)
     return tuple(heights)
+
+
+class KnownDeck(NamedTuple):
+    """The order of the deck, as far as a player knows it."""
+
+    cards: tuple[Card | None, ...]
+    """First dealt first; None for a card in the player's own hand and for one still to be drawn."""
+    own: tuple[int, ...]
+    """Where in it the cards of the player's hand lie, oldest first."""
+
+
+def known_deck(spec: GameSpec, view: PlayerView) -> KnownDeck:
+    """Return what is known of the deck, from the moves and the others' hands."""
+    size = spec.hand_size
+    places = [list(range(seat * size, (seat + 1) * size)) for seat in range(spec.num_players)]
+    cards: list[Card | None] = [None] * spec.deck_size
+    undealt = iter(range(spec.num_players * size, spec.deck_size))
+    for event in view.events:
+        if event.card is not None:
+            held = places[event.player]
+            cards[held.pop(event.action.slot)] = event.card
+            held.extend(islice(undealt, 1))
+    for held, hand in zip(places, view.hands, strict=True):
+        for place, card in zip(held, hand, strict=False):  # the player's own is not shown
+            cards[place] = card
+    return KnownDeck(tuple(cards), tuple(places[view.player]))
 
 
 def _num_cards(cards: int) -> int:
