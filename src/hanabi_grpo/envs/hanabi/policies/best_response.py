@@ -1,4 +1,4 @@
-"""A team for a board with few decks, whose players were given the exact best response to each other, one after the other.
+"""A team for a board with few decks: each player in turn was given the exact best response to the others.
 
 A response is to all decks and to everything that a player may have seen (Nair et al., "Taming Decentralized POMDPs",
 IJCAI 2003, call it JESP). The first is to random play. Which of equally good moves is taken is drawn anew in each
