@@ -59,7 +59,7 @@ def settings(base: Path, **other: Any) -> Settings:
 def work(base: Path, out: Path, **other: Any) -> WarmStart:
     sources = Sources(line_ups=("hint-bot",), num_deals=60, noise=0.2)
     given: dict[str, Any] = {"sources": sources, "steps": 4, "batch": 8, "learning_rate": 3e-3}
-    given |= {"shared": False, "full": False, "resume": False, "settings": settings(base)}
+    given |= {"shared": False, "full": False, "every_start": False, "resume": False, "settings": settings(base)}
     return WarmStart(setup=SETUP, out=out, **{**given, **other})
 
 
@@ -229,6 +229,15 @@ def test_a_loss_that_is_no_number_stops_before_anything_moves(base: Path) -> Non
         run_steps(model, [student])
     assert student.step == 0
     assert all(torch.equal(before[key], held) for key, held in student.parameters.items() if key != name)
+
+
+def test_every_start_is_learned_where_none_is_held_out(base: Path, tmp_path: Path) -> None:
+    lines = list[str]()
+    for every in (False, True):
+        watcher = Watcher(say=lines.append, show=lambda *_: None, should_stop=lambda: False)
+        work(base, tmp_path / str(every), every_start=every, steps=1).run(watcher)
+    held, every = (line.split() for line in lines if "conversations to learn from" in line)
+    assert int(every[0]) == int(held[0]) + int(held[5]) and int(every[5]) == int(held[5]) > 0
 
 
 def test_the_best_parameters_are_those_of_the_lowest_held_out_loss(base: Path) -> None:

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Search as teacher: games of a team that computes are recorded, adapters imitate them, and self-play may go on from there.
+# A teacher that computes: the whole model imitates its games, and self-play goes on from there, with an adapter per player.
 #
-#   bash tools/recipes/search_teacher.sh                       # laptop, best responses to each other, no self-play
-#   BOARD=marshal-mini RECIPE_START=search RECIPE_STEPS=300 bash tools/recipes/search_teacher.sh
+#   bash tools/recipes/search_teacher.sh                       # laptop, best responses to each other
+#   BOARD=marshal-mini RECIPE_START=search RECIPE_GAMES=3000 bash tools/recipes/search_teacher.sh
 #
 #   BOARD         laptop or marshal-mini (laptop)
 #   RECIPE_START  the teacher: best-response, search, search-piers or any other script (best-response)
-#   RECIPE_GAMES  its games (2000), each of another deal
-#   RECIPE_WARM   updates of each adapter by imitation (1500)
+#   RECIPE_GAMES  its games (12000), each of another start number; best responses play some thousands a second, a search
+#                 takes a second a game
+#   RECIPE_WARM   updates of the model by imitation (2500)
 #   RECIPE_SEED   seed of the models, adapters, deals and sampling (0)
-#   RECIPE_STEPS  optimizer steps of self-play afterwards (0: none)
+#   RECIPE_STEPS  optimizer steps of self-play afterwards (250; 0: none)
 #   RECIPE_DEALS  deals of each evaluation (2000), of the suite test, which nothing was chosen by
 #
-# Any HANABI_*, LEARNING_RATE or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The games are kept, and a
-# second run learns from the same; what is there of an evaluation shows how near the adapters come to their teacher.
-# Written 2026-11-23 and not run yet.
+# Any HANABI_*, LEARNING_RATE, NUM_GENERATIONS or LR_SCHEDULER_TYPE of the shell wins over the recipe's own value. The run
+# is outputs/search-teacher/BOARD-TEACHER-SEED. Written 2026-11-23; docs/results.md has what it gave.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 SECONDS=0
@@ -23,8 +23,13 @@ name=search_teacher
 source tools/recipe.sh
 
 RECIPE_START=${RECIPE_START:-best-response}
-recipe_settings 0 2000
-out=outputs/search-teacher/$board-$start-$seed games=outputs/search-teacher/games-$board-$start
+# Close to a good team: small steps, little noise, many deals of few games each.
+default_env LEARNING_RATE 6e-4
+default_env HANABI_DEALS_PER_STEP 48
+default_env NUM_GENERATIONS 8
+default_env HANABI_ENTROPY_BONUS 0.005
+recipe_settings 250 2000
+out=outputs/search-teacher/$board-$start-$seed
 must_be_new "$out"
 folder=$out/logs
 mkdir -p "$folder"
@@ -34,27 +39,26 @@ export MODEL=outputs/tiny-$board-seed-$seed
 say "tiny model of $board, seed $seed"
 run - hanabi-grpo tiny-model --preset "$board" --out "$MODEL"
 
-say "games of $start: $games"
-run - hanabi-grpo collect "$start" --preset "$board" --deals "${RECIPE_GAMES:-2000}" --out "$games"
-
-say "warm start: adapters that imitate them, log $folder/warm_start.log"
-run "$folder/warm_start.log" hanabi-grpo warm-start --games "$games" --preset "$board" --steps "${RECIPE_WARM:-1500}" \
-    --out "$out/warm"
+# Every start is in the games and none is held out: what such a team plays is a table, which carries nothing over.
+say "games of $start and the whole model that imitates them, log $folder/warm_start.log"
+run "$folder/warm_start.log" hanabi-grpo warm-start "$start" --preset "$board" --full --every-start --noise 0.03 \
+    --deals "${RECIPE_GAMES:-12000}" --batch 128 --steps "${RECIPE_WARM:-2500}" --learning-rate 3e-3 --out "$out/warm"
+export MODEL=$out/warm/model
 
 say "rollout server on port $PORT, log $folder/server.log"
 start_server
 
-say "the teacher and what was learned of it, greedy and sampled: $deals test deals"
+say "the teacher and what was learned of it, sampled and greedy: $deals test deals"
 evaluate() { run - hanabi-grpo evaluate "$1" --suite test --deals "$deals" --temperature "$2" --out "$out/$3.json"; }
 run - hanabi-grpo evaluate "$start" --suite test --deals "$deals" --out "$out/teacher.json"
-evaluate "$out/warm/checkpoint-0" 0 warm-greedy
-evaluate "$out/warm/checkpoint-0" 1 warm-sampled
+evaluate base 1 warm-sampled
+evaluate base 0 warm-greedy
 
 if [ "$steps" -gt 0 ]; then
     say "training from there: $steps steps, log $folder/train.log"
-    HANABI_START_FROM=$out/warm/checkpoint-0 OUTPUT_DIR=$out/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
+    OUTPUT_DIR=$out/run MAX_STEPS=$steps REPORT_TO=none WANDB_MODE=disabled \
         run "$folder/train.log" bash tools/train/train_grpo_msswift.sh
-    evaluate served 0 greedy
     evaluate served 1 sampled
+    evaluate served 0 greedy
 fi
 finish 0

@@ -46,6 +46,10 @@ def warm_start(
     who: Annotated[str | None, typer.Option(help="Learn only what this seat said: iggi, player_0.")] = None,
     shared: Annotated[bool, typer.Option("--shared", help="One adapter for all players.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Train the whole model instead of adapters.")] = False,
+    every_start: Annotated[
+        bool,
+        typer.Option("--every-start", help="Hold no start out, where the games have all; figures are of learned ones."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted --out.")] = False,
 ) -> None:
     """Teach adapters, or with --full a whole model, to play like a script or like recorded games.
@@ -80,6 +84,7 @@ def warm_start(
         learning_rate=learning_rate,
         shared=shared or settings.adapters == "shared",
         full=full,
+        every_start=every_start,
         resume=resume,
     )
     disable_progress_bar()

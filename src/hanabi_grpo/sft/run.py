@@ -67,6 +67,8 @@ class WarmStart:
     """At its peak; None: by the size of what learns."""
     shared: bool
     full: bool
+    every_start: bool
+    """Learn from the held-out starts too: for boards whose starts are all in the games."""
     resume: bool
 
     def run(self, watcher: Watcher) -> list[tuple[str, Mapping[str, Any]]]:
@@ -109,8 +111,10 @@ class WarmStart:
         chat = ChatFormat.from_tokenizer(AutoTokenizer.from_pretrained(folder), thinking=settings.thinking)
         samples = self._read_games(chat, watcher)
         taught, held_out = split_held_out(samples)
+        taught = samples if self.every_start else taught
+        how = "of them measured" if self.every_start else "held out"
         watcher.say(
-            f"{len(taught)} conversations to learn from, {len(held_out)} held out "
+            f"{len(taught)} conversations to learn from, {len(held_out)} {how} "
             f"({len({sample.start for sample in held_out})} of {len({sample.start for sample in samples})} starts)"
         )
         base = load_base(settings, folder, full=self.full)
@@ -193,6 +197,7 @@ class WarmStart:
             "steps": self.steps,
             "batch": self.batch,
             "learning_rate": rate,
+            **({"every_start": True} if self.every_start else {}),
             **{name: getattr(settings, name) for name in used},
         }
         return Kept(out=self.out, key=key, facts=facts, history=[])

@@ -63,13 +63,16 @@ class _Choices(NamedTuple):
     moves: Numbers
     """Per child the one that leads to it; the children of one game stand together, in the order of the games."""
 
-    def best(self, values: NDArray[np.float64], salt: int) -> tuple[Numbers, NDArray[np.float64]]:
+    def best(self, values: NDArray[np.float64], salt: int | None) -> tuple[Numbers, NDArray[np.float64]]:
         """Return the best move of each information set and the values of the games, given those of the children."""
         shape = len(self.seen), self.moves.max() + 1
         cells = np.ravel_multi_index((self.sets, self.moves), shape)
         totals = np.full(shape, -1.0)
         # Sums of whole numbers; less than one half decides among equals.
-        ties = mixed(mixed(self.seen[self.sets], self.moves), np.array([salt])) / 2.0**65
+        if salt is None:
+            ties = (shape[1] - self.moves) / (2.0 * shape[1] + 2)
+        else:
+            ties = mixed(mixed(self.seen[self.sets], self.moves), np.array([salt])) / 2.0**65
         totals.flat[cells] = np.bincount(cells, values, totals.size)[cells] + ties
         best = totals.argmax(axis=1)
         chosen = self.moves == best[self.sets]
@@ -81,7 +84,9 @@ def random_team(spec: GameSpec) -> Team:
     return (Table(np.zeros(0, np.uint64), np.zeros(0, int)),) * spec.num_players
 
 
-def respond(spec: GameSpec, team: Team, player: int, *, keeps: bool = False, salt: int = 0) -> tuple[float, Team]:
+def respond(
+    spec: GameSpec, team: Team, player: int, *, keeps: bool = False, salt: int | None = 0
+) -> tuple[float, Team]:
     """Give a player the best response to the others; where they cannot bring it now, it does as it did before.
 
     Args:
@@ -89,7 +94,7 @@ def respond(spec: GameSpec, team: Team, player: int, *, keeps: bool = False, sal
         team: The players so far.
         player: Who responds.
         keeps: Whether the last life, once lost, leaves the points that were made.
-        salt: Draws among equally good moves.
+        salt: Draws among equally good moves; None takes the first in the order of `rules/actions`.
 
     Returns:
         The mean score over all decks and the team.
@@ -149,7 +154,9 @@ def best_team(spec: GameSpec, keeps: bool, responses: int) -> tuple[float, Team]
         )
     mean, team = 0.0, random_team(spec)
     for number in range(responses):
-        mean, team = respond(spec, team, number % spec.num_players, keeps=keeps, salt=number)
+        # Random choices among equals are hard to imitate: the last responses take the first.
+        salt = number if number < responses - 2 * spec.num_players else None
+        mean, team = respond(spec, team, number % spec.num_players, keeps=keeps, salt=salt)
     return mean, complete(spec, team)
 
 
