@@ -2,10 +2,14 @@
 
 import ast
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,7 +23,14 @@ from hanabi_grpo.settings import PASSED_THROUGH, batch_plan, environment_markdow
 
 PACKAGE = ROOT / "src" / "hanabi_grpo"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "data/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "data/README.md",
+    "docs/two-terminals.md",
+    "docs/evaluation.md",
+)
 SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("tools/**/*.sh")))
 ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]+)=(\S*)")
 KNOWN = {variable.env for variable in variables()} | set(PASSED_THROUGH)
@@ -40,20 +51,24 @@ def commands_of(document: str) -> list[list[str]]:
     return [found for found in words if found]
 
 
-def test_the_readmes_tables_are_what_settings_and_boards_say() -> None:
-    [between] = re.findall(r"<!-- environment:begin -->\n(.*?)<!-- environment:end -->", README, flags=re.DOTALL)
+def test_the_tables_are_what_settings_and_boards_say() -> None:
+    settings, games, evaluation = (
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("settings", "games", "evaluation")
+    )
+    [between] = re.findall(r"<!-- environment:begin -->\n(.*?)<!-- environment:end -->", settings, flags=re.DOTALL)
     assert between == environment_markdown(), "put the output of hanabi-grpo settings --markdown between the marks"
     assert re.findall(r"<!-- demo:(\w+) -->", README) == ["begin", "end"]
     for name, board in PRESETS.items():
         hands = ", ".join(f"{players}: {hand}" for players, hand in board.hand_sizes.items())
         row = f"| `{name}` | {board.num_colors} × {board.num_ranks} | {board.max_hints} | {board.max_lives} | {hands} "
-        assert any(line.startswith(f"{row}| ") for line in README.splitlines()), name
+        assert any(line.startswith(f"{row}| ") for line in games.splitlines()), name
     few = [f"`{name}`" for name in PRESETS if make_spec(name).deals_all_decks]
-    assert f"fewer than a million different decks ({', '.join(few)})" in " ".join(README.split())
+    assert f"fewer than a million different decks ({', '.join(few)}; " in " ".join(evaluation.split())
+    assert len(README.splitlines()) <= 200
 
 
 def test_every_command_exists_and_its_settings_are_accepted() -> None:
-    assert [".venv/bin/hanabi-grpo", "settings", "--markdown"] in commands_of("README.md")
+    assert [".venv/bin/hanabi-grpo", "settings", "--markdown"] in commands_of("docs/settings.md")
     known, ours = all_commands(), {variable.env for variable in variables()}
     for words in (words for document in DOCUMENTS for words in commands_of(document)):
         assignments = itertools.takewhile(bool, map(ASSIGNMENT.fullmatch, words))
@@ -78,8 +93,9 @@ def test_every_variable_and_every_path_that_is_named_exists(document: str) -> No
     named = set(re.findall(r"\b([A-Z][A-Z0-9_]+)=", text)) | set(re.findall(r"\b((?:HANABI|DEMO)_[A-Z0-9_]+)\b", text))
     assert {name for name in named - KNOWN if not re.search(rf"\b{name}\b", SCRIPTS)} == set()
     named = set(re.findall(r"(?<![\w./-])((?:tools|src|data|tests|docs)/[\w./-]*[\w/])", text))
-    named |= {name for name in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in name}
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    linked = {name for name in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in name}
+    assert sorted(name for name in linked if not (ROOT / document).parent.joinpath(name).exists()) == []
 
 
 def test_every_room_that_contributing_names_exists_and_every_module_has_a_room() -> None:
@@ -89,6 +105,19 @@ def test_every_room_that_contributing_names_exists_and_every_module_has_a_room()
     modules = {path.name for path in PACKAGE.iterdir() if not path.name.startswith("__")}
     assert rooms - {"tools"} <= modules
     assert modules - rooms == set()
+
+
+def test_the_site_builds_without_a_warning_and_every_page_is_in_its_menu(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert (built.returncode, built.stderr) == (0, "")
+    fetched = re.compile(r'<(?:script|img|link rel="(?:stylesheet|preconnect)")[^>]+(?:src|href)="?https?://')
+    assert not [page for page in tmp_path.rglob("*.html") if fetched.search(page.read_text())]
 
 
 TROUBLES = (ROOT / PAGE).read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ from hanabi_grpo.settings import environment_markdown
 
 def settings(
     as_json: Annotated[bool, typer.Option("--json", help="As settings.json holds them.")] = False,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="The README's table of all variables.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="The tables of docs/settings.md.")] = False,
 ) -> None:
     """Show every setting, which is an environment variable, its value, and where that came from."""
     if as_markdown:

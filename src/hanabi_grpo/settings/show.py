@@ -1,4 +1,4 @@
-"""Show settings: a table for the terminal, JSON for the run folder, Markdown for the README."""
+"""Show settings: a table for the terminal, JSON for the run folder, Markdown for docs/settings.md."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,7 +51,7 @@ def settings_values(settings: Settings) -> dict[str, Any]:
 
 
 def environment_markdown() -> str:
-    """Return the README's tables of all variables, one for each section."""
+    """Return the tables of docs/settings.md, all variables, one for each section."""
     parts = []
     for section in SECTIONS:
         parts += [f"**{_TITLES[section]}**", "", "| variable | default without a GPU | with GPUs | meaning | allowed |"]

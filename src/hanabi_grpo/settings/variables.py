@@ -65,7 +65,7 @@ def setting(
 
     Args:
         env: Name in the environment.
-        description: One sentence for the README.
+        description: One sentence for docs/settings.md.
         default: On CPU only, when `gpu` is given too.
         section: One of SECTIONS.
         gpu: Default where the GPU engine is installed; left out when it is the same.
