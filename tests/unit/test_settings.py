@@ -221,6 +221,7 @@ def test_max_steps_wins_over_epochs_and_epochs_alone_leave_it_open() -> None:
     assert (both.max_steps, both.num_train_epochs) == (7, 2.0)
     assert load({"NUM_TRAIN_EPOCHS": "2"}).settings.max_steps is None
     assert load({}).settings.max_steps == 500
+    assert settings_table(load({"MAX_STEPS": "7"}), only_given=True).row_count == 1
 
 
 def test_the_key_is_masked_everywhere() -> None:

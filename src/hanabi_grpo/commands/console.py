@@ -107,9 +107,9 @@ def show_settings(*, as_json: bool) -> None:
 
 
 def announce(console: Console, sections: Sequence[str], terminal: Terminal) -> LoadedSettings:
-    """Resolve the settings, print their table, and set what other software reads (`set_environ`)."""
+    """Resolve the settings, print those that are no defaults, and set what other software reads (`set_environ`)."""
     loaded = load_settings()
-    console.print(settings_table(loaded, sections))
+    console.print(settings_table(loaded, sections, only_given=True))
     if why := set_environ(loaded, terminal):
         sayer(console)(why)
     return loaded

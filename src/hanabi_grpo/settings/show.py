@@ -12,18 +12,19 @@ from hanabi_grpo.settings.variables import PASSED_THROUGH, SECTIONS, typed
 _TITLES = dict(zip(SECTIONS, ("Both terminals", "Rollout server", "Game", "Trainer", "Tracking"), strict=True))
 
 
-def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS) -> Table:
-    """Return a table of value and origin, for the given sections in their order."""
+def settings_table(loaded: LoadedSettings, sections: Sequence[str] = SECTIONS, *, only_given: bool = False) -> Table:
+    """Return a table of value and origin, for the given sections in their order; `only_given` leaves defaults out."""
     settings = loaded.settings
-    table = Table(title=f"defaults for {settings.device}: {settings.device_reason}", title_justify="left")
+    title = f"defaults for {settings.device}: {settings.device_reason}"
+    table = Table(title=f"{title}; settings that differ:" if only_given else title, title_justify="left")
     for column in ("variable", "value", "from"):
         table.add_column(column, overflow="fold")
     for section in sections:
         table.add_section()
         for variable in variables(settings.env):
-            if variable.section == section:
+            origin = loaded.origins[variable.field]
+            if variable.section == section and not (only_given and origin.startswith("default")):
                 value = typed(getattr(settings, variable.field))
-                origin = loaded.origins[variable.field]
                 table.add_row(variable.env, value or "-", origin, style=None if "default" not in origin else "dim")
     table.add_section()
     for name, (value, origin) in loaded.passed_through.items():
