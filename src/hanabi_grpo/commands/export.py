@@ -43,7 +43,7 @@ def export(
     say = sayer(make_console())
     with interruptible(lambda: f"Stopped; nothing was written to {out}."):
         ref = parse_checkpoint(source)
-        origin = read_origin(local_folder(ref.place, say), evaluations=evaluation or [])
+        origin = read_origin(local_folder(ref.place), evaluations=evaluation or [])
         for text in origin.left_out:
             say(f"left out: {text}")
         if ref.adapter is not None:
