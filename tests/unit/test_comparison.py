@@ -26,8 +26,8 @@ SAMPLED = "sampled.json"
 FEW = st.lists(st.floats(0, 25), min_size=2, max_size=6)
 
 
-def loaded(*, by_games: bool = False, **arms: list[Path]) -> tuple[Arm, ...]:
-    return load_arms(arms, by_games=by_games)[1]
+def loaded(**arms: list[Path]) -> tuple[Arm, ...]:
+    return load_arms(arms)[1]
 
 
 def test_arms_are_names_and_folders_and_a_star_stands_for_those_that_match(tmp_path: Path) -> None:
@@ -63,7 +63,6 @@ def test_a_run_is_read_with_games_seconds_and_evaluations_beside_it(tmp_path: Pa
         assert (preset, run.x.tolist(), run.scores.tolist()) == ("laptop", [1, 3], [1, 2])
         assert (run.num_games, run.seconds, run.settings["SEED"]) == (192, 6.0, 3)
         assert list(run.evaluations) == [SAMPLED]
-    assert loaded(by_games=True, a=[home])[0].runs[0].x.tolist() == [64, 192]
     # The parts of a resumed run are added.
     rows = [{"step": step, "games": 1, "score/mean": 1, "seconds": time} for step, time in enumerate((5, 9, 4, 8, 3))]
     (home / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -117,12 +116,11 @@ def test_a_band_is_a_t_interval_of_three_runs_the_range_of_two_and_nothing_of_on
     assert (one.band, one.low.tolist()) == ("", [1.0] * 4)
 
 
-@pytest.mark.parametrize(("by_games", "end"), [(False, 4), (True, 256)])
-def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path, by_games: bool, end: float) -> None:
+def test_a_line_ends_where_every_run_has_been_at_the_training_mean(tmp_path: Path) -> None:
     long = made_run(tmp_path / "long", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     gaps = made_run(tmp_path / "gaps", [2.0, None, 4.0, 6.0, None])
-    fast = made_run(tmp_path / "fast", [3.0, 1.0, 1.0, 5.0], games=100.0)
-    arms = loaded(by_games=by_games, a=[long, gaps], b=[fast])
+    short = made_run(tmp_path / "short", [3.0, 1.0, 1.0, 5.0])
+    arms, end = loaded(a=[long, gaps], b=[short]), 4
     found = compare_arms("laptop", arms, window=2)
     assert found.end == end
     for arm, curve, training in zip(arms, found.curves, found.training, strict=True):
@@ -192,7 +190,7 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
                 made_evaluation(run / f"{kind}.json", scores, temperature=heat)
     arms = [f"per player={tmp_path}/a-*", f"shared={tmp_path}/b-0,{tmp_path}/b-1,{tmp_path}/b-2"]
     out = tmp_path / "new folder"
-    files = [f"--out-png={out}/c.png", f"--out-markdown={out}/c.md", f"--out-json={out}/c.json"]
+    files = [f"--out-png={out}/c.png", f"--out-markdown={out}/c.md"]
     words = ["compare", *arms, "--reference", "hint-bot=2.632", "--title", "T [x]", *files]
     answer = CliRunner().invoke(app, words)
     assert answer.exit_code == 0, answer.output
@@ -208,10 +206,6 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
     assert "| attainable | – | – | – | – | 3.87 | 3.87 |" in lines
     assert lines.count("| attainable | 3.87 | – | – | – | – |") == 2
     assert any(line.startswith("| arm | score_kept | bombed |") for line in lines)
-    shared = json.loads((out / "c.json").read_text(encoding="utf-8"))["arms"][1]
-    assert [run["seed"] for run in shared["runs"]] == [0, 1, 2]
-    assert shared["evaluations"]["sampled.json"]["difference"]["seeds"]["mean"] == pytest.approx(1.0)
-    assert len(shared["curve"]["x"]) == len(shared["curve"]["low"]) == 12
     pixels = (imread(out / "c.png")[..., :3].reshape(-1, 3) * 255).round().astype(int).tolist()
     for color in ("#0072B2", "#D55E00"):
         assert [round(255 * part) for part in to_rgb(color)] in pixels
@@ -220,11 +214,10 @@ def test_the_command_compares_two_arms_in_tables_a_picture_and_figures(tmp_path:
 def test_what_cannot_be_done_is_refused_in_one_line(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", [1.0])
     for words, message in (
-        (["--x", "hours"], "Invalid value for '--x'"),
         (["--window", "0"], "Invalid value for '--window'"),
         (["--reference", "x"], "--reference 'x': give NAME=SCORE"),
         (["--reference", "a=nan"], "--reference 'a=nan': give NAME=SCORE"),
-        (["--out-json", f"{run}/metrics.jsonl/c.json"], "c.json: cannot be written ("),
+        (["--out-markdown", f"{run}/metrics.jsonl/c.md"], "c.md: cannot be written ("),
         (["--out-png", f"{run}/metrics.jsonl/c.png"], "choose another place"),
     ):
         answer = CliRunner().invoke(app, ["compare", f"a={run}", *words])

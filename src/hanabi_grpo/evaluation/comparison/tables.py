@@ -1,9 +1,8 @@
 """A comparison as tables, notes and JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from hanabi_grpo.evaluation.comparison.arms import SCORE, Arm, condition_notes
 from hanabi_grpo.evaluation.comparison.figures import (
@@ -30,10 +29,8 @@ class Comparison:
 
     preset: str
     """Of the training games; empty where runs do not say it."""
-    axis: str
-    """Of curves: "steps" or "games"."""
     end: float
-    """Last step, or number of games, that every run has reached."""
+    """Last step that every run has reached."""
     window: int
     """Steps of the trailing mean of curves, and of the training mean."""
     metric: str
@@ -62,12 +59,11 @@ def compare_arms(
     preset: str,
     arms: Sequence[Arm],
     *,
-    axis: str = "steps",
     window: int = 10,
     metric: str = SCORE,
     references: Mapping[str, float] | None = None,
 ) -> Comparison:
-    """Compute curves, means and differences of what `load_arms` returns, by `axis`; see `Comparison`.
+    """Compute curves, means and differences of what `load_arms` returns; see `Comparison`.
 
     Raises:
         SettingsError: Runs of an arm have no step in common, or evaluations are of different games.
@@ -81,7 +77,6 @@ def compare_arms(
         levels.setdefault(ATTAINABLE, known[0])
     return Comparison(
         preset=preset,
-        axis=axis,
         end=end,
         window=window,
         metric=metric,
@@ -99,10 +94,10 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
     arms = [_arm_row(found, number) for number in range(len(found.arms))]
     most = [kind.example.attainable for kind in kinds]
     best = [(ATTAINABLE, *[UNKNOWN] * len(_ARMS), *(UNKNOWN if one is None else f"{one:.2f}" for one in most))]
-    reached = f"up to {found.axis.removesuffix('s')} {found.end:.0f}"
+    what = f"{found.preset or 'training'}: {found.label} ± SE over runs"
     sheets = [
         Sheet(
-            title=f"{found.preset or 'training'}: {found.label} ± SE over runs; training games {reached}",
+            title=f"{what}; training games up to step {found.end:.0f}",
             columns=(*_ARMS, f"training, last {found.window} steps", *(kind.name for kind in kinds)),
             groups=[arms, best] if any(one is not None for one in most) else [arms],
         )
@@ -167,12 +162,12 @@ def comparison_notes(found: Comparison) -> list[str]:
     ends = [float(run.x[-1]) for run in runs]
     if min(ends) != max(ends):
         notes.append(
-            f"Runs have {min(ends):.0f} to {max(ends):.0f} {found.axis}: curves and training means use the first "
+            f"Runs have {min(ends):.0f} to {max(ends):.0f} steps: curves and training means use the first "
             f"{found.end:.0f}. Games, seconds and evaluations are of whole runs."
         )
     rates = [run.num_games / run.last_step for run in runs]
-    if found.axis == "steps" and max(rates) > 1.05 * min(rates):
-        notes.append("Runs differ in games per step; --x games compares them at equal games.")
+    if max(rates) > 1.05 * min(rates):
+        notes.append("Runs differ in games per step: at equal steps some have seen more games.")
     notes += condition_notes(found.arms)
     if found.references:
         notes.append(f"To compare with: {', '.join(f'{name} {value:g}' for name, value in found.references.items())}.")
@@ -186,40 +181,6 @@ def comparison_markdown(found: Comparison, title: str) -> str:
     parts = [f"### {title}\n"] if title else []
     parts += [sheet.markdown() for sheet in comparison_sheets(found)]
     return "\n".join([*parts, "".join(f"- {note}\n" for note in comparison_notes(found))])
-
-
-def comparison_to_json(found: Comparison, title: str) -> dict[str, Any]:
-    """Return everything as JSON has it; what is not known is null."""
-    return {
-        "title": title,
-        "preset": found.preset,
-        "x": found.axis,
-        "end": found.end,
-        "window": found.window,
-        "references": dict(found.references),
-        "arms": [
-            {
-                "name": arm.name,
-                "runs": [
-                    {
-                        "folder": str(run.folder),
-                        "seed": run.settings.get("SEED"),
-                        "last_step": run.last_step,
-                        "games": run.num_games,
-                        "seconds": run.seconds,
-                        "training": mean,
-                    }
-                    for run, mean in zip(arm.runs, training, strict=True)
-                ],
-                "training": asdict(over_seeds(training)),
-                "curve": {"band": curve.band}
-                | {key: getattr(curve, key).tolist() for key in ("x", "mean", "low", "high")},
-                "evaluations": {kind.file: asdict(one) for kind in found.evaluations if (one := kind.arms[number])},
-            }
-            for number, (arm, curve, training) in enumerate(zip(found.arms, found.curves, found.training, strict=True))
-        ],
-        "notes": comparison_notes(found),
-    }
 
 
 def _arm_row(found: Comparison, number: int) -> tuple[str, ...]:
