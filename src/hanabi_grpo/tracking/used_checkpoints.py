@@ -54,7 +54,7 @@ def fetch_used(
     places = dict.fromkeys(parse_checkpoint(split_player(entry)[1]).place for entry in entries)
     for place in [one for one in places if not isinstance(one, Path)]:
         name = str(place)
-        used[name] = _have(place, used)
+        used[name] = _used_again(name, used[name]) if name in used else _used(place)
         say(f"{name}: {used[name].folder}, step {used[name].step}")
     return _Used.dump_python(used)
 
@@ -73,26 +73,20 @@ def recorded(run_folder: Path | None) -> dict[str, UsedCheckpoint]:
         raise SettingsError(f"{path}: which remote checkpoints the run used cannot be read ({reason}).") from error
 
 
-def read_used(place: Place, run_folder: Path | None, *, fetch: bool = False) -> tuple[Path, SavedAdapters]:
+def read_used(place: Place, run_folder: Path | None) -> tuple[Path, SavedAdapters]:
     """Return a checkpoint and where it is: of a run its newest, of what lies elsewhere what `fetch_used` had recorded.
 
-    `fetch` has what is not here, as the doctor does; for a trainer that is a SettingsError.
+    A SettingsError where that was not fetched for this run.
     """
     if not isinstance(place, Path):
-        name, known = str(place), recorded(run_folder)
-        if not fetch and name not in known:
+        known = recorded(run_folder)
+        if str(place) not in known:
             raise SettingsError(
                 f"{place}: was not fetched for this run; start it by hanabi-grpo train, or by its script."
             )
-        used = _have(place, known) if fetch else known[name]
-        place = Path(used.folder)
+        place = Path(known[str(place)].folder)
     folder = newest_checkpoint(place)
     return folder, read_adapters(folder)
-
-
-def _have(place: Moving, known: dict[str, UsedCheckpoint]) -> UsedCheckpoint:
-    name = str(place)
-    return _used_again(name, known[name]) if name in known else _used(place)
 
 
 def _used(place: Moving) -> UsedCheckpoint:
