@@ -38,13 +38,12 @@ NAMED = {
     "cross-play": SERVER,
     "play": SERVER,
     "exploit": {"HANABI_MEMORY"},
-    "doctor": {"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
+    "doctor": {"CUDA_VISIBLE_DEVICES", "HTTP_PROXY", "NO_PROXY", "WANDB_API_KEY"},
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
     "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
     "view": {"WANDB_MODE", "WANDB_ENTITY"},
     "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
-    "upload": {"WANDB_PROJECT", "WANDB_ENTITY", "WANDB_NAME", "WANDB_MODE", "CKPT_ARTIFACT_NAME"},
     "watch": {"OUTPUT_DIR"},
 }
 # These show all settings, or look at a run folder or at nothing but their options.

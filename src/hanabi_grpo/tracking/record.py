@@ -81,7 +81,7 @@ class ArtifactRecord(BaseModel):
 
 
 class WandbRecord(BaseModel):
-    """What a resumed run, or an upload after it, must know of the run at W&B."""
+    """What a resumed run must know of the run at W&B."""
 
     model_config = ConfigDict(extra="forbid")
 
