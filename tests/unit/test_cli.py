@@ -42,7 +42,7 @@ NAMED = {
     "warm-start": {"MODEL", "LORA_RANK", "HANABI_ADAPTERS", "SEED", "HANABI_PRESET"},
     "tiny-model": {"HANABI_PRESET", "HANABI_PLAYERS", "SEED"},
     "dataset": {"HANABI_PLAYERS", "HANABI_OBSERVATION"},
-    "view": {"WANDB_MODE", "WANDB_ENTITY"},
+    "view": {"WANDB_MODE", "WANDB_ENTITY", "OUTPUT_DIR"},
     "export": {"WANDB_MODE", "WANDB_ENTITY", "HF_HOME"},
     "watch": {"OUTPUT_DIR"},
 }

@@ -1,4 +1,4 @@
-"""Checkpoints that lie elsewhere: at W&B and on the hub; and those that a run used before."""
+"""Checkpoints that lie elsewhere: at W&B, in this disk's offline runs, on the hub; and those that a run used before."""
 
 import json
 import os
@@ -22,6 +22,7 @@ from hanabi_grpo.settings import Settings, read_settings
 from hanabi_grpo.settings.refs import parse_checkpoint
 from hanabi_grpo.tracking import checkpoints
 from hanabi_grpo.tracking.artifact import build_artifact
+from hanabi_grpo.tracking.record import ArtifactRecord, WandbRecord, write_record
 from hanabi_grpo.tracking.used_checkpoints import KEY, fetch_used, read_used, recorded
 from hanabi_grpo.training.model.start_from import recorded_start
 from hanabi_grpo.training.partner_seats import PartnerSeats
@@ -72,10 +73,35 @@ def made(step: int) -> Path:
     return build_artifact(run, checkpoint, read_settings(run / "settings.json"), None)[0]
 
 
+def test_an_offline_run_is_found_by_name_and_alias_and_the_sync_command_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    with pytest.raises(SettingsError, match=r"WANDB_MODE=offline, and no runs .*name the folder of one: RUN/artifacts"):
+        local_folder(WORD)
+    for name, entity in (("one", "team"), ("two", "other")):
+        run = tracked_run(Path("outputs") / name, steps=3, checkpoints=(2, 3))
+        record = WandbRecord(id="abcd1234", project="hanabi", entity=entity, mode="offline")
+        for step, alias in ((2, "best"), (3, "end")):
+            folder, _ = build_artifact(run, run / f"checkpoint-{step}", read_settings(run / "settings.json"), None)
+            place = folder.relative_to(run).as_posix()
+            record.add(ArtifactRecord(step=step, name="laptop", aliases=[alias], folder=place, mode="offline"))
+        write_record(run, record)
+        (run / "wandb/offline-run-20260101_000000-abcd1234").mkdir(parents=True)
+    for alias, step in (("best", 2), ("latest", 3)):
+        assert local_folder(f"wandb:team/hanabi/laptop:{alias}") == Path(f"outputs/one/artifacts/step_{step}")
+    said = capsys.readouterr()
+    assert "taken from outputs/one/artifacts/step_2" in said.err and said.out == ""
+    assert "wandb sync outputs/one/wandb/offline-run-20260101_000000-abcd1234" in said.err
+    for word in ("team/else/laptop:best", "team/hanabi/laptop:none", "nobody/hanabi/laptop:best"):
+        with pytest.raises(SettingsError, match="no runs on this disk"):
+            local_folder(f"wandb:{word}")
+    with pytest.raises(SettingsError, match=r"2 runs .* outputs/one/artifacts/step_2, outputs/two/artifacts/step_2"):
+        local_folder("wandb:hanabi/laptop:best")
+
+
 def test_line_ups_and_entries_go_on_with_the_local_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with pytest.raises(SettingsError, match=r"WANDB_MODE=offline .*Look at the name.* artifacts/step_N in it"):
-        local_folder(WORD)
     word, folder = "wandb:team/hanabi/laptop:v3", VERSION
     shutil.copytree(made(2), folder)
     line_up = parse_line_up(f"{word}:player_1,iggi", 2)
@@ -101,7 +127,7 @@ def test_an_artifact_is_downloaded_once_and_a_version_needs_no_network_again(mon
         assert store.seen and not any(path.startswith("/files/") for path in store.seen)
         with pytest.raises(
             SettingsError,
-            match=r"W&B says: .*laptop:end.* not found.*downloaded versions are in outputs/downloads",
+            match=r"W&B says: .*laptop:end.* not found.*Downloaded versions are in outputs/downloads",
         ):
             local_folder("wandb:team/hanabi/laptop:end")
     assert local_folder("wandb:team/hanabi/laptop:v3") == place

@@ -50,7 +50,7 @@ def evaluate(
 
     Environment: VLLM_SERVER_HOST, VLLM_SERVER_PORT, HANABI_API_KEY and HANABI_SERVER_TIMEOUT find the server, or MODEL
     and the others of serve with --own-server; DATASET, HANABI_PRESET and HANABI_PLAYERS choose the board; TEMPERATURE
-    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, HF_HOME for wandb: and hf: words.
+    and MAX_COMPLETION_LENGTH hold for replies, WANDB_ENTITY, WANDB_MODE, OUTPUT_DIR, HF_HOME for wandb: and hf: words.
     """
     check_deals(deals, suite)
     texts = line_ups or [SERVED]

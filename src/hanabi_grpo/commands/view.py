@@ -34,7 +34,7 @@ def view(
 ) -> None:
     """Watch recorded games of any environment: what each player saw, thought, said and did, and what it earned.
 
-    Environment: WANDB_MODE and WANDB_ENTITY say how wandb: words are resolved.
+    Environment: WANDB_MODE, WANDB_ENTITY and OUTPUT_DIR say where wandb: words are looked for.
     """
     if player not in (None, *PLAYERS):
         raise SettingsError(f"--player {player!r}: a player is one of {', '.join(PLAYERS)}.")

@@ -5,6 +5,7 @@ Folders are under `outputs/downloads/`: W&B's files themselves, links into the h
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,8 @@ from hanabi_grpo.settings.refs import (
     is_remote,
     parse_checkpoint,
 )
+from hanabi_grpo.tracking.mirror import sync_line, unsent_folders
+from hanabi_grpo.tracking.record import find_recorded
 from hanabi_grpo.tracking.wandb_run import time_limit
 
 DOWNLOADS = Path("outputs/downloads")
@@ -60,7 +63,8 @@ def fetched(place: Moving) -> tuple[Path, SavedAdapters]:
     try:
         return folder, read_adapters(folder)
     except SettingsError as error:
-        raise SettingsError(f"{place}: {error} To fetch it again: rm -r {folder.resolve()}") from error
+        again = f" To fetch it again: rm -r {folder.resolve()}" if folder.is_relative_to(DOWNLOADS) else ""
+        raise SettingsError(f"{place}: {error}{again}") from error
 
 
 def pinned(place: Place, folder: Path) -> Place:
@@ -73,7 +77,7 @@ def pinned(place: Place, folder: Path) -> Place:
         return replace(place, revision=folder.resolve().name)
     if isinstance(place, BestPlace):
         return folder
-    if isinstance(place, Path):
+    if isinstance(place, Path) or not folder.is_relative_to(_WANDB):
         return place
     entity, project, name, version = folder.relative_to(_WANDB).parts
     return WandbPlace(entity="" if entity == "-" else entity, project=project, name=name, alias=version)
@@ -128,7 +132,7 @@ def _link(link: Path, target: Path) -> Path:
 
 
 def _from_wandb(place: WandbPlace, loaded: LoadedSettings) -> Path:
-    """Return a version that was downloaded before, or what W&B gives."""
+    """Return a version that was downloaded before, what W&B gives, or a folder that a run of this disk recorded."""
     settings = loaded.settings
     wanted = replace(place, entity=place.entity or settings.wandb_entity or "")
     # Other aliases move.
@@ -150,11 +154,19 @@ def _from_wandb(place: WandbPlace, loaded: LoadedSettings) -> Path:
         finally:
             # W&B's own process would outlive this command's use of it.
             wandb.teardown()
-    raise SettingsError(
-        f"{place}: {reason} (downloaded versions are in {_kept(wanted).parent}). Look at the name; W&B needs a "
-        "network, .venv/bin/wandb login and WANDB_MODE=online. A run on this disk goes by its folder, or by "
-        "artifacts/step_N in it."
-    )
+    here = find_recorded(wanted, [Path("outputs"), *([settings.output_dir] if settings.output_dir else [])])
+    if len(here) != 1:
+        folders = ", ".join(map(str, here.values()))
+        raise SettingsError(
+            f"{place}: {reason}, and {len(here) or 'no'} runs on this disk recorded such an artifact; name the folder "
+            f"of one: {folders or 'RUN/artifacts/step_N'}. Downloaded versions are in {_kept(wanted).parent}; W&B "
+            "itself needs a network, .venv/bin/wandb login and WANDB_MODE=online."
+        )
+    [(run, folder)] = here.items()
+    unsent = unsent_folders(run)
+    # Standard output belongs to --json.
+    print(f"{place}: {reason}; taken from {folder}{'; ' + sync_line(unsent) if unsent else ''}", file=sys.stderr)
+    return folder
 
 
 def _kept(place: WandbPlace) -> Path:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hanabi_grpo.runs.history import number
 from hanabi_grpo.runs.run_folder import write_json_atomic
+from hanabi_grpo.settings.refs import LATEST, WandbPlace
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +126,22 @@ def read_record(run_folder: Path) -> WandbRecord:
     except (OSError, ValueError) as error:
         logger.warning("%s cannot be read (%s): this is a new run at W&B", path, type(error).__name__)
     return WandbRecord(id=uuid.uuid4().hex[:12])
+
+
+def find_recorded(wanted: WandbPlace, roots: Iterable[Path]) -> dict[Path, Path]:
+    """Return, by run folder, the artifact of that name and alias that lies on this disk; `latest` is the last one.
+
+    `roots` are run folders, or folders of them. A run that was recorded without an entity may belong to any.
+    """
+    found = {}
+    for path in (path for root in roots for below in ("", "*/", "*/*/") for path in sorted(root.glob(below + RECORD))):
+        run, record = path.parent, read_record(path.parent)
+        is_of = record.project == wanted.project and (not wanted.entity or record.entity in ("", wanted.entity))
+        for one in record.artifacts if is_of else ():
+            is_it = one.name == wanted.name and (wanted.alias in ("", LATEST) or wanted.alias in one.aliases)
+            if is_it and (run / one.folder).is_dir():
+                found[run.resolve()] = (run, run / one.folder)
+    return dict(found.values())
 
 
 def write_record(run_folder: Path, record: WandbRecord) -> None:
