@@ -1,8 +1,8 @@
 """Games of a line-up as files of episodes, without a trainer: for supervised learning, or to look at.
 
 A folder holds `games_000000.jsonl` and so on (an episode a line, see `wire`; the number is that of the first deal),
-`collection.json` (what they are) and `collection.ledger` (how far it got). A row of the ledger comes after the file that
-it counts, which appears at once; a file without its row is played and written again.
+`collection.json` (what they are) and `collection.ledger` (how far it got). A file appears at once, and its row in the
+ledger after it; a file without a row is played and written again.
 """
 
 import json
