@@ -10,7 +10,6 @@ from rich.console import Console
 
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.errors import HanabiGrpoError
 from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
@@ -53,7 +52,7 @@ def cross_play(
     folder = out or Path("outputs") / f"cross-play-{chosen.game.spec.preset}-{datetime.now():%Y%m%d-%H%M%S}"
     aside = stderr_console()
     console = aside if as_json else make_console()
-    cells, tell = dict[str, EvaluationResult](), sayer(aside)
+    cells: dict[str, EvaluationResult] = {}
     plan: Plan | None = None
 
     def standing() -> str:
@@ -67,11 +66,7 @@ def cross_play(
     needed = any(not isinstance(entry.ref, ScriptRef) for entry in entries)
     with interruptible(standing), chosen.serving(console, needed=needed, own=own_server) as served:
         plan = make_plan(entries, chosen.game, deals, suite=suite, served=served)
-        try:
-            _play(plan, folder, cells, served, aside)
-        except HanabiGrpoError:
-            tell(standing())
-            raise
+        _play(plan, folder, cells, served, aside)
         summary = summarise(plan, cells)
         files = write_cross_play(folder, summary)
     say = sayer(console)

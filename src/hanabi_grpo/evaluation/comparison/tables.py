@@ -19,8 +19,8 @@ from hanabi_grpo.evaluation.sheets import UNKNOWN, Sheet, figure, figure_sheets,
 from hanabi_grpo.evaluation.tables import ATTAINABLE, ATTAINABLE_SOURCE, attainable_row, game_title
 
 _ARMS = ("arm", "runs", "games/run", "seconds/run")
-_HELD_OUT = ("arm", "mean", "± runs", "± deals", "lowest run", "highest run")
-_DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval", "± deals")
+_HELD_OUT = ("arm", "mean", "± runs", "lowest run", "highest run")
+_DIFFERENCES = ("difference", "mean ± SE over runs", "95 % interval")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,13 +107,12 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
         rows: list[tuple[str, ...]] = []
         differences = []
         for score in scores:
-            errors = (score.seeds.standard_error, score.deals_error, min(score.means), max(score.means))
-            rows.append((score.name + _missing(score), *map(figure, (score.seeds.mean, *errors))))
-            if score.difference:
-                gap = score.difference.seeds
+            figures = (score.seeds.mean, score.seeds.standard_error, min(score.means), max(score.means))
+            rows.append((score.name + _missing(score), *map(figure, figures)))
+            if gap := score.difference:
                 interval = f"{figure(gap.low, '+')} to {figure(gap.high, '+')}"
-                name, error = f"{score.name} − {found.arms[0].name}", figure(score.difference.deals_error)
-                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval, error))
+                name = f"{score.name} − {found.arms[0].name}"
+                differences.append((name, with_error(gap.mean, gap.standard_error, "+"), interval))
         sheets.append(
             Sheet(
                 title=f"{kind.name}: {game_title(kind.example) if kind.same_deals else kind.example.preset}",
@@ -123,8 +122,8 @@ def comparison_sheets(found: Comparison) -> list[Sheet]:
         )
         if differences:
             sheets.append(Sheet(title=f"{kind.name}: differences", columns=_DIFFERENCES, groups=[differences]))
-        figures = [[(score.name, score.figures) for score in scores]]
-        sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", figures, without=kind.example.score)
+        named = [[(score.name, score.figures) for score in scores]]
+        sheets += figure_sheets(f"{kind.name}: figures, mean over runs", "arm", named, without=kind.example.score)
     return sheets
 
 
@@ -135,21 +134,12 @@ def comparison_notes(found: Comparison) -> list[str]:
     if kinds:
         notes.append(
             "± runs: standard error over training seeds, of the runs' means: how much other seeds would change the "
-            "figure. ± deals: over held-out deals, clustered by start, of the runs' mean score on each deal: how much "
-            "other deals would change it, for these very runs."
+            "figure; differences by Welch's t. How much other deals would change it for single runs, evaluate says."
         )
-        if all(kind.same_deals for kind in kinds):
-            notes.append(
-                "All runs were evaluated on the same deals: what these deals give to every run alike drops out of "
-                "differences, and is not in ± runs."
-            )
-        if any(score.difference for kind in kinds for score in kind.arms if score):
-            notes.append("Differences: Welch's t over runs; ± deals is paired deal by deal.")
     for kind in kinds:
         if not kind.same_deals:
             notes.append(
-                f"{kind.file}: runs were evaluated on different deals, so ± runs holds the luck of the deals too, and "
-                "there is no ± deals."
+                f"{kind.file}: runs were evaluated on different deals, so ± runs holds the luck of the deals too."
             )
         if len(kind.temperatures) > 1:
             notes.append(f"{kind.file}: runs were evaluated at different temperatures.")
