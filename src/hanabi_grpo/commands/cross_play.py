@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from hanabi_grpo.client.lineups import LineUp
 from hanabi_grpo.commands.console import bars, interruptible, make_console, print_json, sayer, stderr_console
 from hanabi_grpo.commands.playing import AsJson, Env, OwnServer, Players, Preset, Temperature, choose
-from hanabi_grpo.evaluation.crossplay.plan import Plan, PlannedCell, make_plan, parse_entries, play_cells
+from hanabi_grpo.evaluation.crossplay.plan import Plan, make_plan, parse_entries, play_cells
 from hanabi_grpo.evaluation.crossplay.summary import all_sheets, describe, summarise, summary_json
 from hanabi_grpo.evaluation.evaluate import check_deals
 from hanabi_grpo.evaluation.matches import Served
@@ -88,9 +89,9 @@ def _play(
         of_cells = shown.add_task("cells", total=len(plan.cells))
         of_deals = shown.add_task("deals", total=plan.num_deals)
 
-        def begin(cell: PlannedCell) -> None:
+        def begin(line_up: LineUp) -> None:
             shown.update(of_cells, completed=len(cells))
-            shown.update(of_deals, completed=0, description=cell.label)
+            shown.update(of_deals, completed=0, description=line_up.label)
 
         def progress(done: int) -> None:
             shown.update(of_deals, completed=done)

@@ -1,6 +1,6 @@
 """What is crossed: every entry in seat 0 with every other. A cell's deals are a ledger in the folder's `cells/`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,6 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCell:
-    """One line-up that plays every deal."""
-
-    name: str
-    """Of its file: "<row>-<column>"."""
-    label: str
-    line_up: LineUp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A whole cross-play."""
 
@@ -59,8 +49,8 @@ class Plan:
     """Of sampling; None: only scripts play."""
     seats: tuple[tuple[str, ...], ...]
     """Who an entry is, per entry and seat; see `refs`."""
-    cells: tuple[PlannedCell, ...]
-    """N x N, row by row."""
+    cells: Mapping[str, LineUp]
+    """Who plays every deal of a cell, by its name "<row>-<column>": N x N, row by row."""
 
     @property
     def is_team(self) -> bool:
@@ -123,14 +113,10 @@ def make_plan(
         SettingsError: Two entries are the same players, or a checkpoint cannot be used.
         ServerError: The server lacks an adapter.
     """
-    cells = []
-    for i, row in enumerate(entries):
-        for j, column in enumerate(entries):
-            refs = (row.ref, *[column.ref] * (setup.spec.num_players - 1))
-            line_up = LineUp(text=",".join(map(str, refs)), refs=refs)
-            label = row.label if i == j else f"{row.label} × {column.label}"
-            cells.append(PlannedCell(name=f"{i}-{j}", label=label, line_up=line_up))
-    teams = [cell.line_up for cell in cells[:: len(entries) + 1]]
+    others = setup.spec.num_players - 1
+    pairs = {f"{i}-{j}": (row, *[other] * others) for i, row in enumerate(entries) for j, other in enumerate(entries)}
+    cells = {name: _line_up([entry.ref for entry in team]) for name, team in pairs.items()}
+    teams = [cells[f"{i}-{i}"] for i in range(len(entries))]
     seats = tuple(tuple(line_up_key(team, setup, suite=suite, served=served)["seats"][0]) for team in teams)
     for number, one in enumerate(seats):
         if one in seats[:number]:
@@ -138,7 +124,7 @@ def make_plan(
                 f"{entries[seats.index(one)].label} and {entries[number].label} are the same players "
                 f"({', '.join(dict.fromkeys(one))}); give each once."
             )
-    sampled = any(cell.line_up.needs_server for cell in cells)
+    sampled = any(team.needs_server for team in teams)
     return Plan(
         entries=tuple(entries),
         setup=setup,
@@ -146,8 +132,12 @@ def make_plan(
         suite=suite,
         temperature=served.temperature if served and sampled else None,
         seats=seats,
-        cells=tuple(cells),
+        cells=cells,
     )
+
+
+def _line_up(refs: Sequence[Ref]) -> LineUp:
+    return LineUp(text=",".join(map(str, refs)), refs=tuple(refs))
 
 
 def play_cells(
@@ -156,7 +146,7 @@ def play_cells(
     cells: dict[str, EvaluationResult],
     *,
     served: Served | None,
-    begin: Callable[[PlannedCell], None],
+    begin: Callable[[LineUp], None],
     progress: Callable[[int], None],
 ) -> None:
     """Play every cell and put it into `cells` by name; deals that an earlier call finished are not played again.
@@ -167,16 +157,15 @@ def play_cells(
         ServerError: The server failed, or dropped a game.
         SettingsError: The folder holds a cell of other players or settings, or the disk is full.
     """
-    for cell in plan.cells:
-        begin(cell)
-        cells[cell.name] = evaluate_line_up(
-            cell.line_up,
+    for name, line_up in plan.cells.items():
+        begin(line_up)
+        cells[name] = evaluate_line_up(
+            line_up,
             plan.setup,
             plan.num_deals,
             suite=plan.suite,
-            served=served if cell.line_up.needs_server else None,
+            served=served if line_up.needs_server else None,
             rotate=not plan.is_team,
-            label=cell.label,
-            ledger=folder / "cells" / f"{cell.name}.jsonl",
+            ledger=folder / "cells" / f"{name}.jsonl",
             progress=progress,
         )
